@@ -1,0 +1,116 @@
+"""What pydantic finds wrong with a user's text, in the user's words and with the place where it was said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from chaos.errors import UsageError, nearest, shown
+from chaos.yaml_lines import KeyPath
+
+_USAGE = "usage"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an experiment was said: in a file, of which `lines` gives the places, or by command-line `options`."""
+
+    path: str | None = None
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    options: Mapping[KeyPath, str] = field(default_factory=dict)
+
+    def problem(self, where: KeyPath, message: str, suggestion: str | None = None) -> UsageError:
+        """The mistake at key path `where`, with the option or else the line and the key where it was said."""
+        outwards = [where[:end] for end in range(len(where), -1, -1)]
+        option = next((self.options[place] for place in outwards if place in self.options), None)
+        if option is not None:
+            return UsageError(message, key=option, suggestion=suggestion)
+        line = next((self.lines[place] for place in outwards if place in self.lines), None)
+        return UsageError(message, path=self.path, line=line, key=_key_text(where), suggestion=suggestion)
+
+    def placed(self, error: UsageError, where: KeyPath) -> UsageError:
+        """`error`, of which nobody has said yet where it is: at `where`, or at the part of it that it names."""
+        return self.problem((*where, error.key) if error.key else where, error.message, error.suggestion)
+
+
+def said(parse: Callable[[object], T]) -> Callable[[object], T]:
+    """`parse` as a validator: its UsageErrors become pydantic's, from which `explain` makes them again."""
+
+    def validate(value: object) -> T:
+        try:
+            return parse(value)
+        except UsageError as error:
+            context = {"message": error.message, "key": error.key, "suggestion": error.suggestion}
+            raise PydanticCustomError(_USAGE, "{message}", context) from error
+
+    return validate
+
+
+def explain(
+    error: ValidationError, source: Source, words: Mapping[tuple[str, ...], Collection[str]], prefix: KeyPath = ()
+) -> list[UsageError]:
+    """One UsageError for each finding of pydantic.
+
+    `words` gives the keys that a mapping may have, by the path of the mapping without the indices of lists.
+    """
+    return [_explain(details, source, words, prefix) for details in error.errors(include_url=False)]
+
+
+def _explain(
+    details: ErrorDetails, source: Source, words: Mapping[tuple[str, ...], Collection[str]], prefix: KeyPath
+) -> UsageError:
+    where = (*prefix, *details["loc"])
+    context: Mapping[str, Any] = details.get("ctx", {})
+    if details["type"] == _USAGE:
+        return source.placed(UsageError(context["message"], key=context["key"], suggestion=context["suggestion"]), where)
+    if details["type"] == "extra_forbidden":
+        known = words.get(tuple(part for part in where[:-1] if isinstance(part, str)), ())
+        suggestion = nearest(str(where[-1]), known)
+        others = "" if suggestion else f": here are {', '.join(known)}" if known else ": nothing belongs here"
+        return source.problem(where, f"unknown key{others}", suggestion)
+    if details["type"] == "literal_error":
+        return source.problem(where, f"must be {context['expected']}, not {shown(details['input'])}")
+    wanted = _WANTED.get(details["type"])
+    if details["type"] == "missing":
+        return source.problem(where, f"is missing{_EXAMPLES.get(where[-1], '')}")
+    if wanted is None:
+        return source.problem(where, f"{details['msg'][:1].lower()}{details['msg'][1:]}, not {shown(details['input'])}")
+    return source.problem(where, f"must be {wanted.format(**context)}, not {shown(details['input'])}")
+
+
+_WANTED: Mapping[str, str] = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping (lines of the form `key: value`)",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_type": "a whole number",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list (lines of the form `- item`)",
+    "model_type": "a mapping (lines of the form `key: value`)",
+    "string_too_long": "at most {max_length} characters long",
+    "string_too_short": "a text that is not empty",
+    "string_type": "text",
+}
+
+
+_EXAMPLES: Mapping[str | int, str] = {
+    "at": ": say when, such as step=100 or time=10s",
+    "kind": ": say which fault; `chaos faults` lists them",
+    "name": ": give the experiment a name",
+}
+
+
+def _key_text(where: Sequence[str | int]) -> str | None:
+    """`faults[0].on` for ("faults", 0, "on")."""
+    text = ""
+    for part in where:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or None

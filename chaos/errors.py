@@ -1,0 +1,122 @@
+"""The one tree of exceptions; every message says what was wrong and what to do about it.
+
+    ChaosError
+    ├── UsageError            4  what the user wrote cannot be: file, line, key, nearest valid word
+    ├── InjectionError        5  the fault did not take effect, so nothing can be concluded
+    │   ├── TargetNotFound       nothing of the target is there any more
+    │   ├── NotOurs              what is there was not started by this run
+    │   └── EffectNotSeen        applied, but its effect was not seen in time
+    ├── HealError             6  something that was changed could not be changed back
+    ├── EnvironmentFailure    3  the machine refuses: full disk, unwritable folder, no more processes
+    └── JobFailed             1  the training job cannot go on
+
+The number is the exit code with which the command ends when nothing worse happened.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+# Longer ones are cut: an error names the value, it does not repeat the file.
+_MAX_SHOWN_CHARACTERS = 60
+
+
+class ChaosError(Exception):
+    """Anything that this tool says went wrong."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class UsageError(ChaosError):
+    """What the user wrote cannot be.
+
+    `str()` reads `FILE:LINE: KEY: MESSAGE (did you mean 'WORD'?)`, of which whatever is unknown is left out. Several
+    mistakes are one error with several `problems`, one a line; of a single mistake, `problems` is the error itself.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        key: str | None = None,
+        suggestion: str | None = None,
+        problems: Sequence[UsageError] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.line = line
+        self.key = key
+        self.suggestion = suggestion
+        self.problems: tuple[UsageError, ...] = tuple(problems) or (self,)
+
+    def __str__(self) -> str:
+        if self.problems != (self,):
+            return "\n".join([self.message, *(f"  {problem}" for problem in self.problems)])
+        place = self.path
+        if self.line is not None:
+            place = f"{self.path}:{self.line}" if self.path else f"line {self.line}"
+        hint = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
+        return ": ".join([*filter(None, (place, self.key)), f"{self.message}{hint}"])
+
+
+def all_of(problems: Sequence[UsageError]) -> UsageError:
+    """One error that reports all of `problems` (at least one), in the order of their lines."""
+    if len(problems) == 1:
+        return problems[0]
+    ordered = sorted(problems, key=lambda problem: problem.line or 0)
+    return UsageError(f"{len(ordered)} mistakes:", path=ordered[0].path, problems=ordered)
+
+
+class InjectionError(ChaosError):
+    """The fault did not take effect."""
+
+    exit_code = 5
+
+
+class TargetNotFound(InjectionError):  # noqa: N818 - says what happened, as its name in the log does
+    """Nothing of the target is there any more."""
+
+
+class NotOurs(InjectionError):  # noqa: N818 - says what happened, as its name in the log does
+    """What is there was not started by this run."""
+
+
+class EffectNotSeen(InjectionError):  # noqa: N818 - says what happened, as its name in the log does
+    """The fault was applied, but its effect was not seen in time."""
+
+
+class HealError(ChaosError):
+    """Something that was changed could not be changed back."""
+
+    exit_code = 6
+
+
+class EnvironmentFailure(ChaosError):  # noqa: N818 - says what happened, as its name in the log does
+    """The machine refuses what the run needs."""
+
+    exit_code = 3
+
+
+class JobFailed(ChaosError):  # noqa: N818 - says what happened, as its name in the log does
+    """The training job cannot go on."""
+
+    exit_code = 1
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that was probably meant by `word`, if any is near enough."""
+    matches = difflib.get_close_matches(word.lower(), sorted(words), n=1)
+    return matches[0] if matches else None
+
+
+def shown(value: object) -> str:
+    """A value that a user wrote, quoted for a message: on one line, without control characters, cut when long."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[: _MAX_SHOWN_CHARACTERS - 3]}..."

@@ -1,0 +1,302 @@
+"""The experiment: which job, which faults, what must hold. What a user writes, checked, as frozen values.
+
+`load` reads a file (see `json_schema` for what belongs there), `from_options` a command line. Both end in `from_mapping`, the
+only place where an experiment is judged as a whole; after it, only the machine can still refuse it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer
+
+from chaos.complaints import Source, explain
+from chaos.errors import UsageError, all_of, nearest, shown
+from chaos.fields import DilationText, ModelName, RepairText, TargetText, Text, TriggerText
+from chaos.target import DEFAULT_TARGET, resolve
+from chaos.yaml_lines import Dumper, KeyPath, read
+from mecefo_runtime.config import PRESETS, ApproximationConfig, JobConfig
+from mecefo_runtime.layout import Cluster
+
+if TYPE_CHECKING:
+    from chaos.faults.base import Fault
+
+    Registry = Mapping[str, type[Fault[Any]]]
+
+# The recipe's defaults are the runtime's.
+_DEFAULTS = JobConfig()
+_MAX_RANKS = 1024
+
+
+class _Said(BaseModel):
+    """What a user's text comes in as: nothing unknown, nothing converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Approximation(_Said):
+    """How degraded layers are approximated; see `mecefo_runtime.config.ApproximationConfig`."""
+
+    rank: int = Field(_DEFAULTS.approximation.rank, ge=1)
+    refresh_steps: int = Field(_DEFAULTS.approximation.refresh_steps, ge=1)
+    recompute_ffn: bool = _DEFAULTS.approximation.recompute_ffn
+
+
+class Job(_Said):
+    """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks."""
+
+    runtime: Literal["mecefo"] = "mecefo"
+    model: ModelName = "llama-tiny"
+    nodes: int = Field(_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
+    gpus_per_node: int = Field(_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
+    data_parallel: int | None = Field(None, ge=1)
+    pipeline: int | None = Field(None, ge=1)
+    steps: int = Field(_DEFAULTS.steps, ge=1, le=10**8)
+    strategy: str = _DEFAULTS.strategy
+    data: Text | None = None
+    dilation: DilationText = "auto"
+    sequence_length: int = Field(_DEFAULTS.sequence_length, ge=1, le=2**20)
+    microbatch_size: int = Field(_DEFAULTS.microbatch_size, ge=1, le=2**20)
+    microbatches_per_replica: int = Field(_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
+    learning_rate: float = Field(_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
+    warmup_steps: int = Field(_DEFAULTS.warmup_steps, ge=0, le=10**8)
+    approximation: Approximation = Approximation()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    def shape(self) -> tuple[int, int]:
+        """(data_parallel, pipeline). Where neither is given: two stages if that leaves two replicas or more, else one.
+
+        Raises:
+            UsageError: what is given does not fit the ranks or the layers.
+        """
+        num_layers = PRESETS[self.model].num_layers
+        fitting = [
+            (self.num_ranks // stages, stages)
+            for stages in range(1, min(self.num_ranks, num_layers) + 1)
+            if self.num_ranks % stages == 0
+        ]
+        wanted = [(d, p) for d, p in fitting if self.data_parallel in (None, d) and self.pipeline in (None, p)]
+        if not wanted:
+            given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
+            asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
+            raise UsageError(
+                f"{asked} do not fit {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) and {num_layers} layers: "
+                f"data_parallel x pipeline can be {', '.join(f'{d} x {p}' for d, p in fitting)}",
+                key=next(key for key, value in given.items() if value is not None),
+            )
+        return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
+
+    def to_config(self, seed: int, dilation_ratio: float) -> JobConfig:
+        """The job as the runtime takes it.
+
+        Raises:
+            UsageError: the shape does not fit.
+        """
+        data_parallel, pipeline = self.shape()
+        return JobConfig(
+            model=PRESETS[self.model],
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            data_parallel=data_parallel,
+            pipeline=pipeline,
+            steps=self.steps,
+            seed=seed,
+            strategy=self.strategy,
+            sequence_length=self.sequence_length,
+            microbatch_size=self.microbatch_size,
+            microbatches_per_replica=self.microbatches_per_replica,
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            data=self.data,
+            approximation=ApproximationConfig(**self.approximation.model_dump()),
+            dilation_ratio=dilation_ratio,
+        )
+
+
+class FaultSpec(_Said):
+    """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.
+
+    `repair` None is what is usual for the kind, see `chaos.schedule`. `parameters` are the fault's own; in a file, they stand
+    beside the other keys.
+    """
+
+    kind: str
+    on: TargetText | None = None
+    at: TriggerText
+    repair: RepairText | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer
+    def _to_mapping(self) -> dict[str, Any]:
+        given = {"on": self.on, "at": self.at, "repair": self.repair}
+        texts = {key: str(value) for key, value in given.items() if value is not None}
+        return {"kind": self.kind, **texts, **self.parameters}
+
+
+class Experiment(_Said):
+    """One experiment; `gates` and `halt` are expressions that the harness understands."""
+
+    name: Text
+    seed: int = Field(0, ge=0, lt=2**63)
+    job: Job = Job()
+    faults: list[FaultSpec] = Field(default_factory=list, max_length=1000)
+    gates: list[Text] = Field(default_factory=list)
+    halt: list[Text] = Field(default_factory=list)
+    twin: bool = True
+    backend: Literal["local"] = "local"
+
+    def cluster(self) -> Cluster:
+        """The cluster that its job runs on."""
+        return self.job.to_config(self.seed, 1.0).cluster()
+
+
+_FAULT_KEYS = ("kind", "on", "at", "repair")
+_KEYS: Mapping[tuple[str, ...], Collection[str]] = {
+    (): tuple(Experiment.model_fields),
+    ("job",): tuple(Job.model_fields),
+    ("job", "approximation"): tuple(Approximation.model_fields),
+}
+
+
+def load(path: Path, *, registry: Registry | None = None, strategies: Collection[str] | None = None) -> Experiment:
+    """Read an experiment file.
+
+    Raises:
+        UsageError: it cannot be read or does not make sense; all mistakes at once, with their lines.
+    """
+    document = read(path)
+    return _judge(document.values, Source(document.path, document.lines), registry, strategies)
+
+
+def from_mapping(
+    raw: Mapping[str, Any],
+    lines: Mapping[KeyPath, int] | None = None,
+    *,
+    path: str | None = None,
+    registry: Registry | None = None,
+    strategies: Collection[str] | None = None,
+) -> Experiment:
+    """An experiment from plain values; `lines` are their places in the file called `path`.
+
+    `registry` are the faults there are, by kind, and `strategies` the planners; by default, those that are installed.
+
+    Raises:
+        UsageError: it does not make sense; all mistakes at once.
+    """
+    return _judge(raw, Source(path, lines or {}), registry, strategies)
+
+
+def from_options(
+    subject: str,
+    options: Mapping[str, Any],
+    *,
+    registry: Registry | None = None,
+    strategies: Collection[str] | None = None,
+) -> Experiment:
+    """An experiment from a command line: of one fault, or of a file, of which `options` replace what they name.
+
+    `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's.
+
+    Raises:
+        UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
+    """
+    kinds = _installed_faults() if registry is None else registry
+    is_file = subject not in kinds and (subject.endswith((".yaml", ".yml")) or Path(subject).is_file())
+    labels: dict[KeyPath, str] = {}
+    if is_file:
+        document = read(Path(subject))
+        values, source = dict(document.values), Source(document.path, document.lines, labels)
+    elif subject in kinds:
+        values, source = {"name": subject, "faults": [{"kind": subject}]}, Source(options=labels)
+        labels[("faults", 0, "at")] = "--at"
+    else:
+        raise UsageError(
+            f"there is no fault {shown(subject)}: there are {', '.join(kinds)}, or write the path of a .yaml file",
+            suggestion=nearest(subject, kinds),
+        )
+    for option, value in options.items():
+        if option == "gates":
+            gates = values.setdefault("gates", [])
+            if isinstance(gates, list):
+                labels.update({("gates", len(gates) + index): "--gate" for index in range(len(value))})
+                values["gates"] = [*gates, *value]
+            continue
+        label = f"--{option.replace('_', '-')}"
+        where: KeyPath = (option,) if option in Experiment.model_fields else ("job", option)
+        if option in _FAULT_KEYS:
+            where = ("faults", 0, option)
+            faults = values.get("faults")
+            if isinstance(faults, list) and len(faults) != 1:
+                raise UsageError(f"it is of one fault, but {subject} has {len(faults)}: change it in the file", key=label)
+        _put(values, where, value)
+        labels[where] = label
+    return _judge(values, source, registry, strategies)
+
+
+def experiment_hash(experiment: Experiment) -> str:
+    """The identity of an experiment: the same for all files that say the same. 16 hexadecimal digits."""
+    canonical = json.dumps(experiment.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """The experiment as a file that `load` reads again, all defaults written out."""
+    values = experiment.model_dump(mode="json", exclude_none=True)
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
+
+
+def json_schema(*, registry: Registry | None = None, strategies: Collection[str] | None = None) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of experiment files."""
+    schema = Experiment.model_json_schema()
+    definitions = schema["$defs"]
+    definitions["Job"]["properties"]["strategy"]["enum"] = list(_planners() if strategies is None else strategies)
+    common = definitions["FaultSpec"]["properties"]
+    variants = []
+    for kind, fault in (_installed_faults() if registry is None else registry).items():
+        own = fault.Parameters.model_json_schema()
+        definitions.update(own.get("$defs", {}))
+        variants.append(
+            {
+                "type": "object",
+                "title": kind,
+                "description": (fault.__doc__ or kind).strip().splitlines()[0],
+                "properties": {
+                    "kind": {"const": kind},
+                    **{key: common[key] for key in _FAULT_KEYS if key != "kind"},
+                    **own.get("properties", {}),
+                },
+                "required": ["kind", "at", *own.get("required", [])],
+                "additionalProperties": False,
+            }
+        )
+    definitions["FaultSpec"] = {"oneOf": variants}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _judge(
+    raw: Mapping[str, Any], source: Source, registry: Registry | None, strategies: Collection[str] | None
+) -> Experiment:
+    if not isinstance(raw, Mapping):
+        raise source.problem((), f"an experiment is a mapping, not {shown(raw)}")
+    kinds = _installed_faults() if registry is None else registry
+    problems: list[UsageError] = []
+    values = dict(raw)
+    if isinstance(values.get("faults"), list):
+        read_faults = [_read_fault(fault, index, kinds, source, problems) for index, fault in enumerate(values["faults"])]
+        values["faults"] = read_faults
+    try:
+        experiment = Experiment.model_validate(values)
+    except ValidationError as error:
+        raise all_of([*problems, *explain(error, source, _KEYS)]) from error
+    planners = _planners() if strategies is None else strategies
+    ...

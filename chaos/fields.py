@@ -1,0 +1,76 @@
+"""The single values of an experiment as a user writes them: how each is read, written, and described in the JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from chaos.complaints import said
+from chaos.errors import UsageError, nearest, shown
+from chaos.target import Target
+from chaos.trigger import PHASES, Duration, Trigger
+from mecefo_runtime.config import PRESETS
+
+
+def _one_line(text: object) -> str:
+    if not isinstance(text, str) or not text.isprintable():
+        raise UsageError(f"{shown(text)} has control characters in it: write it on one line")
+    return text
+
+
+def _model_name(name: object) -> str:
+    if not isinstance(name, str) or name not in PRESETS:
+        message = f"there is no model {shown(name)}: there are {', '.join(PRESETS)}"
+        raise UsageError(message, suggestion=nearest(str(name), PRESETS))
+    return name
+
+
+def _dilation(value: object) -> str | float:
+    if value in ("auto", "off"):
+        return str(value)
+    try:
+        ratio = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        ratio = 0.0
+    if not 1 <= ratio < float("inf"):
+        raise UsageError(f"must be auto, off or a number of at least 1, not {shown(value)}")
+    return ratio
+
+
+def _repair(value: object) -> Duration | Literal["none"]:
+    if value == "none":
+        return "none"
+    try:
+        return Duration.parse(value)
+    except UsageError as error:
+        raise UsageError(f"{error.message}; or none, to leave it broken", suggestion=error.suggestion) from None
+
+
+_AS_TEXT = PlainSerializer(str, return_type=str)
+_TRIGGER_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "examples": ["step=500", "step=500,phase=backward", "time=10s"]},
+        {
+            "type": "object",
+            "properties": {
+                "step": {"type": "integer", "minimum": 1},
+                "phase": {"enum": list(PHASES)},
+                "time": {"type": "string", "examples": ["10s"]},
+            },
+            "additionalProperties": False,
+        },
+    ]
+}
+_TARGET_SCHEMA = {"type": "string", "examples": ["node=2", "rank=3", "stage=1,replica=0", "role=coordinator", "random:2"]}
+_REPAIR_SCHEMA = {"type": "string", "examples": ["40steps", "10s", "none"]}
+_DILATION_SCHEMA = {"anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1}]}
+
+Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(said(_one_line))]
+ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
+DilationText = Annotated[str | float, PlainValidator(said(_dilation)), WithJsonSchema(_DILATION_SCHEMA)]
+TargetText = Annotated[Target, PlainValidator(said(Target.parse)), _AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]
+TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, WithJsonSchema(_TRIGGER_SCHEMA)]
+RepairText = Annotated[
+    Duration | Literal["none"], PlainValidator(said(_repair)), _AS_TEXT, WithJsonSchema(_REPAIR_SCHEMA)
+]

@@ -1,0 +1,187 @@
+"""When: a training step and one of its phases, or a time; and how long: seconds or steps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos.errors import UsageError, nearest, shown
+
+# In the order in which a step goes through them; a rank can be held before it enters one.
+PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit")
+DEFAULT_PHASE = "forward"
+
+_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_STEP_UNITS = ("step", "steps")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]*)")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A length of time (`seconds`, at least 0), or of training (`steps`, at least 1); exactly one of the two."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.seconds is None) == (self.steps is None):
+            raise UsageError("a duration is either in seconds or in steps")
+        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise UsageError(f"a duration cannot be {self.seconds} seconds: write at least 0s")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"a duration cannot be {self.steps} steps: write at least 1step")
+
+    def __str__(self) -> str:
+        return f"{self.steps}steps" if self.steps is not None else _seconds_text(self.seconds or 0.0)
+
+    @classmethod
+    def parse(cls, text: object) -> Duration:
+        """Read `30s`, `1500ms`, `2min`, `1h` or `15steps`.
+
+        Raises:
+            UsageError: it is none of these.
+        """
+        if isinstance(text, Duration):
+            return text
+        match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+        if isinstance(text, int | float) and not isinstance(text, bool):
+            raise UsageError(f"{text} has no unit: write {text}s or {text}steps")
+        if match is None:
+            raise UsageError(f"{shown(text)} is not a duration: write 30s, 1500ms, 2min, 1h or 15steps")
+        number, unit = match.groups()
+        if unit in _STEP_UNITS:
+            return cls(steps=_whole(number, "steps"))
+        if unit in _SECONDS_PER_UNIT:
+            return cls(seconds=round(float(number) * _SECONDS_PER_UNIT[unit], 9))
+        if not unit:
+            raise UsageError(f"{shown(text)} has no unit: write {number}s or {number}steps")
+        units = (*_SECONDS_PER_UNIT, *_STEP_UNITS)
+        raise UsageError(f"{unit!r} is no unit: use one of {', '.join(units)}", suggestion=nearest(unit, units))
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """At `phase` of training step `step` (from 1), or `at_seconds` after the job began to run; exactly one of the two.
+
+    A fault at a time is not held at a phase, and `phase` means nothing then.
+    """
+
+    step: int | None = None
+    phase: str = DEFAULT_PHASE
+    at_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.at_seconds is not None:
+            raise UsageError("step and time contradict each other: give one of them")
+        if self.step is None and self.at_seconds is None:
+            raise UsageError("it is not said when: write step=500 or time=10s")
+        if self.step is not None and self.step < 1:
+            raise UsageError(f"step={self.step}: steps count from 1", key="step")
+        if self.phase not in PHASES:
+            raise UsageError(
+                f"there is no phase {shown(self.phase)}: the phases of a step are {', '.join(PHASES)}",
+                key="phase",
+                suggestion=nearest(self.phase, PHASES),
+            )
+        if self.at_seconds is not None and not (math.isfinite(self.at_seconds) and self.at_seconds >= 0):
+            raise UsageError(f"time={self.at_seconds}: a time is at least 0s", key="time")
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"time={_seconds_text(self.at_seconds or 0.0)}"
+        return f"step={self.step}" + (f",phase={self.phase}" if self.phase != DEFAULT_PHASE else "")
+
+    @classmethod
+    def parse(cls, value: object) -> Trigger:
+        """Read `step=500`, `step=500,phase=backward`, `time=10s`, or the same as a mapping, `{step: 500, phase: backward}`.
+
+        Raises:
+            UsageError: it is none of these; `key` is the part that is wrong, where it is one part.
+        """
+        if isinstance(value, Trigger):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise UsageError(f"{value} of what? write step={value} or time={value}s")
+        parts: Mapping[object, object]
+        if isinstance(value, str):
+            parts = dict(split_pairs(value))
+        elif isinstance(value, Mapping):
+            parts = value
+        else:
+            raise UsageError(f"{shown(value)} is no trigger: write step=500, step=500,phase=backward or time=10s")
+        words = ("step", "phase", "time")
+        for key in parts:
+            if key not in words:
+                raise UsageError(
+                    f"a trigger has no {shown(key)}: it has {', '.join(words)}",
+                    key=str(key) if isinstance(value, Mapping) else None,
+                    suggestion=nearest(str(key), words),
+                )
+        if "time" in parts and "phase" in parts and "step" not in parts:
+            raise UsageError("time and phase contradict each other: a phase belongs to a step", key="phase")
+        return cls(
+            step=_step(parts["step"]) if "step" in parts else None,
+            phase=_phase(parts["phase"]) if "phase" in parts else DEFAULT_PHASE,
+            at_seconds=_time(parts["time"]) if "time" in parts else None,
+        )
+
+
+def split_pairs(text: str) -> list[tuple[str, str | None]]:
+    """Split `a=1,b` into [("a", "1"), ("b", None)].
+
+    Raises:
+        UsageError: a part is empty, or a key is there twice.
+    """
+    pairs: list[tuple[str, str | None]] = []
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not key or (equals and not value):
+            raise UsageError(f"{shown(text)} has an empty part: write KEY=VALUE, or several with a comma between them")
+        if any(key == known for known, _ in pairs):
+            raise UsageError(f"{shown(text)} says {shown(key)} twice")
+        pairs.append((key, value if equals else None))
+    return pairs
+
+
+def whole_number(value: object) -> int | None:
+    """`value` as a number of at most nine digits, if it is one or the text of one."""
+    if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        return int(value)
+    return value if type(value) is int and 0 <= value < 10**9 else None
+
+
+def _step(value: object) -> int:
+    step = whole_number(value)
+    if step is None:
+        raise UsageError(f"step must be a whole number from 1, not {shown(value)}", key="step")
+    return step
+
+
+def _phase(value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"phase must be one of {', '.join(PHASES)}, not {shown(value)}", key="phase")
+    return value
+
+
+def _time(value: object) -> float:
+    try:
+        duration = Duration.parse(value)
+    except UsageError as error:
+        raise UsageError(error.message, key="time", suggestion=error.suggestion) from None
+    if duration.seconds is None:
+        raise UsageError(f"a time is not in steps: write step={duration.steps} instead", key="time")
+    return duration.seconds
+
+
+def _whole(number: str, what: str) -> int:
+    if "." in number:
+        raise UsageError(f"{number} {what}: {what} are whole numbers")
+    return int(number)
+
+
+def _seconds_text(seconds: float) -> str:
+    # Never in scientific notation, which `parse` does not read.
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"

@@ -1,0 +1,201 @@
+"""YAML as plain values, and the line of every one of them, so that an error can say where it is.
+
+Scalars are read as YAML 1.2 has them (https://yaml.org/spec/1.2.2/#103-core-schema), not as PyYAML's 1.1 does: `on` and `off`
+are words and `0100` is a hundred. Whatever a file holds, reading it ends in values or in a UsageError, and soon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from chaos.errors import UsageError, shown
+
+# An experiment is a page of text. What is beyond these is a mistake or an attack (deep nesting, exponential aliases).
+MAX_BYTES = 128 * 1024
+MAX_DEPTH = 20
+MAX_VALUES = 20_000
+
+_INT = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", re.IGNORECASE)
+
+KeyPath = tuple[str | int, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_CORE_SCHEMA = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The top-level mapping of a file, and for every key path in it the line (from 1) on which it stands."""
+
+    values: Mapping[str, Any]
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    path: str | None = None
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes with the tags of the core schema, and refuses depth before the composer recurses into it."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """As the base class does, down to the deepest level allowed."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what this module reads: plain `on` and `off`, and no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always: a value is written where it is used."""
+        return True
+
+
+for _class in (_Loader, Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _name, _pattern, _first in _CORE_SCHEMA:
+        _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_pattern})$"), _first)
+
+
+def read(path: Path) -> Document:
+    """Read a file.
+
+    Raises:
+        UsageError: there is no such file, it cannot be read, or it is not a YAML mapping that makes sense.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read the file: {reason}", path=str(path)) from error
+    return parse(content, str(path))
+
+
+def parse(content: bytes | str, path: str | None = None) -> Document:
+    """Read the content of a file that is called `path`.
+
+    Raises:
+        UsageError: it is not a YAML mapping that makes sense.
+    """
+    text = _decode(content.encode(errors="surrogatepass") if isinstance(content, str) else content, path)
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = ", ".join(filter(None, (error.problem, error.context)))
+        raise UsageError(f"not YAML: {problem}", path=path, line=mark.line + 1 if mark else None) from error
+    except (yaml.YAMLError, ValueError, ArithmeticError) as error:
+        # Not only YAMLError: an escape such as "\UFFFFFFFF" makes PyYAML's scanner (6.0.3) fail in chr().
+        raise UsageError(f"not YAML: {str(error).splitlines()[0]}", path=path) from error
+    if root is None:
+        raise UsageError("the file is empty: `chaos schema` says what belongs there", path=path)
+    reader = _Reader(path)
+    if not isinstance(root, yaml.MappingNode):
+        reader.refuse(root, "an experiment is a mapping: lines of the form `name: my-experiment`")
+    return Document(reader.read(root, ()), reader.lines, path)
+
+
+def _decode(content: bytes, path: str | None) -> str:
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"too large to be an experiment: more than {MAX_BYTES // 1024} KiB", path=path)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError("not text: it is not encoded in UTF-8", path=path, line=line) from error
+
+
+class _Reader:
+    """Turns nodes into values and notes their lines."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._num_values = 0
+        self._depth = 0
+        self.lines: dict[KeyPath, int] = {}
+
+    def refuse(self, node: yaml.Node, message: str, key: str | None = None) -> NoReturn:
+        raise UsageError(message, path=self._path, line=node.start_mark.line + 1, key=key)
+
+    def read(self, node: yaml.Node, where: KeyPath) -> Any:
+        # An alias is the very node of its anchor. Reading it again each time is what counts exponential ones, and ends
+        # those that contain themselves.
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            self.refuse(node, f"more than {MAX_VALUES} values, aliases unfolded")
+        if self._depth > MAX_DEPTH:
+            self.refuse(node, f"nested more than {MAX_DEPTH} levels deep")
+        self.lines.setdefault(where, node.start_mark.line + 1)
+        self._depth += 1
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, where)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*where, index)) for index, item in enumerate(node.value)]
+            assert isinstance(node, yaml.ScalarNode)
+            return self._scalar(node)
+        finally:
+            self._depth -= 1
+
+    def _mapping(self, node: yaml.MappingNode, where: KeyPath) -> dict[str, Any]:
+        inherited: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                bases = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                for base in bases:
+                    if not isinstance(base, yaml.MappingNode):
+                        self.refuse(base, "`<<` takes a mapping, or a list of them")
+                    inherited = {**self.read(base, where), **inherited}
+        own: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                continue
+            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                written = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+                self.refuse(key_node, f"a key must be text, not {shown(written)}")
+            if key in own:
+                first = self.lines[(*where, key)]
+                self.refuse(key_node, f"the key is there twice; the first is in line {first}", key)
+            self.lines[(*where, key)] = key_node.start_mark.line + 1
+            own[key] = self.read(value_node, (*where, key))
+        return {**inherited, **own}
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        text: str = node.value
+        match node.tag.removeprefix(_TAG):
+            case "str" if not any("\ud800" <= character <= "\udfff" for character in text):
+                return text
+            case "null" if not text or text.lower() in ("~", "null"):
+                return None
+            case "bool" if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            case "int" if _INT.fullmatch(text):
+                return int(text)
+            case "float" if _FLOAT.fullmatch(text):
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        self.refuse(node, f"{shown(text)} is not a value that can be used here: write plain text or a number")

@@ -1,0 +1,238 @@
+"""Where the time went: every second of the main job is productive or belongs to exactly one cause of badput.
+
+The wall clock is cut at every event that matters; each piece goes to the strongest claim on it. So productive and
+badput add up to the wall clock by construction, over the run and over the time that each incident answers for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from math import fsum, inf
+from statistics import median
+
+from harness.regroups import Stall
+from harness.steps import CommittedStep, median_step_seconds
+from harness.timeline import Incident, Timeline
+
+BADPUT_CAUSES: Mapping[str, str] = {
+    "startup": "from the start of the job to its first step",
+    "injection": "ranks held by the injector: the tool's own doing",
+    "detection": "from the injection of a fault to its detection",
+    "regroup": "from detection to a membership that works again, and the regroups that take ranks back",
+    "transfer": "moving parameters and optimizer state to where they are needed",
+    "repeated_work": "work of an attempt at a step that was thrown away",
+    "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
+    "restart": "standing still without a coordinator, or while a repair is under way",
+    "checkpoint": "writing and reading checkpoints",
+    "other": "what no event explains, such as the teardown after the last step",
+}
+PRODUCTIVE = "productive"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of the wall clock, with its cause and the incident that answers for it (None: before any)."""
+
+    start_seconds: float
+    end_seconds: float
+    cause: str
+    incident: int | None
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end_seconds - self.start_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Sums over segments: `productive_seconds` plus all of `badput_seconds` is `wall_clock_seconds`."""
+
+    wall_clock_seconds: float
+    productive_seconds: float
+    badput_seconds: Mapping[str, float]
+
+    @property
+    def goodput_ratio(self) -> float | None:
+        """Productive time over wall clock; None of no time at all."""
+        return self.productive_seconds / self.wall_clock_seconds if self.wall_clock_seconds > 0 else None
+
+
+class _Strength(IntEnum):
+    """Whose claim on a piece of time wins: the highest."""
+
+    NOTHING = 0
+    STARTUP = 1
+    GAP = 2  # between two steps, with nothing else going on: belongs to the step that follows
+    ABSENCE = 3  # no coordinator, or a repair under way: costs only what no attempt at a step fills
+    ATTEMPT = 4
+    THROWN_AWAY = 5
+    HOLD = 6
+    DETECTION = 7
+    REGROUP = 8
+    TRANSFER = 9
+    REGROUP_WITHOUT_COORDINATOR = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    start: float
+    end: float
+    strength: _Strength
+    cause: str
+    incident: int | None = None
+    step: int | None = None  # index of the step whose own time this is
+
+
+def account(segments: Iterable[Segment]) -> Account:
+    """The sums over `segments`, with every cause named."""
+    lengths: dict[str, list[float]] = {cause: [] for cause in (PRODUCTIVE, *BADPUT_CAUSES)}
+    for segment in segments:
+        lengths[segment.cause].append(segment.seconds)
+    badput = {cause: fsum(lengths[cause]) for cause in BADPUT_CAUSES}
+    everything = [seconds for parts in lengths.values() for seconds in parts]
+    return Account(fsum(everything), fsum(lengths[PRODUCTIVE]), badput)
+
+
+def partition(timeline: Timeline) -> tuple[Segment, ...]:
+    """The wall clock of the main job, `job_started` to `job_ended`, as adjacent segments in the order of time.
+
+    A segment belongs to the incident that its cause names, otherwise to the incident injected last before it.
+    """
+    start, end = timeline.started_seconds, timeline.ended_seconds
+    injections = sorted((i.injected, i.incident) for i in timeline.incidents if i.injected is not None)
+    claims = [_Claim(start, end, _Strength.NOTHING, "other"), *_claims(timeline)]
+    times = [time for claim in claims for time in (claim.start, claim.end)] + [time for time, _ in injections]
+    cuts = sorted({time for time in times if start < time < end} | {start, end})
+    pieces: list[tuple[Segment, int | None]] = []
+    waiting = sorted(claims, key=lambda claim: claim.start, reverse=True)
+    active: list[_Claim] = []
+    for left, right in pairwise(cuts):
+        while waiting and waiting[-1].start <= left:
+            active.append(waiting.pop())
+        active = [claim for claim in active if claim.end > left]
+        claim = max(active, key=lambda claim: (claim.strength, -claim.end))
+        latest = bisect_right(injections, (left, inf)) - 1
+        owner = claim.incident if claim.incident is not None else injections[latest][1] if latest >= 0 else None
+        pieces.append((Segment(left, right, claim.cause, owner), claim.step))
+    return tuple(_charge_slow_steps(pieces, timeline))
+
+
+def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: Timeline) -> Iterable[Segment]:
+    """Split the time of each degraded step: what a pre-fault step takes is productive, the rest is degraded speed."""
+    reference = median_step_seconds(timeline.baseline)
+    slow = {index for index, step in enumerate(timeline.steps.first) if timeline.is_degraded(step)}
+    left_over: dict[int, float] = {}
+    for segment, step in pieces:
+        if step is None or step not in slow or reference is None:
+            yield segment
+            continue
+        allowed = left_over.get(step, reference)
+        left_over[step] = max(0.0, allowed - segment.seconds)
+        turn = segment.start_seconds + allowed
+        if allowed <= 0.0 or turn >= segment.end_seconds:
+            cause = segment.cause if allowed > 0.0 else "degraded_speed"
+            yield Segment(segment.start_seconds, segment.end_seconds, cause, segment.incident)
+        else:
+            yield Segment(segment.start_seconds, turn, segment.cause, segment.incident)
+            yield Segment(turn, segment.end_seconds, "degraded_speed", segment.incident)
+
+
+def _claims(timeline: Timeline) -> Iterable[_Claim]:
+    steps = timeline.steps.first
+    first_began = min((step.began_seconds for step in steps), default=timeline.ended_seconds)
+    yield _Claim(timeline.started_seconds, first_began, _Strength.STARTUP, "startup")
+    yield from _step_claims(timeline)
+    for incident in timeline.incidents:
+        yield from _incident_claims(incident, timeline)
+    for stall in timeline.stalls:
+        yield from _stall_claims(stall, steps)
+    for down_from, down_to in timeline.coordinator_downs:
+        for start, end in _stalled(timeline):
+            start, end = max(start, down_from), min(end, down_to)
+            yield _Claim(start, end, _Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
+
+
+def _step_claims(timeline: Timeline) -> Iterable[_Claim]:
+    usual_gap = median([step.began_seconds - step.previous_seconds for step in timeline.baseline] or [0.0])
+    absences = list(timeline.coordinator_downs)
+    for incident in timeline.incidents:
+        if incident.repair_started is not None:
+            back = timeline.ended_seconds if incident.rejoined is None else incident.rejoined
+            absences.append((incident.repair_started, back))
+    regrouped = [stall.ended_seconds for stall in timeline.stalls]
+    for index, step in enumerate(timeline.steps.first):
+        yield _Claim(step.began_seconds, step.committed_seconds, _Strength.ATTEMPT, PRODUCTIVE, step=index)
+        for since, until in absences:
+            start, end = max(step.previous_seconds + usual_gap, since), min(step.began_seconds, until)
+            yield _Claim(start, end, _Strength.ABSENCE, "restart")
+        if not any(step.previous_seconds < time <= step.began_seconds for time in regrouped):
+            yield _Claim(step.previous_seconds, step.began_seconds, _Strength.GAP, PRODUCTIVE, step=index)
+    for step in timeline.steps.redone:
+        yield _Claim(step.began_seconds, step.committed_seconds, _Strength.THROWN_AWAY, "repeated_work")
+
+
+def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[_Claim]:
+    steps, injected = timeline.steps.first, incident.injected
+    if incident.held is not None:
+        until = max((time for time in (incident.released, injected) if time is not None), default=incident.held)
+        # Nothing commits while a rank of it is held: a commit ends the hold, whatever the record of the release says.
+        following = _next_commit(steps, incident.held)
+        until = until if following is None else min(until, following.committed_seconds)
+        yield _Claim(incident.held, until, _Strength.HOLD, "injection", incident.incident)
+    if injected is None or not incident.ranks:
+        return
+    if incident.detected is not None:
+        yield _Claim(injected, incident.detected, _Strength.DETECTION, "detection", incident.incident)
+        yield from _thrown_away(steps, injected, incident.incident)
+    elif timeline.recovered(incident) is False:
+        yield _Claim(injected, timeline.ended_seconds, _Strength.DETECTION, "detection", incident.incident)
+
+
+def _stall_claims(stall: Stall, steps: Sequence[CommittedStep]) -> Iterable[_Claim]:
+    since, until = stall.began_seconds, stall.ended_seconds
+    if stall.is_loss:
+        yield from _thrown_away(steps, since, None)
+    elif _is_idle(steps, since):  # the ranks had stopped at a step's boundary, to let others in
+        since = _last_commit(steps, since)
+    yield _Claim(since, until, _Strength.REGROUP, "regroup")
+    yield _Claim(until - stall.transfer_seconds, until, _Strength.TRANSFER, "transfer")
+
+
+def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int | None) -> Iterable[_Claim]:
+    """The work since the last commit, unless the step in flight at the time of the loss committed after all."""
+    if _is_idle(steps, lost_at):
+        yield _Claim(_last_commit(steps, lost_at), lost_at, _Strength.THROWN_AWAY, "repeated_work", incident)
+
+
+def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:
+    for stall in timeline.stalls:
+        yield stall.began_seconds, stall.ended_seconds
+    for incident in timeline.incidents:
+        if incident.injected is not None and incident.detected is not None:
+            yield incident.injected, incident.detected
+
+
+def _is_idle(steps: Sequence[CommittedStep], at: float) -> bool:
+    """Whether no attempt was under way at that time that committed later."""
+    following = _next_commit(steps, at)
+    return following is None or following.began_seconds > at
+
+
+def _next_commit(steps: Sequence[CommittedStep], after: float) -> CommittedStep | None:
+    index = bisect_right(steps, after, key=_committed_seconds)
+    return steps[index] if index < len(steps) else None
+
+
+def _last_commit(steps: Sequence[CommittedStep], until: float) -> float:
+    """When the last step committed by then; that time itself when none has (it is part of the start-up)."""
+    index = bisect_right(steps, until, key=_committed_seconds)
+    return steps[index - 1].committed_seconds if index else until
+
+
+def _committed_seconds(step: CommittedStep) -> float:
+    return step.committed_seconds

@@ -1,0 +1,59 @@
+"""What a backend does: start nodes, reach into them, start them again, stop them, and leave nothing behind."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from chaos.faults.base import OwnedProcess, ProcessHost
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.events import Event
+
+Outcome = Literal["completed", "failed", "stopped"]
+
+
+class RunningJob(ProcessHost, Protocol):
+    """A job that was started; also what process faults ask for their targets."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Start coordinator and nodes; events go to the hub."""
+
+    def note(self, event: Event) -> None:
+        """Learn from an event which processes there are."""
+
+    async def ended(self) -> Outcome:
+        """Wait until the job has completed or cannot go on."""
+
+    def repair_node(self, node: int) -> None:
+        """Start a node again, with all of its ranks. Does nothing while the node is up."""
+
+    def repair_rank(self, rank: int) -> None:
+        """Start a rank again on its node. Does nothing while it runs."""
+
+    def give_up(self) -> None:
+        """Count the job as failed."""
+
+    async def stop(self) -> None:
+        """End every process of the job; none is running when this returns."""
+
+    def leftovers(self) -> tuple[OwnedProcess, ...]:
+        """What of the job is still running."""
+
+
+class Backend(Protocol):
+    """A way to run nodes."""
+
+    async def open(self) -> None:
+        """Get ready.
+
+        Raises:
+            chaos.errors.EnvironmentFailure: something that is needed is missing.
+        """
+
+    async def prepare_job(self, name: str, job: JobConfig, *, with_agents: bool) -> RunningJob:
+        """Everything but the start: whoever is to hold ranks can get ready in between."""
+
+    async def close(self) -> None:
+        """Give back everything."""
+

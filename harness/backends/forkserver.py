@@ -1,0 +1,123 @@
+"""The local backend's fork server: imports torch and reads the training text once, then forks every process of a run.
+
+Without it each of a run's nodes would import torch for itself (7-8 s each when five do so on two cores), at every repair again.
+Commands come as JSON lines on standard input and are answered on standard output. Its death, and that of whoever started it, is
+the death of all it started: the kernel sees to that (`die_with_parent`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.coordinator import run_coordinator
+from mecefo_runtime.data import read_corpus
+from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.supervisor import run_supervisor
+from mecefo_runtime.worker import connect_sink
+
+LOOPBACK = "127.0.0.1"
+
+
+class ForkServer:
+    """Starts processes on command; reports each start and each exit."""
+
+    def __init__(self, commands: int, replies: int) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._buffer = b""
+        self._listeners: dict[str, socket.socket] = {}
+        self._children: dict[int, ProcessId] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Until standard input ends."""
+        self._selector.register(self._commands, selectors.EVENT_READ)
+        self._reply({"reply": "ready", "torch": torch.__version__})
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd == self._commands:
+                    data = os.read(self._commands, 1 << 16)
+                    if not data:
+                        return
+                    *lines, self._buffer = (self._buffer + data).split(b"\n")
+                    for line in lines:
+                        self._obey(json.loads(line))
+                else:
+                    self._reap(key.fd)
+
+    def _obey(self, command: Mapping[str, Any]) -> None:
+        environment: dict[str, str] = command.get("environment", {})
+        match command["command"]:
+            case "listen":
+                # Held here, so that a restarted coordinator has the same address and no connection is refused meanwhile.
+                listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+                self._listeners[command["job"]] = listener
+                self._reply({"reply": "listening", "job": command["job"], "port": listener.getsockname()[1]})
+            case "supervisor":
+                node, ranks = int(command["node"]), range(*command["ranks"])
+                attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
+
+                def supervise() -> int:
+                    keep_only(())
+                    return run_supervisor(environment, node, ranks, int(command["attempt"]), attempts, Path(command["logs"]))
+
+                self._start(command, f"node-{node}", supervise)
+            case "coordinator":
+                listener = self._listeners[command["job"]]
+
+                def coordinate() -> int:
+                    os.setsid()
+                    keep_only((listener.fileno(),))
+                    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
+                    token = environment["MECEFO_TOKEN"]
+                    return run_coordinator(job, listener, token, connect_sink(environment), int(command["attempt"]))
+
+                self._start(command, "coordinator", coordinate)
+
+    def _start(self, command: Mapping[str, Any], name: str, run: Any) -> None:
+        prefix = "" if command["job"] == "main" else f"{command['job']}-"
+        process = start_child(name, Path(command["logs"]) / f"{prefix}{name}.log", run)
+        descriptor = os.pidfd_open(process.pid)
+        self._children[descriptor] = process
+        self._selector.register(descriptor, selectors.EVENT_READ)
+        self._reply({"reply": "started", "id": command["id"], "pid": process.pid, "start_ticks": process.start_ticks})
+
+    def _reap(self, descriptor: int) -> None:
+        process = self._children.pop(descriptor)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        self._reply({"reply": "exited", "pid": process.pid, "start_ticks": process.start_ticks, "exit": code})
+
+    def _reply(self, message: Mapping[str, Any]) -> None:
+        os.write(self._replies, json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """`python -m harness.backends.forkserver PARENT_PID DATA`: serve whoever holds the other ends of the pipes."""
+    die_with_parent(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_name("chaos-forks")
+    torch.set_num_threads(1)
+    read_corpus(sys.argv[2] or None)
+    # The first optimizer imports some 800 modules.
+    torch.optim.AdamW([torch.zeros(1)], fused=True)
+    # Children write to their logs; nothing but replies may reach the reply pipe.
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    ForkServer(0, replies).serve()
+
+
+if __name__ == "__main__":
+    main()

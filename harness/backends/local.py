@@ -1,0 +1,331 @@
+"""The local backend: nodes are process groups on this machine, forked from one server that has torch imported.
+
+A node is a supervisor with its ranks in a session of its own. Needs neither root nor Docker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import EnvironmentFailure
+from chaos.faults.base import OwnedProcess
+from harness.backends.base import Outcome
+from harness.hub import LOOPBACK, Hub
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.coordinator import JOB_FAILED
+from mecefo_runtime.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.process import ProcessId
+
+START_TIMEOUT_SECONDS = 120.0
+STOP_TIMEOUT_SECONDS = 5.0
+FAREWELL_SECONDS = 3.0
+# A coordinator that crashes by itself (no signal) is started again this often before the job counts as failed.
+MAX_COORDINATOR_CRASHES = 3
+
+
+class LocalBackend:
+    """Starts jobs on this machine; `token` is the run's, `logs` takes the output of every process."""
+
+    def __init__(self, hub: Hub, token: str, logs: Path, data: str | None, emitter: Emitter) -> None:
+        self._hub = hub
+        self._token = token
+        self._logs = logs
+        self._data = data or ""
+        self._emitter = emitter
+        self._server: asyncio.subprocess.Process | None = None
+        self._replies: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._ports: dict[str, asyncio.Future[int]] = {}
+        self._started: dict[int, asyncio.Future[ProcessId]] = {}
+        self._next_id = 0
+        self.jobs: list[LocalJob] = []
+
+    async def open(self) -> None:
+        """Start the fork server and wait until it has torch."""
+        log = (self._logs / "forkserver.log").open("ab")
+        try:
+            self._server = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "harness.backends.forkserver",
+                str(os.getpid()),
+                self._data,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                # Ctrl-C is ours to handle: it must not reach the ranks.
+                start_new_session=True,
+            )
+        finally:
+            log.close()
+        self._replies = asyncio.create_task(self._read_replies(self._server))
+        try:
+            await asyncio.wait_for(self._ready.wait(), START_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise EnvironmentFailure(f"the fork server did not start; see {self._logs / 'forkserver.log'}") from None
+
+    async def prepare_job(self, name: str, job: JobConfig, *, with_agents: bool) -> LocalJob:
+        """Everything but the start: whoever is to hold ranks can get ready in between."""
+        self._ports[name] = asyncio.get_running_loop().create_future()
+        self.command({"command": "listen", "job": name})
+        port = await asyncio.wait_for(self._ports[name], STOP_TIMEOUT_SECONDS)
+        environment = {
+            "MECEFO_JOB": json.dumps(job.to_dict()),
+            "MECEFO_JOB_NAME": name,
+            "MECEFO_TOKEN": self._token,
+            "MECEFO_COORDINATOR": f"{LOOPBACK}:{port}",
+            "MECEFO_EVENTS": self._hub.address,
+        }
+        if with_agents:
+            environment |= {
+                "MECEFO_HOOKS": "chaos.agent:install",
+                "CHAOS_AGENT": self._hub.address,
+                "CHAOS_TOKEN": self._token,
+            }
+        running = LocalJob(self, self._hub, name, job, environment, self._logs, self._emitter)
+        self.jobs.append(running)
+        return running
+
+    async def close(self) -> None:
+        """Stop what runs, then the fork server."""
+        for job in self.jobs:
+            await job.stop()
+        if self._server is None:
+            return
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        try:
+            await asyncio.wait_for(self._server.wait(), STOP_TIMEOUT_SECONDS)
+        except TimeoutError:
+            self._server.kill()
+            await self._server.wait()
+        if self._replies is not None:
+            await self._replies
+
+    def command(self, command: Mapping[str, Any]) -> None:
+        """Send one command to the fork server."""
+        if self._server is None or self._server.stdin is None or self._server.stdin.is_closing():
+            raise EnvironmentFailure("the fork server is not running")
+        self._server.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
+        """Have a process started; returns it."""
+        self._next_id += 1
+        future = self._started[self._next_id] = asyncio.get_running_loop().create_future()
+        self.command({**command, "id": self._next_id, "logs": str(self._logs)})
+        return await asyncio.wait_for(future, START_TIMEOUT_SECONDS)
+
+    async def _read_replies(self, server: asyncio.subprocess.Process) -> None:
+        assert server.stdout is not None
+        while line := await server.stdout.readline():
+            reply = json.loads(line)
+            match reply["reply"]:
+                case "ready":
+                    self._ready.set()
+                case "listening":
+                    self._ports[reply["job"]].set_result(reply["port"])
+                case "started":
+                    self._started.pop(reply["id"]).set_result(ProcessId(reply["pid"], reply["start_ticks"]))
+                case "exited":
+                    process = ProcessId(reply["pid"], reply["start_ticks"])
+                    for job in self.jobs:
+                        job.on_exit(process, reply["exit"])
+        for job in self.jobs:
+            job.on_backend_lost()
+
+
+class LocalJob:
+    """One job on this machine."""
+
+    def __init__(
+        self,
+        backend: LocalBackend,
+        hub: Hub,
+        name: str,
+        job: JobConfig,
+        environment: dict[str, str],
+        logs: Path,
+        emitter: Emitter,
+    ) -> None:
+        self._backend = backend
+        self._hub = hub
+        self.name = name
+        self._cluster = job.cluster()
+        self._environment = environment
+        self._logs = logs
+        self._emitter = emitter
+        self._coordinator: OwnedProcess | None = None
+        self._coordinator_attempt = 0
+        self._num_crashes = 0
+        self._supervisors: dict[int, OwnedProcess] = {}
+        self._node_attempts = dict.fromkeys(range(self._cluster.nodes), 0)
+        self._ranks: dict[int, OwnedProcess] = {}
+        self._rank_attempts = dict.fromkeys(range(self._cluster.num_ranks), 0)
+        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._is_stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start the coordinator, then all nodes."""
+        await self._start_coordinator()
+        await asyncio.gather(*(self._start_node(node) for node in range(self._cluster.nodes)))
+
+    # ---- what injectors ask ----
+
+    def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The processes of `ranks`."""
+        return tuple(self._ranks[rank] for rank in ranks if rank in self._ranks)
+
+    def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """Supervisor and ranks of `nodes`."""
+        supervisors = tuple(self._supervisors[node] for node in nodes if node in self._supervisors)
+        return supervisors + tuple(owned for owned in self._ranks.values() if owned.node in nodes)
+
+    def coordinator_process(self) -> OwnedProcess | None:
+        """The coordinator, between its start and its exit."""
+        return self._coordinator
+
+    # ---- what happens ----
+
+    def note(self, event: Event) -> None:
+        """Learn of ranks that supervisors started."""
+        if event.kind == "process_started" and event.source == "supervisor" and event.job == self.name:
+            rank = int(event.fields["started_rank"])
+            process = ProcessId(int(event.fields["started_pid"]), int(event.fields["start_ticks"]))
+            self._ranks[rank] = OwnedProcess("rank", process, rank=rank, node=event.node)
+
+    def on_exit(self, process: ProcessId, code: int) -> None:
+        """The fork server reaped one of its children."""
+        if self._coordinator is not None and process == self._coordinator.process:
+            self._coordinator = None
+            self._emit_exit("coordinator", process, code)
+            self._on_coordinator_exit(code)
+        for node, owned in list(self._supervisors.items()):
+            if owned.process == process:
+                del self._supervisors[node]
+                self._emit_exit("supervisor", process, code, exited_node=node)
+
+    def on_backend_lost(self) -> None:
+        """The fork server is gone, and all processes with it."""
+        if not self._is_stopping:
+            self._finish("failed")
+
+    async def ended(self) -> Outcome:
+        """Wait until the job has completed or cannot go on."""
+        return await asyncio.shield(self._outcome)
+
+    def _on_coordinator_exit(self, code: int) -> None:
+        if self._is_stopping:
+            return
+        if code in (0, JOB_FAILED):
+            self._finish("completed" if code == 0 else "failed")
+            return
+        self._num_crashes += code > 0
+        if self._num_crashes > MAX_COORDINATOR_CRASHES:
+            self._finish("failed")
+        else:
+            self._spawn(self._start_coordinator())
+
+    def give_up(self) -> None:
+        """The job hangs: it counts as failed."""
+        self._finish("failed")
+
+    def _finish(self, outcome: Outcome) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+    # ---- starting and stopping ----
+
+    def repair_node(self, node: int) -> None:
+        """Start a dead node again."""
+        if node not in self._supervisors and not self._is_stopping and not self._outcome.done():
+            self._spawn(self._start_node(node))
+
+    def repair_rank(self, rank: int) -> None:
+        """Start a dead rank again, by its node's supervisor or with its whole node."""
+        if rank in self._ranks and self._ranks[rank].process.is_running():
+            return
+        node = self._cluster.node_of(rank)
+        self._rank_attempts[rank] += 1
+        if not self._hub.order(node, {"order": "start_rank", "rank": rank, "attempt": self._rank_attempts[rank]}):
+            self.repair_node(node)
+
+    async def stop(self) -> None:
+        """Kill what is left, after those who said goodbye had time to go."""
+        self._is_stopping = True
+        self._finish("stopped")
+        if self._outcome.result() == "completed":
+            await self._wait_gone([owned for owned in self._ranks.values()], FAREWELL_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        everything = self._all_processes()
+        for owned in everything:
+            owned.process.signal(signal.SIGKILL)
+        await self._wait_gone(everything, STOP_TIMEOUT_SECONDS)
+
+    def leftovers(self) -> tuple[OwnedProcess, ...]:
+        """What of the job is still running."""
+        return tuple(owned for owned in self._all_processes() if owned.process.is_running())
+
+    def _all_processes(self) -> list[OwnedProcess]:
+        coordinator = [] if self._coordinator is None else [self._coordinator]
+        return [*coordinator, *self._supervisors.values(), *self._ranks.values()]
+
+    async def _wait_gone(self, processes: list[OwnedProcess], timeout_seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        while any(owned.process.is_running() for owned in processes):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.02)
+
+    async def _start_coordinator(self) -> None:
+        self._coordinator_attempt += 1
+        process = await self._backend.fork(
+            {
+                "command": "coordinator",
+                "job": self.name,
+                "attempt": self._coordinator_attempt,
+                "environment": self._environment,
+            }
+        )
+        self._coordinator = OwnedProcess("coordinator", process)
+        self._emit_start("coordinator", process)
+
+    async def _start_node(self, node: int) -> None:
+        self._node_attempts[node] += 1
+        ranks = self._cluster.ranks_of(node)
+        for rank in ranks:
+            self._rank_attempts[rank] += 1
+        process = await self._backend.fork(
+            {
+                "command": "supervisor",
+                "job": self.name,
+                "node": node,
+                "attempt": self._node_attempts[node],
+                "ranks": [ranks.start, ranks.stop],
+                "rank_attempts": {rank: self._rank_attempts[rank] for rank in ranks},
+                "environment": self._environment,
+            }
+        )
+        self._supervisors[node] = OwnedProcess("supervisor", process, node=node)
+        self._emit_start("supervisor", process, started_node=node)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _emit_start(self, role: str, process: ProcessId, **fields: Any) -> None:
+        self._emitter.emit(
+            "process_started", role=role, started_pid=process.pid, start_ticks=process.start_ticks, **fields
+        )
+
+    def _emit_exit(self, role: str, process: ProcessId, code: int, **fields: Any) -> None:
+        self._emitter.emit("process_exited", role=role, exited_pid=process.pid, exit=code, **fields)

@@ -1,0 +1,99 @@
+"""What a reader must know before trusting the figures of a run: honest sentences, made from the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.integrity import LOSS_STEPS
+from harness.steps import WARM_UP_STEPS
+from harness.timeline import RESTORED_STEPS, Timeline
+
+_FEW_STEPS = 10
+"""Medians over fewer steps than this are named as such."""
+
+
+def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadable: int) -> list[str]:
+    """The caveats of a run; `summary` holds its figures already."""
+    return [
+        *_of_the_log(summary, num_unreadable),
+        *_of_the_set_up(summary),
+        *_of_the_speed(summary),
+        *_of_the_losses(summary),
+        *(_of_the_incidents(summary) if timeline is not None else ()),
+    ]
+
+
+def _of_the_log(summary: Mapping[str, Any], num_unreadable: int) -> list[str]:
+    found: list[str] = []
+    if summary["status"] == "cut off":
+        found.append(
+            "The log was cut off: the figures tell what happened until then, and nothing says what was left behind."
+        )
+    if num_unreadable:
+        lines = "line of the log was" if num_unreadable == 1 else "lines of the log were"
+        found.append(f"{num_unreadable} {lines} unreadable and left out.")
+    return found
+
+
+def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    dilation = summary["dilation_ratio"]
+    if isinstance(dilation, int | float) and dilation > 1:
+        found.append(
+            f"Time dilation {dilation:g} was in force: every compute segment was padded to {dilation:g} times its CPU "
+            "time, so that each rank behaves like a device of its own. Compare the throughputs of this run with each "
+            "other; they are not this machine's speed."
+        )
+    if summary["data_parallel"] == 1:
+        found.append(
+            "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."
+        )
+    return found
+
+
+def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    before, after = summary["num_steps_before"], summary["num_steps_after"]
+    if not summary["incidents"] or before is None:
+        return found
+    if before < _FEW_STEPS:
+        found.append(
+            f"The throughput before the fault is a median over {before} steps only (the first {WARM_UP_STEPS} are left "
+            "out where enough others remain): a fault at a later step gives a steadier one."
+        )
+    if not after:
+        found.append("No step came after the repair, so there is no throughput after it.")
+    elif after < _FEW_STEPS:
+        found.append(f"The throughput after the repair is a median over {after} steps only.")
+    return found
+
+
+def _of_the_losses(summary: Mapping[str, Any]) -> list[str]:
+    if summary["twin_loss"] is None:
+        why = "the twin left no loss to compare with" if summary["twin_planned"] else "the run had no fault-free twin"
+        return [f"No loss deviation: {why}."] if summary["incidents"] else []
+    if summary["num_loss_steps"] < LOSS_STEPS:
+        return [
+            f"The losses are means over {summary['num_loss_steps']} steps that both jobs committed, not {LOSS_STEPS}."
+        ]
+    return []
+
+
+def _of_the_incidents(summary: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for incident in summary["incidents"]:
+        name = f"Incident {incident['incident']}"
+        if not incident["verified"]:
+            found.append(f"{name} ({incident['fault']}) took no effect that was seen: it counts in no figure.")
+        elif incident["recovered"] and incident["phases_seconds"]["restore"] is None:
+            found.append(
+                f"{name}: throughput did not come back to 95% over {RESTORED_STEPS} steps before the run ended."
+            )
+        if not incident["phase_order_valid"]:
+            found.append(f"{name}: the log tells its phases in an order that cannot be; do not trust their durations.")
+    if sum(incident["injected"] for incident in summary["incidents"]) > 1:
+        found.append(
+            "Badput between two incidents is put down to the earlier one, though both may have had a part in it."
+        )
+    return found

@@ -1,0 +1,324 @@
+"""One run from start to verdict: start the job, fire the incidents, repair, run the twin, leave nothing behind.
+
+The conductor writes the event log and decides nothing about the verdict: that is computed from the log afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import ChaosError, EnvironmentFailure
+from chaos.experiment import Experiment, experiment_hash
+from chaos.faults import registry
+from chaos.faults.base import Fault
+from chaos.injector import Injector
+from chaos.ledger import Ledger, read_pending
+from chaos.schedule import Incident
+from harness.backends.base import RunningJob
+from harness.backends.local import LocalBackend
+from harness.gates import HaltCondition
+from harness.hub import Hub
+from harness.live import RunView
+from harness.recorder import Recorder
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.dilation import NO_DILATION
+from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Emitter, Event
+from mecefo_runtime.wire import new_token
+
+EVENTS_FILE = "events.jsonl"
+LEDGER_FILE = "ledger.jsonl"
+LOGS_FOLDER = "logs"
+# A job that commits nothing for this long, and for this many times its usual step, hangs.
+STALL_SECONDS = 60.0
+STALL_STEPS = 50
+STALL_CHECK_SECONDS = 1.0
+
+
+class Conductor:
+    """Conducts one run in `folder`. `faults` is replaced in tests, to see what a fault that does nothing comes to."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        incidents: Sequence[Incident],
+        job: JobConfig,
+        folder: Path,
+        view: RunView,
+        faults: Mapping[str, type[Fault[Any]]] | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._incidents = {incident.incident: incident for incident in incidents}
+        self._job = job
+        self._folder = folder
+        self._view = view
+        self._faults = registry() if faults is None else faults
+        self._recorder = Recorder(folder / EVENTS_FILE)
+        self._emitter = Emitter(self._on_event, "conductor")
+        self._hub = Hub(token := new_token(), self._on_event)
+        logs = folder / LOGS_FOLDER
+        logs.mkdir(exist_ok=True)
+        self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter)
+        self._halts = [HaltCondition.parse(text) for text in experiment.halt]
+        self._running: RunningJob | None = None
+        self._injector: Injector | None = None
+        self._repairs: dict[int, Incident] = {}
+        self._committed_steps = 0
+        self._last_progress_seconds = 0.0
+        self._usual_step_seconds = 0.0
+        self._end: asyncio.Future[str] | None = None
+        self._end_message = ""
+        self._failure: ChaosError | None = None
+
+    async def run(self) -> None:
+        """Conduct the run. What goes wrong on the way stands in the log, and in the verdict that comes of it.
+
+        Raises:
+            EnvironmentFailure: the event log could not be written.
+        """
+        self._end = asyncio.get_running_loop().create_future()
+        reason, message = "completed", ""
+        with self._signals():
+            try:
+                self._announce()
+                await self._unless_ended(self._open())
+                await self._unless_ended(self._run_main())
+                if self._experiment.twin:
+                    await self._unless_ended(self._run_twin())
+            except _Ended as ended:
+                reason, message = ended.reason, ended.message
+            except ChaosError as error:
+                reason, message = "failed", str(error)
+                self._failure = error
+            finally:
+                await self._close(reason, message)
+        if isinstance(self._failure, EnvironmentFailure):
+            raise self._failure
+
+    # ---- the run ----
+
+    def _announce(self) -> None:
+        self._emitter.emit(
+            "run_started",
+            experiment=self._experiment.model_dump(mode="json"),
+            experiment_hash=experiment_hash(self._experiment),
+            seed=self._experiment.seed,
+            gates=list(self._experiment.gates),
+            dilation_ratio=self._job.dilation_ratio,
+            machine={
+                "cores": len(os.sched_getaffinity(0)),
+                "platform": platform.platform(),
+                "python": platform.python_version(),
+            },
+        )
+        self._emitter.emit("incidents_planned", incidents=[incident.to_dict() for incident in self._incidents.values()])
+
+    async def _open(self) -> None:
+        await self._hub.open()
+        await self._backend.open()
+
+    async def _run_main(self) -> None:
+        cluster = self._job.cluster()
+        running = await self._start_job(MAIN_JOB, self._job, with_agents=True)
+        with Ledger(self._folder / LEDGER_FILE) as ledger:
+            emitter = Emitter(self._on_event, "injector")
+            self._injector = self._hub.agents = Injector(
+                list(self._incidents.values()),
+                self._faults,
+                frozenset(range(cluster.num_ranks)),
+                running,
+                ledger,
+                emitter.emit,
+            )
+            await running.start()
+            self._injector.start()
+            try:
+                await self._finish_job(running)
+            finally:
+                await self._injector.finish()
+                self._injector = None
+
+    async def _run_twin(self) -> None:
+        running = await self._start_job(TWIN_JOB, replace(self._job, dilation_ratio=NO_DILATION), with_agents=False)
+        await running.start()
+        await self._finish_job(running)
+
+    async def _start_job(self, name: str, job: JobConfig, *, with_agents: bool) -> RunningJob:
+        self._committed_steps = 0
+        self._usual_step_seconds = 0.0
+        self._last_progress_seconds = asyncio.get_running_loop().time()
+        Emitter(self._on_event, "conductor", job=name).emit(
+            "job_started",
+            num_ranks=job.cluster().num_ranks,
+            nodes=job.nodes,
+            steps=job.steps,
+            tokens_per_step=job.tokens_per_step,
+            samples_per_step=job.samples_per_step,
+            dilation_ratio=job.dilation_ratio,
+        )
+        self._running = await self._backend.prepare_job(name, job, with_agents=with_agents)
+        return self._running
+
+    async def _finish_job(self, running: RunningJob) -> None:
+        outcome = "stopped"
+        stall_watch = asyncio.create_task(self._watch_for_stall(running))
+        try:
+            outcome = await running.ended()
+        finally:
+            stall_watch.cancel()
+            await running.stop()
+            Emitter(self._on_event, "conductor", job=running.name).emit(
+                "job_ended", outcome=outcome, steps_committed=self._committed_steps
+            )
+            self._running = None
+
+    async def _watch_for_stall(self, running: RunningJob) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(STALL_CHECK_SECONDS)
+            patience_seconds = max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds)
+            if loop.time() - self._last_progress_seconds > patience_seconds:
+                Emitter(self._on_event, "conductor", job=running.name).emit(
+                    "job_failed",
+                    step=self._committed_steps or None,
+                    reason=f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}",
+                )
+                running.give_up()
+                return
+
+    async def _close(self, reason: str, message: str) -> None:
+        with suppress(ChaosError):
+            await self._backend.close()
+        await self._hub.close()
+        self._emitter.emit(
+            "residue",
+            processes=[owned.to_dict() for job in self._backend.jobs for owned in job.leftovers()],
+            undo_pending=[entry.incident for entry in read_pending(self._folder / LEDGER_FILE)],
+        )
+        self._emitter.emit("run_ended", reason=reason, message=message)
+        self._recorder.close()
+
+    # ---- what happens ----
+
+    def _on_event(self, event: Event) -> None:
+        if self._failure is None:
+            try:
+                self._recorder.write(event)
+            except EnvironmentFailure as error:
+                self._failure = error
+                self._finish("failed", str(error))
+        self._view.feed(event)
+        if self._running is None or event.job != self._running.name:
+            return
+        self._running.note(event)
+        match event.kind:
+            case "step_committed":
+                self._on_step(event)
+            case "injected":
+                self._plan_repair(int(event.fields["incident"]), int(event.step or 0))
+
+    def _on_step(self, event: Event) -> None:
+        step = int(event.step or 0)
+        now = asyncio.get_running_loop().time()
+        if step > self._committed_steps:
+            if self._committed_steps and not self._usual_step_seconds:
+                self._usual_step_seconds = now - self._last_progress_seconds
+            self._committed_steps = step
+            self._last_progress_seconds = now
+        if self._injector is not None:
+            self._injector.on_step(step)
+        for due in [due for due in self._repairs if due <= step]:
+            self._repair(self._repairs.pop(due))
+        for condition in self._halts:
+            if event.job == MAIN_JOB and condition.check(event):
+                self._emitter.emit("halted", step=step, condition=condition.text)
+                self._finish("halted", f"halt condition: {condition.text}")
+
+    def _plan_repair(self, number: int, step: int) -> None:
+        incident = self._incidents[number]
+        if incident.repair is None:
+            return
+        if incident.repair.steps is not None:
+            self._repairs[step + incident.repair.steps] = incident
+        else:
+            asyncio.get_running_loop().call_later(incident.repair.seconds or 0.0, self._repair, incident)
+
+    def _repair(self, incident: Incident) -> None:
+        if self._running is None or self._running.name != MAIN_JOB:
+            return
+        target = incident.target
+        is_node_fault = self._faults[incident.fault].scope == "node"
+        nodes, ranks = (target.nodes, ()) if is_node_fault else ((), target.ranks)
+        if not nodes and not ranks:
+            return
+        self._emitter.emit(
+            "repair_started",
+            step=self._committed_steps,
+            incident=incident.incident,
+            nodes=list(nodes),
+            ranks=list(ranks),
+        )
+        for node in nodes:
+            self._running.repair_node(node)
+        for rank in ranks:
+            self._running.repair_rank(rank)
+
+    # ---- the end ----
+
+    def _finish(self, reason: str, message: str) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(reason)
+            self._end_message = message
+
+    async def _unless_ended(self, work: Any) -> None:
+        """Do `work`, unless the run is ended meanwhile: then cancel it, let it clean up, and raise _Ended."""
+        assert self._end is not None
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._end.done():
+            await task
+            return
+        task.cancel()
+        with suppress(asyncio.CancelledError, ChaosError):
+            await task
+        raise _Ended(self._end.result(), self._end_message)
+
+    def _signals(self) -> _Signals:
+        return _Signals(self._on_signal)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._emitter.emit("interrupted", signal=number.name)
+        self._finish("interrupted", f"interrupted by {number.name}")
+
+
+class _Ended(Exception):  # noqa: N818 - not an error: the way out of a run that was told to end
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM end the run in order while this is entered."""
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
+        self._on_signal = on_signal
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._NUMBERS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._NUMBERS:
+            loop.remove_signal_handler(number)

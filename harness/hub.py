@@ -1,0 +1,106 @@
+"""Where a run's processes report: events come in here, agents are held here, supervisors get their orders here.
+
+One loopback port; a connection's first line carries the run's token and its role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from mecefo_runtime.events import Event
+from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
+
+LOOPBACK = "127.0.0.1"
+
+
+class AgentDesk(Protocol):
+    """Who decides about held ranks."""
+
+    def holds_for(self, rank: int) -> list[tuple[int, str]]: ...
+
+    def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None: ...
+
+
+class Hub:
+    """Collects events and passes messages, until closed. `on_event` is called for every event, in the order of arrival."""
+
+    def __init__(self, token: str, on_event: Callable[[Event], None]) -> None:
+        self._token = token
+        self._on_event = on_event
+        self._server: asyncio.Server | None = None
+        self._supervisors: dict[int, asyncio.StreamWriter] = {}
+        self._open: set[asyncio.Task[None]] = set()
+        self.agents: AgentDesk | None = None
+        self.address = ""
+
+    async def open(self) -> None:
+        """Listen on a free loopback port."""
+        self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=MAX_LINE_BYTES)
+        port = self._server.sockets[0].getsockname()[1]
+        self.address = f"{LOOPBACK}:{port}"
+
+    async def close(self) -> None:
+        """Hang up on everybody, what has arrived already being read first."""
+        if self._server is None:
+            return
+        self._server.close()
+        tasks = list(self._open)
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        for task in self._open:
+            task.cancel()
+
+    def order(self, node: int, order: Mapping[str, Any]) -> bool:
+        """Send an order to the supervisor of `node`; False when it is not there."""
+        writer = self._supervisors.get(node)
+        if writer is None:
+            return False
+        writer.write(encode(dict(order)))
+        return True
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            hello = decode(await reader.readline())
+            if not token_matches(hello, self._token):
+                return
+            match hello["role"]:
+                case "agent":
+                    await self._serve_agent(reader, writer, hello)
+                case "supervisor":
+                    self._supervisors[int(hello["node"])] = writer
+                    await self._collect(reader)
+                    if self._supervisors.get(int(hello["node"])) is writer:
+                        del self._supervisors[int(hello["node"])]
+                case "events":
+                    await self._collect(reader)
+        except (WireError, OSError, ValueError, KeyError):
+            # A process that was killed in the middle of a line, or a stranger.
+            return
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _collect(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            self._on_event(Event.from_json(line))
+
+    async def _serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
+        rank = int(hello["rank"])
+        desk = self.agents
+        writer.write(encode({"holds": desk.holds_for(rank) if desk else []}))
+
+        def release() -> None:
+            if not writer.is_closing():
+                writer.write(encode({"type": "release"}))
+
+        while line := await reader.readline():
+            message = decode(line)
+            if desk is not None:
+                desk.on_at(rank, int(message["step"]), str(message["phase"]), release)
+            else:
+                release()

@@ -1,0 +1,95 @@
+"""What a run lost: steps, samples, and the closeness of its losses to the fault-free twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean
+
+from harness.steps import CommittedStep
+from harness.timeline import Timeline
+from mecefo_runtime.data import checksum, samples_of_step
+
+LOSS_STEPS = 10
+"""Final losses are means over this many last steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Cross-entropy in nats per token. None: no such step, no twin, or a loss that is not a finite number.
+
+    `final` and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a twin:
+    the main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest such
+    ratio of any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or infinite.
+    """
+
+    final: float | None
+    twin: float | None
+    deviation_ratio: float | None
+    curve_max_deviation_ratio: float | None
+    num_steps: int
+    first_non_finite_step: int | None
+
+
+def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> Losses:
+    """The main job's losses and how far they are from the twin's."""
+    ours = {step.step: step.loss for step in main}
+    theirs = {step.step: step.loss for step in twin}
+    both = sorted(ours.keys() & theirs.keys())
+    last = (both if theirs else sorted(ours))[-LOSS_STEPS:]
+    final = _finite(fmean(ours[step] for step in last)) if last else None
+    twin_loss = _finite(fmean(theirs[step] for step in last)) if last and theirs else None
+    deviations = [_deviation(ours[step], theirs[step]) for step in both]
+    return Losses(
+        final=final,
+        twin=twin_loss,
+        deviation_ratio=None if final is None or twin_loss is None else _deviation(final, twin_loss),
+        curve_max_deviation_ratio=_largest(deviations),
+        num_steps=len(last),
+        first_non_finite_step=min((step for step, loss in ours.items() if not isfinite(loss)), default=None),
+    )
+
+
+def count_steps_lost(timeline: Timeline) -> int:
+    """Planned steps that a completed run never committed, and committed steps that were undone and done again.
+
+    Of a run that did not complete only the latter are known to be lost.
+    """
+    committed = {step.step for step in timeline.steps.first}
+    last = max(timeline.steps_planned or 0, max(committed, default=0))
+    missing = len(set(range(1, last + 1)) - committed) if timeline.outcome == "completed" else 0
+    return missing + len(timeline.steps.redone)
+
+
+def count_samples_lost(timeline: Timeline) -> int | None:
+    """Samples that committed steps missed or used twice, as their counts and checksums show; 0 when all is well.
+
+    A step whose count is right and whose checksum is not used at least one wrong sample, and counts one. None when no
+    step tells its samples.
+    """
+    counted = [step for step in timeline.steps.first if step.samples is not None]
+    if timeline.samples_per_step is None or not counted:
+        return None
+    return sum(_samples_lost(step, timeline.samples_per_step) for step in counted)
+
+
+def _samples_lost(step: CommittedStep, samples_per_step: int) -> int:
+    if step.samples != samples_per_step:
+        return abs((step.samples or 0) - samples_per_step)
+    expected = checksum(samples_of_step(step.step, samples_per_step))
+    return 0 if step.samples_checksum is None or int(step.samples_checksum) == expected else 1
+
+
+def _deviation(loss: float, twin_loss: float) -> float | None:
+    return _finite(abs(loss - twin_loss) / twin_loss) if twin_loss else None
+
+
+def _largest(deviations: Sequence[float | None]) -> float | None:
+    """The largest, None when one of them is not a number: it may be the largest."""
+    known = [deviation for deviation in deviations if deviation is not None]
+    return max(known) if known and len(known) == len(deviations) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -1,0 +1,103 @@
+"""The figures that gates can be set on: their names, units, and where a summary holds them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.accounting import BADPUT_CAUSES
+
+Unit = Literal["ratio", "seconds", "number"]
+
+_SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a summary. `path` leads to it; with `is_per_incident` it starts at each entry of `incidents`.
+
+    `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
+    `is_final` marks figures that are not known until the job has ended: in a log that was cut off they have no value.
+    """
+
+    name: str
+    unit: Unit
+    path: tuple[str, ...]
+    is_per_incident: bool = False
+    is_membership: bool = False
+    is_final: bool = True
+
+    def values(self, summary: Mapping[str, Any]) -> list[float | None]:
+        """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
+        if not self.is_per_incident:
+            return [_at(summary, self.path)]
+        return [
+            _at(incident, self.path)
+            for incident in summary["incidents"]
+            if incident["verified"] and (incident["ranks"] or not self.is_membership)
+        ]
+
+
+def _run(name: str, unit: Unit, *path: str, is_final: bool = True) -> Metric:
+    return Metric(name, unit, path or (name,), is_final=is_final)
+
+
+def _phase(name: str, *path: str, is_membership: bool = True) -> Metric:
+    return Metric(name, "seconds", path or (name,), is_per_incident=True, is_membership=is_membership, is_final=False)
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _run("throughput_drop_ratio", "ratio"),
+        _run("throughput_drop_whole_run_ratio", "ratio"),
+        *(
+            _run(f"throughput_{when}_tokens_per_second", "number", "throughput_tokens_per_second", when)
+            for when in ("before", "during", "after")
+        ),
+        _run("loss_deviation_ratio", "ratio"),
+        _run("loss_curve_max_deviation_ratio", "ratio"),
+        _run("final_loss", "number"),
+        _run("twin_loss", "number"),
+        _run("steps_committed", "number"),
+        _run("steps_lost", "number", is_final=False),
+        _run("samples_lost", "number", is_final=False),
+        _run("unrecovered_incidents", "number", is_final=False),
+        _run("layout_changes", "number"),
+        _run("goodput_ratio", "ratio"),
+        _run("wall_clock_seconds", "seconds"),
+        _run("productive_seconds", "seconds"),
+        _run("step_seconds", "seconds"),
+        *(_run(f"badput_{cause}_seconds", "seconds", "badput_seconds", cause) for cause in BADPUT_CAUSES),
+        _phase("recovery_seconds", is_membership=False),
+        _phase("detection_seconds"),
+        _phase("verify_seconds", "phases_seconds", "verify", is_membership=False),
+        _phase("restore_seconds", "phases_seconds", "restore", is_membership=False),
+        *(
+            _phase(f"{phase}_seconds", "phases_seconds", phase)
+            for phase in ("detect", "isolate", "regroup", "transfer", "first_step", "rejoin")
+        ),
+    )
+}
+
+
+def find(name: str) -> Metric | None:
+    """The metric of that name, with or without the unit at its end; None when there is none."""
+    name = name.strip().lower().replace("-", "_")
+    return next((METRICS[name + suffix] for suffix in _SUFFIXES if name + suffix in METRICS), None)
+
+
+def nearest(name: str, names: list[str]) -> str | None:
+    """The known name that `name` was probably meant to be."""
+    known = [*names, *(name.removesuffix(suffix) for name in names for suffix in _SUFFIXES if suffix)]
+    matches = difflib.get_close_matches(name.strip().lower().replace("-", "_"), known, n=1)
+    return matches[0] if matches else None
+
+
+def _at(values: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
+    value: Any = values
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None or isinstance(value, bool) else float(value)

@@ -1,0 +1,220 @@
+"""The report on a terminal: what happened, what it cost and what to make of it, in words for a newcomer.
+
+It fits 80 columns and says nothing by colour alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.report import wording
+from harness.report.curves import Curves, mean_rates, trace
+from harness.words import name_seconds, one_line
+from mecefo_runtime.events import Event
+
+_MAX_WIDTH = 100
+_MAX_BAR_CELLS = 24
+_MAX_LABEL_CELLS = 44
+_VALUE_CELLS = 22
+_VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold red", "dirty": "bold red"}
+_MARK_LETTERS = {"injected": "F", "rejoined": "R"}
+
+
+def render(
+    summary: Mapping[str, Any], events: Iterable[Event], console: Console, *, folder: Path | None = None
+) -> None:
+    """Print the report of one run. `folder` is where its files are; without it the report does not name them."""
+    _Report(summary, trace(events), console, folder).print()
+
+
+class _Report:
+    """One report being printed, section by section."""
+
+    def __init__(self, summary: Mapping[str, Any], curves: Curves, console: Console, folder: Path | None) -> None:
+        self._summary = summary
+        self._curves = curves
+        self._console = console
+        self._folder = folder
+        self._width = min(_MAX_WIDTH, console.width)
+        self._label_cells = max(10, min(_MAX_LABEL_CELLS, self._width - _VALUE_CELLS))
+        self._unicode = console.encoding.lower().startswith("utf")
+
+    def print(self) -> None:
+        """Everything, in the order in which a reader asks."""
+        self._verdict()
+        self._what_was_done()
+        for index, incident in enumerate(self._summary.get("incidents") or ()):
+            self._recovery(index, incident)
+        self._speed()
+        self._loss()
+        self._time()
+        self._gates()
+        self._caveats()
+        self._files()
+
+    def _verdict(self) -> None:
+        verdict = str(self._summary.get("verdict"))
+        self._line(
+            (f"{self._summary.get('name') or 'run'}: ", "bold"),
+            (verdict.upper(), _VERDICT_STYLES.get(verdict, "bold yellow")),
+        )
+        self._paragraph(wording.headline(self._summary))
+        for reason in self._summary.get("reasons") or ():
+            self._item(reason)
+
+    def _what_was_done(self) -> None:
+        summary = self._summary
+        self._head("What was done")
+        planned = f" of {summary['steps_planned']} planned" if summary.get("steps_planned") else ""
+        strategy = f", takeover strategy {summary['strategy']}" if summary.get("strategy") else ""
+        self._paragraph(
+            f"A training job committed {summary.get('steps_committed')}{planned} steps{strategy}, "
+            f"seed {summary.get('seed')}. Steps lost: {_known(summary.get('steps_lost'))}; "
+            f"training samples skipped or used twice: {_known(summary.get('samples_lost'))}."
+        )
+        for index, incident in enumerate(summary.get("incidents") or ()):
+            self._paragraph(wording.incident_title(index, incident))
+            self._paragraph(wording.effect_words(incident), indent=4)
+        if not summary.get("incidents"):
+            self._paragraph("No fault was applied.")
+
+    def _recovery(self, index: int, incident: Mapping[str, Any]) -> None:
+        rows = list(wording.phase_rows(incident))
+        recovery = wording.recovery_seconds(incident)
+        failure = wording.recovery_words(incident)
+        if not rows and recovery is None and failure is None:
+            return
+        self._head(f"How the job came through incident {incident.get('incident', index)} ({incident.get('fault')})")
+        longest = max((seconds for _, seconds in rows), default=0.0)
+        for words, seconds in rows:
+            self._row(words, name_seconds(seconds), seconds / longest if longest else 0.0)
+        if failure:
+            self._paragraph(failure)
+        if recovery is not None:
+            self._row("recovery, from fault to next committed step", name_seconds(recovery), style="bold")
+        for words, seconds in wording.later_rows(incident):
+            self._row(words, name_seconds(seconds))
+
+    def _speed(self) -> None:
+        speeds = self._summary.get("throughput_tokens_per_second") or {}
+        known = {key: float(speeds[key]) for key in ("before", "during", "after") if speeds.get(key) is not None}
+        if not known:
+            return
+        self._head("Training speed (tokens per second)")
+        words = {"before": "before the fault", "during": "until the repair", "after": "after it"}
+        for key, speed in known.items():
+            self._row(words[key], f"{speed:,.0f}", speed / (max(known.values()) or 1.0))
+        drop = self._summary.get("throughput_drop_ratio")
+        whole = self._summary.get("throughput_drop_whole_run_ratio")
+        if drop is not None:
+            self._row("drop from the fault to the repair", wording.percent(drop, 2), style="bold")
+        if whole is not None:
+            self._row("drop over the whole run", wording.percent(whole, 2))
+        self._sparkline()
+
+    def _sparkline(self) -> None:
+        cells = self._width - 4
+        rates = mean_rates(self._curves.main, cells)
+        if len(self._curves.main) < cells // 2 or not rates:
+            return
+        top = max(rate for _, rate in rates)
+        levels = "▁▂▃▄▅▆▇█" if self._unicode else "_.:-=+*#"
+        self._line(("  " + "".join(levels[min(7, max(0, int(8 * rate / top)))] for _, rate in rates), "cyan"))
+        line = [" "] * cells
+        width = rates[1][0] - rates[0][0]
+        for mark in self._curves.marks:
+            cell = int((mark.seconds - rates[0][0] + width / 2) / width)
+            if mark.kind in _MARK_LETTERS and 0 <= cell < cells:
+                line[cell] = _MARK_LETTERS[mark.kind]
+        if any(letter != " " for letter in line):
+            self._line(("  " + "".join(line).rstrip(), ""))
+            self._paragraph("speed over time; F: a fault, R: lost ranks back")
+
+    def _loss(self) -> None:
+        loss, twin = self._summary.get("final_loss"), self._summary.get("twin_loss")
+        if loss is None:
+            return
+        self._head("Loss (the model's error; lower is better)")
+        self._row("this run, at its end", f"{loss:.4f}")
+        if twin is None:
+            self._paragraph("There is no fault-free twin (the same run without faults) to compare it with.")
+            return
+        self._row("its twin (the same run without faults)", f"{twin:.4f}")
+        self._row("difference", wording.percent(self._summary.get("loss_deviation_ratio"), 2), style="bold")
+
+    def _time(self) -> None:
+        wall = self._summary.get("wall_clock_seconds")
+        if not wall:
+            return
+        self._head("Where the time went")
+        for _, words, seconds in wording.time_rows(self._summary):
+            self._row(words, f"{name_seconds(seconds):>10} {seconds / wall:>7.1%}", seconds / wall)
+        self._row("all of the job's time", f"{name_seconds(wall):>10} {1:>7.1%}", style="bold")
+        if rest := wording.unaccounted_seconds(self._summary):
+            self._paragraph(f"These do not add up: {rest:+.3f} s are not accounted for.")
+
+    def _gates(self) -> None:
+        gates = self._summary.get("gates") or ()
+        if not gates:
+            return
+        self._head("Gates (the conditions that decide)")
+        for gate in gates:
+            word = wording.gate_word(gate)
+            style = {"pass": "green", "FAIL": "bold red"}.get(word, "yellow")
+            always = "  always checked" if gate.get("builtin") else ""
+            label = f"{one_line(gate.get('expression')):<{self._label_cells - 10}} "
+            self._line(("  ", ""), (f"{word:<5}", style), (f" {label}{wording.gate_value(gate)}{always}", ""))
+
+    def _caveats(self) -> None:
+        if caveats := self._summary.get("caveats"):
+            self._head("To keep in mind")
+            for caveat in caveats:
+                self._item(caveat)
+
+    def _files(self) -> None:
+        self._head("To repeat it")
+        if self._folder is None:
+            self._paragraph("chaos run experiment.yaml  (in the run's folder: same faults, same steps, same seed)")
+        else:
+            # Not wrapped: commands and paths are there to be copied.
+            self._line((f"  chaos run {shlex.quote(str(self._folder / 'experiment.yaml'))}", ""))
+            self._line((f"  all files of this run: {self._folder}", ""))
+        if identity := self._summary.get("experiment_hash"):
+            self._paragraph(f"experiment {identity}: runs with this mark did the same")
+
+    def _head(self, text: str) -> None:
+        self._line(("", ""))
+        self._line((text, "bold"))
+
+    def _row(self, label: str, value: str, share: float | None = None, style: str = "") -> None:
+        """A label, a value and, where there is room for it, a bar of `share` of the longest one."""
+        label = label if len(label) <= self._label_cells else label[: self._label_cells - 1] + "."
+        text = f"  {label:<{self._label_cells}} {value:<11}"
+        room = min(_MAX_BAR_CELLS, self._width - len(text) - 1)
+        bar = "" if share is None or room < 4 else ("█" if self._unicode else "#") * round(share * room)
+        self._line((text, style), (f" {bar}", "cyan"))
+
+    def _item(self, text: object) -> None:
+        self._paragraph(f"- {one_line(text)}", hanging=2)
+
+    def _paragraph(self, text: object, indent: int = 2, hanging: int = 0) -> None:
+        lines = Text(one_line(text)).wrap(self._console, self._width - indent - hanging)
+        for number, line in enumerate(lines):
+            self._line((" " * (indent + (hanging if number else 0)) + line.plain.rstrip(), ""))
+
+    def _line(self, *parts: tuple[str, str]) -> None:
+        text = Text(overflow="fold")
+        for part, style in parts:
+            text.append(part if self._unicode else part.encode("ascii", "backslashreplace").decode(), style)
+        text.rstrip()
+        self._console.print(text, soft_wrap=True)
+
+
+def _known(value: object) -> str:
+    return "unknown" if value is None else str(value)

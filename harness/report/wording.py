@@ -1,0 +1,147 @@
+"""The words that all reports share: what a verdict, a phase, a bucket of time and a gate's value mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.words import evidence_text, name_seconds, one_line, target_text, when
+
+VERDICTS: Mapping[str, str] = {
+    "pass": "Every fault took effect, the job came through it, and every gate holds.",
+    "fail": "At least one gate (a condition that must hold) does not hold.",
+    "inconclusive": "The run proves nothing: something that the verdict needs was not seen or not measured.",
+    "halted": "The run was stopped before its end, so it was not judged to the end.",
+    "error": "The tool or its environment failed. That says nothing about the training job.",
+    "dirty": "Something was not undone or was left behind. Run `chaos heal` before anything else.",
+}
+
+# In the order in which they happen, from the fault to the first step committed after it.
+RECOVERY_PHASES: Mapping[str, str] = {
+    "verify": "effect seen from outside",
+    "detect": "loss noticed by the job",
+    "isolate": "broken step given up",
+    "regroup": "survivors regrouped",
+    "transfer": "model state moved",
+    "first_step": "next step committed",
+}
+# Seconds after that commit, and seconds from the fault: neither is part of the recovery time.
+LATER_PHASES: Mapping[str, str] = {
+    "restore": "back to 95% of the speed, after that commit",
+    "rejoin": "lost ranks back in the job, after the fault",
+}
+
+BADPUT: Mapping[str, str] = {
+    "startup": "starting up",
+    "injection": "held by this tool for the fault",
+    "detection": "noticing the fault",
+    "regroup": "regrouping",
+    "transfer": "moving model state",
+    "repeated_work": "work thrown away and repeated",
+    "degraded_speed": "slower steps with ranks missing",
+    "restart": "waiting for a restart",
+    "checkpoint": "writing checkpoints",
+    "other": "other",
+}
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """What the verdict means, in one sentence."""
+    return VERDICTS.get(str(summary.get("verdict")), "The run has no verdict that this version knows.")
+
+
+def incident_title(index: int, incident: Mapping[str, Any]) -> str:
+    """`incident 0: kill-node on node 2 at step 300 (backward)`, numbered as in the log (`index` where it is not)."""
+    planned = incident.get("step") is not None or incident.get("at_seconds") is not None
+    what = f"{incident.get('fault')} on {target_text(incident.get('target'))}{f' {when(incident)}' if planned else ''}"
+    return one_line(f"incident {incident.get('incident', index)}: {what}")
+
+
+def effect_words(incident: Mapping[str, Any]) -> str:
+    """What was seen of the fault's effect, or why it counts for nothing."""
+    if incident.get("verified"):
+        words, detail = "effect seen", evidence_text(incident.get("evidence"))
+    elif incident.get("injected") is False:
+        words, detail = "never applied, so it counts for nothing", ""
+    else:
+        words, detail = "effect NOT seen, so it counts for nothing", evidence_text(incident.get("unverified_reason"))
+    return one_line(f"{words}: {detail}" if detail else words)
+
+
+def phase_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(words, seconds) of every phase of the recovery that was measured, in order; none without a verified effect."""
+    phases = (incident.get("phases_seconds") or {}) if incident.get("verified") else {}
+    for key, words in RECOVERY_PHASES.items():
+        if isinstance(phases.get(key), int | float):
+            yield words, float(phases[key])
+
+
+def later_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(words, seconds) of what came after the recovery and was measured; none without a verified effect."""
+    phases = (incident.get("phases_seconds") or {}) if incident.get("verified") else {}
+    for key, words in LATER_PHASES.items():
+        if isinstance(phases.get(key), int | float):
+            yield words, float(phases[key])
+
+
+def recovery_seconds(incident: Mapping[str, Any]) -> float | None:
+    """From the fault to the next committed step; None where there was none, or no effect to recover from."""
+    seconds = incident.get("recovery_seconds")
+    return float(seconds) if incident.get("verified") and isinstance(seconds, int | float) else None
+
+
+def has_recovered(incident: Mapping[str, Any]) -> bool | None:
+    """Whether a step that began after the fault was committed; None when the run ended too early to tell."""
+    if recovery_seconds(incident) is not None:
+        return True
+    recovered = incident.get("recovered", False)
+    return None if recovered is None else bool(recovered)
+
+
+def recovery_words(incident: Mapping[str, Any]) -> str | None:
+    """What to say of a fault that took effect and has no recovery time; None when there is nothing to say."""
+    if not incident.get("verified") or has_recovered(incident):
+        return None
+    if has_recovered(incident) is None:
+        return "The run ended before it could show whether the job recovers."
+    return "It did not recover: no step that began after the fault was committed."
+
+
+def time_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """(key, words, seconds) of how the wall clock was spent: productive training first, then what took time from it."""
+    rows = [("productive", "productive training", float(summary.get("productive_seconds") or 0.0))]
+    for key, seconds in (summary.get("badput_seconds") or {}).items():
+        if seconds:
+            rows.append((key, BADPUT.get(key, key.replace("_", " ")), float(seconds)))
+    return rows
+
+
+def unaccounted_seconds(summary: Mapping[str, Any]) -> float:
+    """Wall clock less everything in `time_rows`; 0 when that is under a thousandth of it, or not known."""
+    wall = summary.get("wall_clock_seconds")
+    if not wall:
+        return 0.0
+    rest = float(wall) - sum(seconds for _, _, seconds in time_rows(summary))
+    return rest if abs(rest) > 1e-3 * float(wall) else 0.0
+
+
+def percent(ratio: float | None, digits: int = 1) -> str:
+    """A ratio as a percentage; `-` when unknown."""
+    return "-" if ratio is None else f"{ratio:.{digits}%}"
+
+
+def gate_value(gate: Mapping[str, Any]) -> str:
+    """A gate's measured value in the unit in which its expression is written."""
+    value, expression = gate.get("value"), str(gate.get("expression"))
+    if not isinstance(value, int | float):
+        return "no value"
+    if expression.rstrip().endswith("%"):
+        return f"{value:.2%}"
+    if "seconds" in expression:
+        return name_seconds(value)
+    return f"{value:g}"
+
+
+def gate_word(gate: Mapping[str, Any]) -> str:
+    """`pass`, `FAIL`, or `open` for a gate that cannot be decided."""
+    return {True: "pass", False: "FAIL"}.get(gate.get("passed"), "open")  # type: ignore[arg-type]

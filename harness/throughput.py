@@ -1,0 +1,89 @@
+"""Throughput before, during and after the faults of a run, and what they took from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.steps import CommittedStep, median_tokens_per_second
+from harness.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Tokens per second, and the drops of it as ratios of `before`. None: there is nothing to measure it on.
+
+    `before`: the median over the steps before the first injection (see `harness.steps.baseline`). `during`: the mean
+    from injection to repair (to the end of the run where nothing is repaired), over all verified incidents: tokens
+    committed in that time, the step in flight at its end by its share. `drop_ratio` is 1 - during/before. `after`:
+    the median over the steps that began after the last repair, and after the last lost rank was back.
+    `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step.
+    """
+
+    before: float | None
+    during: float | None
+    after: float | None
+    drop_ratio: float | None
+    whole_run_drop_ratio: float | None
+    num_steps_before: int
+    num_steps_after: int
+
+
+def measure(timeline: Timeline) -> Throughput:
+    """The throughput figures of a run."""
+    steps = timeline.steps.first
+    before = median_tokens_per_second(timeline.baseline)
+    windows = _windows_under_fault(timeline)
+    seconds = sum(end - start for start, end in windows)
+    during = sum(_tokens_between(steps, start, end) for start, end in windows) / seconds if seconds > 0 else None
+    after = _steps_after(timeline, windows[-1][1]) if windows else []
+    whole_run = None
+    if len(steps) > 1 and windows:
+        whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
+        whole_run = sum(step.tokens for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
+    return Throughput(
+        before=before,
+        during=during,
+        after=median_tokens_per_second(after),
+        drop_ratio=_drop(during, before),
+        whole_run_drop_ratio=_drop(whole_run, before),
+        num_steps_before=len(timeline.baseline),
+        num_steps_after=len(after),
+    )
+
+
+def _windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
+    """The times from injection to repair, overlapping ones joined."""
+    last_commit = max((step.committed_seconds for step in timeline.steps.first), default=timeline.ended_seconds)
+    # The teardown of a job that completed is no training time; one that died stood still until its end.
+    end_of_training = last_commit if timeline.is_complete else timeline.ended_seconds
+    windows: list[tuple[float, float]] = []
+    for incident in sorted(timeline.incidents, key=lambda incident: incident.injected or 0.0):
+        if incident.injected is None or incident.verified is None:
+            continue
+        start = incident.injected
+        end = end_of_training if incident.lifted is None else min(incident.lifted, end_of_training)
+        if windows and start <= windows[-1][1]:
+            windows[-1] = (windows[-1][0], max(windows[-1][1], end))
+        elif start < end:
+            windows.append((start, end))
+    return windows
+
+
+def _tokens_between(steps: Sequence[CommittedStep], start: float, end: float) -> float:
+    tokens = 0.0
+    for step in steps:
+        if start < step.committed_seconds <= end:
+            tokens += step.tokens
+        elif start <= step.previous_seconds < end < step.committed_seconds:
+            tokens += step.tokens * (end - step.previous_seconds) / step.duration_seconds
+    return tokens
+
+
+def _steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
+    back = max((i.rejoined for i in timeline.incidents if i.rejoined is not None), default=since)
+    return [step for step in timeline.steps.first if step.began_seconds >= max(since, back)]
+
+
+def _drop(throughput: float | None, before: float | None) -> float | None:
+    return None if throughput is None or not before else 1.0 - throughput / before

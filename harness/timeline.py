@@ -1,0 +1,343 @@
+"""What happened when: the main job's regroups and the phases of every incident, from the event log alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from harness.regroups import Stall, coordinator_downs, read_stalls
+from harness.steps import CommittedStep, Steps, baseline, median_tokens_per_second, read_steps
+from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
+
+RESTORED_RATIO = 0.95
+"""Throughput counts as restored at this share of its pre-fault median ..."""
+RESTORED_STEPS = 5
+"""... over this many consecutive steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One planned firing of a fault and when each of its phases was reached (CLOCK_MONOTONIC seconds; None: never).
+
+    `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
+    regroup that led to `committed`, the first committed step whose attempt began after the injection: a step that was
+    in flight and committed nevertheless is no recovery. `restored` is when throughput was back (see
+    `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, a fault that lost nobody was
+    undone, or the coordinator was back.
+    """
+
+    incident: int
+    fault: str
+    target: Any
+    step: int | None
+    phase: str | None
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    evidence: Any = None
+    reason: str | None = None
+    is_undone: bool = False
+    held: float | None = None
+    released: float | None = None
+    injected: float | None = None
+    verified: float | None = None
+    detected: float | None = None
+    isolated: float | None = None
+    regrouped: float | None = None
+    committed: float | None = None
+    committed_step: int | None = None
+    restored: float | None = None
+    repair_started: float | None = None
+    rejoined: float | None = None
+    lifted: float | None = None
+    transfer_seconds: float = 0.0
+
+    @property
+    def recovery_seconds(self) -> float | None:
+        """Injected -> committed."""
+        return _difference(self.injected, self.committed)
+
+    @property
+    def detection_seconds(self) -> float | None:
+        """Injected -> detected: a fault can be noticed by the job before the injector has verified it."""
+        return _difference(self.injected, self.detected)
+
+    @property
+    def phases_seconds(self) -> dict[str, float | None]:
+        """How long each phase took, None where it was not reached.
+
+        `verify` injected -> verified, `detect` verified -> detected (0 when the coordinator was quicker than the
+        injector's own check), `isolate` detected -> isolated, `regroup` isolated -> regrouped without the transfer of
+        state, `transfer`, `first_step` regrouped -> committed, `restore` committed -> restored, `rejoin` injected ->
+        rejoined.
+        """
+        detect = _difference(self.verified, self.detected)
+        regroup = _difference(self.isolated, self.regrouped)
+        transfer = None if regroup is None else min(self.transfer_seconds, max(0.0, regroup))
+        return {
+            "verify": _difference(self.injected, self.verified),
+            "detect": None if detect is None else max(0.0, detect),
+            "isolate": _difference(self.detected, self.isolated),
+            "regroup": None if regroup is None or transfer is None else regroup - transfer,
+            "transfer": transfer,
+            "first_step": _difference(self.regrouped, self.committed),
+            "restore": _difference(self.committed, self.restored),
+            "rejoin": _difference(self.injected, self.rejoined),
+        }
+
+    @property
+    def is_phase_order_valid(self) -> bool:
+        """Whether the phases came in the order that makes sense: each not before the one that causes it."""
+        chain = [self.injected, self.detected, self.isolated, self.regrouped, self.committed, self.restored]
+        times = [time for time in chain if time is not None]
+        is_ascending = all(earlier <= later for earlier, later in pairwise(times))
+        has_cause = self.regrouped is None or (self.detected is not None and self.isolated is not None)
+        causes_of = ((self.held, self.injected), (self.injected, self.verified), (self.injected, self.rejoined))
+        return is_ascending and has_cause and all(not _is_before(effect, cause) for cause, effect in causes_of)
+
+    def recovered(self, is_over: bool, is_complete: bool) -> bool | None:
+        """Whether a step began and committed after the fault; None when that cannot be known.
+
+        It cannot when the fault never fired, when the run was stopped before it could tell (not `is_over`), or when
+        every planned step had already begun (`is_complete`) and none was left to show it.
+        """
+        if self.committed is not None:
+            return True
+        return None if self.injected is None or not is_over or is_complete else False
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The main job (and its fault-free twin's steps) as times and values. Times are CLOCK_MONOTONIC seconds.
+
+    `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
+    `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
+    """
+
+    started_seconds: float
+    ended_seconds: float
+    outcome: str | None
+    run_ended: str | None
+    job_failed: Event | None
+    num_ranks: int | None
+    steps_planned: int | None
+    samples_per_step: int | None
+    members_of: Mapping[int, int]
+    steps: Steps
+    twin: Steps
+    stalls: tuple[Stall, ...]
+    coordinator_downs: tuple[tuple[float, float], ...]
+    incidents: tuple[Incident, ...]
+
+    @property
+    def first_injected(self) -> float | None:
+        """When the first fault was injected."""
+        return min((i.injected for i in self.incidents if i.injected is not None), default=None)
+
+    @property
+    def baseline(self) -> tuple[CommittedStep, ...]:
+        """The steps that tell the pre-fault speed."""
+        first = self.first_injected
+        return baseline(self.steps.first, self.ended_seconds if first is None else first)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the job ended of itself with its last planned step committed."""
+        last = max((step.step for step in self.steps.first), default=0)
+        return self.outcome == "completed" and last >= (self.steps_planned or 1)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job went as far as it could: neither cut off, nor interrupted, nor halted."""
+        return self.job_failed is not None or self.run_ended in ("completed", "failed")
+
+    def recovered(self, incident: Incident) -> bool | None:
+        """See `Incident.recovered`."""
+        return incident.recovered(self.is_over, self.is_complete)
+
+    def is_degraded(self, step: CommittedStep) -> bool:
+        """Whether `step` ran with a rank missing, or while a fault on its ranks or links was in force."""
+        if self.num_ranks is not None and self.members_of.get(step.epoch, self.num_ranks) < self.num_ranks:
+            return True
+        return any(
+            incident.verified is not None
+            and bool(incident.ranks)
+            and incident.injected is not None
+            and incident.injected
+            <= step.began_seconds
+            < (self.ended_seconds if incident.lifted is None else incident.lifted)
+            for incident in self.incidents
+        )
+
+
+def build(events: Iterable[Event]) -> Timeline:
+    """The timeline of a log, whole or cut off; the order of `events` does not matter."""
+    ordered = sorted(events, key=lambda event: event.monotonic_seconds)
+    main = [event for event in ordered if event.job == MAIN_JOB]
+    job_started = next((event for event in main if event.kind == "job_started"), None)
+    job_ended = next((event for event in reversed(main) if event.kind == "job_ended"), None)
+    run_ended = next((event for event in reversed(main) if event.kind == "run_ended"), None)
+    fields: Mapping[str, Any] = job_started.fields if job_started else {}
+    in_job = [event for event in main if event.kind not in ("residue", "run_ended")]
+    started = job_started.monotonic_seconds if job_started else (in_job[0].monotonic_seconds if in_job else 0.0)
+    last = job_ended or (in_job[-1] if in_job else None)
+    ended = max(started, last.monotonic_seconds) if last else started
+    steps = read_steps(main, MAIN_JOB)
+    stalls = read_stalls(main, steps.first, ended)
+    return Timeline(
+        started_seconds=started,
+        ended_seconds=ended,
+        outcome=job_ended.fields.get("outcome") if job_ended else None,
+        run_ended=run_ended.fields.get("reason") if run_ended else None,
+        job_failed=next((event for event in main if event.kind == "job_failed"), None),
+        num_ranks=fields.get("num_ranks"),
+        steps_planned=fields.get("steps"),
+        samples_per_step=fields.get("samples_per_step"),
+        members_of={
+            int(event.fields["epoch"]): len(event.fields["members"])
+            for event in main
+            if event.kind in ("layout", "regrouped") and "epoch" in event.fields and "members" in event.fields
+        },
+        steps=steps,
+        twin=read_steps(ordered, TWIN_JOB),
+        stalls=stalls,
+        coordinator_downs=coordinator_downs(main, ended),
+        incidents=_read_incidents(main, steps.first, stalls),
+    )
+
+
+def _read_incidents(
+    main: Sequence[Event], steps: Sequence[CommittedStep], stalls: Sequence[Stall]
+) -> tuple[Incident, ...]:
+    plans: dict[int, Mapping[str, Any]] = {}
+    firsts: dict[int, dict[str, Event]] = {}
+    for event in main:
+        if event.kind == "incidents_planned":
+            plans.update({int(plan["incident"]): plan for plan in event.fields.get("incidents", ())})
+        elif "incident" in event.fields:
+            firsts.setdefault(int(event.fields["incident"]), {}).setdefault(event.kind, event)
+    injections = {i: by_kind["injected"] for i, by_kind in firsts.items() if "injected" in by_kind}
+    detections = _assign_detections([event for event in main if event.kind == "detected"], injections)
+    first_injected = min((event.monotonic_seconds for event in injections.values()), default=0.0)
+    before = median_tokens_per_second(baseline(steps, first_injected))
+    return tuple(
+        _read_incident(i, plans.get(i, {}), firsts.get(i, {}), detections.get(i), main, steps, stalls, before)
+        for i in sorted(plans.keys() | firsts.keys())
+    )
+
+
+def _read_incident(
+    incident: int,
+    plan: Mapping[str, Any],
+    firsts: Mapping[str, Event],
+    detected: float | None,
+    main: Sequence[Event],
+    steps: Sequence[CommittedStep],
+    stalls: Sequence[Stall],
+    before: float | None,
+) -> Incident:
+    at = {kind: event.monotonic_seconds for kind, event in firsts.items()}
+    injection = firsts.get("injected")
+    said: Mapping[str, Any] = injection.fields if injection else {}
+    ranks = tuple(said.get("ranks") or ())
+    known: dict[str, Any] = {
+        "incident": incident,
+        "fault": said.get("fault", plan.get("fault", "unknown")),
+        "target": said.get("target", plan.get("target")),
+        "step": injection.step if injection and injection.step is not None else plan.get("step"),
+        "phase": said.get("phase", plan.get("phase")),
+        "ranks": ranks,
+        "nodes": tuple(said.get("nodes") or ()),
+        "evidence": firsts["verified"].fields.get("evidence") if "verified" in firsts else None,
+        "reason": firsts["unverified"].fields.get("reason") if "unverified" in firsts else None,
+        "is_undone": "undone" in firsts,
+        "held": at.get("held"),
+        "released": at.get("released"),
+    }
+    if injection is None:
+        return Incident(**known)
+    injected = injection.monotonic_seconds
+    index = next((i for i, step in enumerate(steps) if step.began_seconds > injected), None)
+    committed = None if index is None else steps[index].committed_seconds
+    regroups = [
+        stall
+        for stall in stalls
+        if ranks and stall.is_loss and stall.regrouped_seconds is not None and injected <= stall.ended_seconds
+        if committed is None or stall.ended_seconds <= committed
+    ]
+    lifted = at.get("repair_started")
+    if lifted is None:
+        # What was lost does not come back because the injector has nothing left to undo: only a repair brings it.
+        lifted = at.get("undone") if ranks and detected is None else None
+        lifted = lifted if ranks else _first_of(main, "coordinator_restarted", injected)
+    return Incident(
+        **known,
+        injected=injected,
+        verified=at.get("verified"),
+        detected=detected,
+        isolated=None if detected is None else _first_of(main, "isolated", detected),
+        regrouped=regroups[-1].regrouped_seconds if regroups else None,
+        committed=committed,
+        committed_step=None if index is None else steps[index].step,
+        restored=None if index is None or before is None else _restored(steps[index:], before),
+        repair_started=at.get("repair_started"),
+        rejoined=_rejoined(main, injected, ranks),
+        lifted=lifted,
+        transfer_seconds=sum(stall.transfer_seconds for stall in regroups),
+    )
+
+
+def _assign_detections(detections: Sequence[Event], injections: Mapping[int, Event]) -> dict[int, float]:
+    """For every incident the time of the first detection at or after its injection that is its own.
+
+    A lost rank counts for the incident that struck it last; a detection that names no struck rank (an eviction, say)
+    counts for the incident injected last, unless that one has no ranks (the coordinator is no member) or was detected
+    already.
+    """
+    assigned: dict[int, float] = {}
+    for event in detections:
+        earlier = {i: e for i, e in injections.items() if e.monotonic_seconds <= event.monotonic_seconds}
+        latest_first = sorted(earlier, key=lambda i: earlier[i].monotonic_seconds, reverse=True)
+        own = {
+            next(i for i in latest_first if rank in earlier[i].fields.get("ranks", ()))
+            for rank in event.fields.get("lost", ())
+            if any(rank in e.fields.get("ranks", ()) for e in earlier.values())
+        }
+        if not own and latest_first and earlier[latest_first[0]].fields.get("ranks"):
+            own = {latest_first[0]}
+        for i in own:
+            assigned.setdefault(i, event.monotonic_seconds)
+    return assigned
+
+
+def _restored(steps: Sequence[CommittedStep], before_tokens_per_second: float) -> float | None:
+    for first in range(len(steps) - RESTORED_STEPS + 1):
+        window = steps[first : first + RESTORED_STEPS]
+        seconds = sum(step.duration_seconds for step in window)
+        if sum(step.tokens for step in window) >= RESTORED_RATIO * before_tokens_per_second * seconds:
+            return window[0].committed_seconds
+    return None
+
+
+def _rejoined(main: Sequence[Event], injected: float, ranks: Sequence[int]) -> float | None:
+    """When the last of `ranks` was back."""
+    missing = set(ranks)
+    for event in main:
+        if event.kind == "rejoined" and event.monotonic_seconds >= injected and missing:
+            missing -= set(event.fields.get("ranks", ()))
+            if not missing:
+                return event.monotonic_seconds
+    return None
+
+
+def _first_of(main: Sequence[Event], kind: str, since: float) -> float | None:
+    return next((e.monotonic_seconds for e in main if e.kind == kind and e.monotonic_seconds >= since), None)
+
+
+def _difference(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def _is_before(later: float | None, earlier: float | None) -> bool:
+    return later is not None and earlier is not None and later < earlier

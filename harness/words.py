@@ -1,0 +1,267 @@
+"""Events in plain words: one sentence for each event that a person wants to know of, none for the others."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
+
+_HOW_NOTICED = {
+    "supervisor": "a supervisor saw the processes end",
+    "connection": "their connections closed",
+    "heartbeat": "their heartbeats stopped",
+    "peers": "other ranks cannot reach them",
+}
+
+
+class Narrator:
+    """Tells a run's events, in the order fed. It remembers just what later sentences refer to."""
+
+    def __init__(self) -> None:
+        self._injected: dict[int, Event] = {}
+        self._is_striking = False
+        self._killed_pids: set[int] = set()
+        self._steps: dict[str, int] = {}
+        self._ending: set[str] = set()
+
+    def tell(self, event: Event) -> str | None:
+        """What happened, in one sentence without its time and step; None when it is not worth a line."""
+        if event.kind == "step_committed" and (event.step or 0) >= self._steps.get(event.job, 0) > 0:
+            self._ending.add(event.job)
+        teller = getattr(self, f"_tell_{event.kind}", None)
+        sentence = teller(event, event.fields) if teller else None
+        if sentence is None:
+            return None
+        return one_line(sentence if event.job == MAIN_JOB else f"fault-free twin: {sentence}")
+
+    def _tell_incidents_planned(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        planned = [f"{i.get('fault')} on {target_text(i.get('target'))} {when(i)}" for i in fields.get("incidents", [])]
+        return f"planned: {'; '.join(planned)}" if planned else None
+
+    def _tell_job_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._steps[event.job] = int(fields.get("steps") or 0)
+        ranks, steps = count(fields.get("num_ranks") or 0, "rank"), count(fields.get("steps") or 0, "step")
+        return f"job started: {ranks}, {steps}{', no faults, to compare with' if event.job == TWIN_JOB else ''}"
+
+    def _tell_held(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_striking = True
+        rank = fields.get("held_rank")
+        return f"{'the target' if rank is None else f'rank {rank}'} held in the {fields.get('phase')} phase of the step"
+
+    def _tell_injected(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._injected[fields.get("incident", 0)] = event
+        self._killed_pids.update(pid for process in fields.get("processes", ()) if (pid := _pid(process)))
+        whom = _whom(fields)
+        return f"{fields.get('fault')} applied to {target_text(fields.get('target'))}{': ' if whom else ''}{whom}"
+
+    def _tell_verified(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_striking = False
+        injected = self._injected.get(fields.get("incident", 0))
+        evidence = evidence_text(fields.get("evidence"))
+        if injected is None or not str(injected.fields.get("fault")).startswith("kill-"):
+            return f"effect seen: {evidence}" if evidence else "effect seen"
+        whom = _whom(injected.fields)
+        target = target_text(injected.fields.get("target"))
+        return f"{target} killed: {whom} gone" if whom else f"{target} killed: {evidence}"
+
+    def _tell_unverified(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_striking = False
+        return f"the fault's effect was NOT seen: {fields.get('reason')}. The run proves nothing about it"
+
+    def _tell_detected(self, event: Event, fields: Mapping[str, Any]) -> str:
+        how = str(fields.get("how"))
+        lost = fields.get("lost", ())
+        return f"the job noticed the loss of {name_ranks(lost)}: {_HOW_NOTICED.get(how, how)}"
+
+    def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        if fields.get("reason") not in ("loss", "retry"):
+            return None
+        again = "once more " if fields["reason"] == "retry" else ""
+        degraded = num_degraded_layers(fields)
+        approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
+        return f"the layers are shared out {again}over {count(_size(fields.get('members')), 'rank')}{approximated}"
+
+    def _tell_regrouped(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        ranks = count(_size(fields.get("members")), "rank")
+        if fields.get("reason") == "start":
+            return f"{ranks} connected; training begins"
+        size, seconds = fields.get("transfer_bytes") or 0, fields.get("transfer_seconds") or 0.0
+        moved = f"; {name_bytes(size)} of state moved in {seconds:.2f} s" if size else ""
+        return f"{ranks} connected anew{moved}"
+
+    def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        nodes, ranks = name_nodes(fields.get("nodes", ())), name_ranks(fields.get("ranks", ()))
+        return f"repair: {' with '.join(part for part in (nodes, ranks) if part) or 'the target'} starts again"
+
+    def _tell_rejoined(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"{name_ranks(fields.get('ranks', ()))} back in the job"
+
+    def _tell_coordinator_restarted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"the coordinator is back: it learned the state from {count(_size(fields.get('members')), 'rank')}"
+
+    def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"a fault could NOT be undone: {fields.get('reason')}. `chaos heal` tries again"
+
+    def _tell_process_exited(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
+        # and once the job is over, all of them are ended.
+        by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
+        if by_design or fields.get("exit") == 0:
+            return None
+        who = str(fields.get("role"))
+        if fields.get("exited_rank") is not None:
+            who = f"rank {fields['exited_rank']}"
+        elif fields.get("exited_node") is not None:
+            who += f" of node {fields['exited_node']}"
+        return f"process of {who} ended unexpectedly: {exit_text(fields.get('exit'))}"
+
+    def _tell_job_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.add(event.job)
+        return f"the job cannot go on: {fields.get('reason')}"
+
+    def _tell_job_ended(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.add(event.job)
+        return f"job {fields.get('outcome')} with {count(fields.get('steps_committed') or 0, 'step')} committed"
+
+    def _tell_halted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.update((MAIN_JOB, TWIN_JOB))
+        return f"halted, because: {fields.get('condition')}"
+
+    def _tell_interrupted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.update((MAIN_JOB, TWIN_JOB))
+        return f"interrupted by {fields.get('signal')}; cleaning up"
+
+    def _tell_residue(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        left = [
+            count(_size(fields.get(key)), noun)
+            for key, noun in (("processes", "process"), ("undo_pending", "fault not undone"))
+            if _size(fields.get(key))
+        ]
+        return f"left behind: {', '.join(left)}. `chaos heal` removes it" if left else None
+
+    def _tell_run_ended(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        if fields.get("reason") == "completed":
+            return None
+        return f"run {fields.get('reason')}{': ' if fields.get('message') else ''}{fields.get('message') or ''}"
+
+    def _tell_warning(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"warning: {fields.get('message')}"
+
+
+def one_line(text: object) -> str:
+    """`text` on one line and without control characters: what a fault or a job says must not steer a terminal."""
+    return "".join(char if char.isprintable() else " " for char in str(text)).strip()
+
+
+def num_degraded_layers(fields: Mapping[str, Any]) -> int:
+    """Degraded layers of a `layout` event, counted once per replica that degrades them."""
+    replicas = (fields.get("layout") or {}).get("replicas", ())
+    return sum(len(span.get("degraded", ())) for replica in replicas for span in replica.get("spans", ()))
+
+
+def target_text(target: object) -> str:
+    """A target as a person says it: `node 2` for `node=2`, `the coordinator` for `role=coordinator`."""
+    return one_line(target).replace("role=", "the ").replace("=", " ").replace(",", ", ")
+
+
+def when(incident: Mapping[str, Any]) -> str:
+    """The trigger of a planned incident: `at step 500 (backward)`, or `after 10 s`."""
+    if incident.get("step") is not None:
+        phase = incident.get("phase")
+        return f"at step {incident['step']}{f' ({phase})' if phase else ''}"
+    return f"after {incident.get('at_seconds')} s"
+
+
+def evidence_text(evidence: object) -> str:
+    """Evidence of whatever shape as one readable line."""
+    if evidence is None:
+        return ""
+    if isinstance(evidence, Mapping):
+        return ", ".join(f"{str(key).replace('_', ' ')}: {evidence_text(value)}" for key, value in evidence.items())
+    if isinstance(evidence, list | tuple):
+        return ", ".join(evidence_text(item) for item in evidence)
+    if isinstance(evidence, bool):
+        return "yes" if evidence else "no"
+    return f"{evidence:.3g}" if isinstance(evidence, float) else str(evidence)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `3 processes`."""
+    if number == 1:
+        return f"1 {noun}"
+    head, _, tail = noun.partition(" ")
+    plural = f"{head}{'es' if head.endswith('s') else 's'}"
+    return f"{number} {plural}{' ' if tail else ''}{tail}"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 4 and 5`, `ranks 0 to 15`."""
+    return _name("rank", ranks)
+
+
+def name_nodes(nodes: Iterable[int]) -> str:
+    """`node 2`, `nodes 1 and 2`."""
+    return _name("node", nodes)
+
+
+def name_bytes(number: float) -> str:
+    """A size with a binary unit: `1.5 MiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def name_seconds(seconds: float | None) -> str:
+    """A duration as a person would say it: `35 ms`, `1.24 s`, `12.3 s`, `4 min 05 s`; `-` when unknown."""
+    if seconds is None:
+        return "-"
+    if abs(seconds) < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if abs(seconds) < 119.95:
+        return f"{seconds:.2f} s" if abs(seconds) < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(abs(seconds)), 60)
+    return f"{'-' if seconds < 0 else ''}{minutes} min {rest:02d} s"
+
+
+def exit_text(code: object) -> str:
+    """An exit code as a person says it: `exit code 1`, `killed by SIGKILL`."""
+    if isinstance(code, int) and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"exit code {code}"
+
+
+def _name(noun: str, numbers: Iterable[int]) -> str:
+    ordered = sorted(set(numbers))
+    if len(ordered) < 2:
+        return f"{noun} {ordered[0]}" if ordered else ""
+    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return f"{noun}s {ordered[0]} to {ordered[-1]}"
+    return f"{noun}s {', '.join(map(str, ordered[:-1]))} and {ordered[-1]}"
+
+
+def _whom(fields: Mapping[str, Any]) -> str:
+    """`ranks 4 and 5 (5 processes)`."""
+    processes = _size(fields.get("processes"))
+    named = name_ranks(fields.get("ranks") or ())
+    if not processes:
+        return named
+    return f"{named} ({count(processes, 'process')})" if named else count(processes, "process")
+
+
+def _pid(process: object) -> int | None:
+    pid = process.get("pid") if isinstance(process, Mapping) else process[0] if isinstance(process, list) else process
+    return pid if isinstance(pid, int) else None
+
+
+def _size(value: object) -> int:
+    """How many: of a list its length, of a number itself."""
+    if isinstance(value, int):
+        return value
+    return len(value) if isinstance(value, list | tuple | dict | set | frozenset) else 0

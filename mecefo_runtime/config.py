@@ -1,0 +1,141 @@
+"""What a job is: model shapes, the training recipe and the cluster, as frozen values. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mecefo_runtime.layout import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A LLaMA shape: `num_key_value_heads < num_heads` is grouped-query attention."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of num_heads {self.num_heads}")
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+# 60m to 1b: GaLore's LLaMA shapes (arXiv 2403.03507, Table 6), which MeCeFO trains too; 7b: LLaMA (arXiv 2302.13971).
+# The tokenizer of ours is bytes, the shapes keep the published vocabulary so that costs and memory are the published ones.
+PRESETS: Mapping[str, ModelConfig] = {
+    "llama-tiny": ModelConfig(64, 176, 4, 4, 4, 256),
+    "60m": ModelConfig(512, 1376, 8, 8, 8, 32_000),
+    "130m": ModelConfig(768, 2048, 12, 12, 12, 32_000),
+    "350m": ModelConfig(1024, 2736, 24, 16, 16, 32_000),
+    "1b": ModelConfig(2048, 5461, 24, 32, 32, 32_000),
+    "7b": ModelConfig(4096, 11008, 32, 32, 32, 32_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximationConfig:
+    """The MeCeFO techniques for degraded layers (arXiv 2510.16415, section 4).
+
+    `rank` is r of the low-rank weight gradient, `refresh_steps` is tau. `recompute_ffn` keeps only the FFN's input and
+    recomputes gate and up in the backward pass (technique II). `down_projection` says which singular vectors the down
+    projection's gradient is projected on: "left" is nearer to the exact gradient, "right" is the paper's.
+    """
+
+    rank: int = 16
+    refresh_steps: int = 50
+    recompute_ffn: bool = True
+    down_projection: Literal["left", "right"] = "left"
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "refresh_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.down_projection not in ("left", "right"):
+            raise ValueError(f"down_projection must be left or right, not {self.down_projection!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """One training job. Batch sizes count sequences, lengths count tokens (bytes)."""
+
+    model: ModelConfig = PRESETS["llama-tiny"]
+    nodes: int = 4
+    gpus_per_node: int = 2
+    data_parallel: int = 4
+    pipeline: int = 2
+    steps: int = 600
+    seed: int = 0
+    strategy: str = "ndb"
+    sequence_length: int = 64
+    microbatch_size: int = 4
+    microbatches_per_replica: int = 4
+    learning_rate: float = 3e-3
+    min_learning_rate_ratio: float = 0.1
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_grad_norm: float = 1.0
+    data: str | None = None
+    approximation: ApproximationConfig = field(default_factory=ApproximationConfig)
+    dilation_ratio: float = 1.0
+    heartbeat_timeout_seconds: float = 2.0
+    collective_timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "sequence_length", "microbatch_size", "microbatches_per_replica"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self.cluster()
+
+    def cluster(self) -> Cluster:
+        """The configured cluster.
+
+        Raises:
+            mecefo_runtime.layout.LayoutError: the shape does not fit the ranks.
+        """
+        return Cluster(
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            data_parallel=self.data_parallel,
+            pipeline=self.pipeline,
+            num_layers=self.model.num_layers,
+            num_microbatches=self.data_parallel * self.microbatches_per_replica,
+        )
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences that one step consumes over all replicas."""
+        return self.data_parallel * self.microbatches_per_replica * self.microbatch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Predicted tokens of one step over all replicas."""
+        return self.samples_per_step * self.sequence_length
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> JobConfig:
+        """Read what `to_dict` wrote."""
+        values = dict(raw)
+        values["model"] = ModelConfig(**values["model"])
+        values["approximation"] = ApproximationConfig(**values["approximation"])
+        values["betas"] = tuple(values["betas"])
+        return cls(**values)

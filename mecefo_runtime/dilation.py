@@ -1,0 +1,51 @@
+"""Time dilation: every rank behaves like a device of its own, though many share a few cores.
+
+Thread CPU time of a piece of work stays nearly the same under contention while its wall time does not, so every compute
+segment is padded by sleep to `ratio x` the CPU time that it really took. With a ratio above ranks per core, what the wall
+clock then measures is the method (bubbles, load, degraded layers), not the scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+# Below one a segment cannot be padded; above it, every rank owns 1 / ratio of a core.
+NO_DILATION = 1.0
+# Share of the cores that dilated ranks ask for together. The rest is for communication threads, the conductor and whatever
+# else the machine does: what a busy loop on one of two cores leaves must still be enough.
+TARGET_UTILISATION = 0.7
+
+
+def automatic_ratio(num_ranks: int, num_cores: int) -> float:
+    """The ratio at which `num_ranks` ranks that compute all at once fill `TARGET_UTILISATION` of `num_cores` cores."""
+    return max(NO_DILATION, round(num_ranks / (num_cores * TARGET_UTILISATION), 2))
+
+
+class Pacer:
+    """Pads compute segments; use as `with pacer: forward()`. Not re-entrant, one per training thread.
+
+    `compute_seconds` accumulates the CPU time of all segments, before padding.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        if ratio < NO_DILATION:
+            raise ValueError(f"dilation must be at least 1, not {ratio}")
+        self._ratio = ratio
+        self.compute_seconds = 0.0
+        self._began_wall = 0.0
+        self._began_cpu = 0.0
+
+    def __enter__(self) -> None:
+        self._began_wall = time.monotonic()
+        self._began_cpu = time.thread_time()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        cpu_seconds = time.thread_time() - self._began_cpu
+        self.compute_seconds += cpu_seconds
+        if self._ratio > NO_DILATION:
+            remaining = self._began_wall + self._ratio * cpu_seconds - time.monotonic()
+            if remaining > 0:
+                time.sleep(remaining)

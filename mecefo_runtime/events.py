@@ -1,0 +1,152 @@
+"""Events: the one record of a run, one JSON object a line.
+
+Every process of a run (rank, coordinator, node supervisor, injector, conductor) emits events; everything that is shown,
+judged or reported is computed from them. `docs/events.md` lists the kinds and their fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+MAIN_JOB = "main"
+TWIN_JOB = "twin"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    `time_seconds` is Unix time, for people; `monotonic_seconds` is CLOCK_MONOTONIC, which all processes of one host share:
+    durations are differences of it. `attempt` counts the starts of the emitting rank or node, from 1: together with `pid`
+    it tells a dying process's last words from its successor's first ones.
+    """
+
+    kind: str
+    source: str
+    time_seconds: float
+    monotonic_seconds: float
+    pid: int
+    attempt: int = 1
+    job: str = MAIN_JOB
+    rank: int | None = None
+    node: int | None = None
+    step: int | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The event as one line of JSON, without the newline."""
+        return json.dumps(
+            {
+                "time": round(self.time_seconds, 6),
+                "monotonic": round(self.monotonic_seconds, 6),
+                "job": self.job,
+                "source": self.source,
+                "rank": self.rank,
+                "node": self.node,
+                "pid": self.pid,
+                "attempt": self.attempt,
+                "step": self.step,
+                "kind": self.kind,
+                "fields": dict(self.fields),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Event:
+        """Read one line.
+
+        Raises:
+            ValueError: the line is not a complete event (a run that was cut off ends in one of those).
+        """
+        try:
+            raw = json.loads(line)
+            return cls(
+                kind=raw["kind"],
+                source=raw["source"],
+                time_seconds=float(raw["time"]),
+                monotonic_seconds=float(raw["monotonic"]),
+                pid=int(raw["pid"]),
+                attempt=int(raw["attempt"]),
+                job=raw["job"],
+                rank=raw["rank"],
+                node=raw["node"],
+                step=raw["step"],
+                fields=raw["fields"],
+            )
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not an event: {error}") from error
+
+
+class Emitter:
+    """Stamps events with who and when, and hands them to a sink."""
+
+    def __init__(
+        self,
+        sink: Callable[[Event], None],
+        source: str,
+        *,
+        job: str = MAIN_JOB,
+        rank: int | None = None,
+        node: int | None = None,
+        attempt: int = 1,
+    ) -> None:
+        self._sink = sink
+        self._source = source
+        self._job = job
+        self._rank = rank
+        self._node = node
+        self._attempt = attempt
+
+    def emit(
+        self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
+    ) -> Event:
+        """Emit one event, as of now or of `monotonic_seconds`; returns it."""
+        now = time.monotonic()
+        happened = now if monotonic_seconds is None else monotonic_seconds
+        event = Event(
+            kind=kind,
+            source=self._source,
+            time_seconds=time.time() - (now - happened),
+            monotonic_seconds=happened,
+            pid=os.getpid(),
+            attempt=self._attempt,
+            job=self._job,
+            rank=self._rank,
+            node=self._node,
+            step=step,
+            fields=fields,
+        )
+        self._sink(event)
+        return event
+
+
+class EventSink(Protocol):
+    """Takes events one by one; after `__call__` returned, the event survives the death of the emitting process."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+class SocketSink:
+    """Sends events as lines over a connected stream socket; a lost collector never stops a training process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Write the line into the kernel's buffer, where it outlives this process."""
+        line = event.to_json().encode() + b"\n"
+        try:
+            with self._lock:
+                self._connection.sendall(line)
+        except OSError:
+            # The collector is gone, and with it whoever would read this. Training is worth more than its record.
+            return

@@ -1,0 +1,31 @@
+"""What the runtime lets others see and hold: it announces every (step, phase) before it enters it.
+
+A job names its hooks as `module:function` (environment `MECEFO_HOOKS`, comma-separated); the function gets the rank's identity
+and returns an object with `announce`. Without hooks an announcement costs an empty loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+
+class Hook(Protocol):
+    """Told before a rank enters a phase, on its training thread, which waits until `announce` returns."""
+
+    def announce(self, step: int, phase: str) -> None: ...
+
+
+class Hooks:
+    """All hooks of a rank."""
+
+    def __init__(self, names: str, *, rank: int, node: int, attempt: int) -> None:
+        self._hooks: list[Hook] = []
+        for name in filter(None, names.split(",")):
+            module, _, function = name.partition(":")
+            self._hooks.append(getattr(importlib.import_module(module), function)(rank=rank, node=node, attempt=attempt))
+
+    def announce(self, step: int, phase: str) -> None:
+        """Tell every hook."""
+        for hook in self._hooks:
+            hook.announce(step, phase)

@@ -1,0 +1,268 @@
+"""Who holds which layers, which of them are degraded, and who computes how many microbatches.
+
+Values without I/O: planners make them, the coordinator announces them, ranks obey them. A layout names transformer layers
+only: the embedding goes with the holder of layer 0 and the head with the holder of the last layer, as *units* (see `units`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+EMBEDDING = "embedding"
+HEAD = "head"
+
+
+class LayoutError(ValueError):
+    """A layout breaks one of its invariants, or a cluster cannot have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The configured shape of a job: what is there when nothing has failed.
+
+    `num_microbatches` is the number of microbatches of a step over all replicas.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    data_parallel: int
+    pipeline: int
+    num_layers: int
+    num_microbatches: int
+
+    def __post_init__(self) -> None:
+        if self.data_parallel * self.pipeline != self.num_ranks:
+            raise LayoutError(
+                f"data_parallel x pipeline = {self.data_parallel} x {self.pipeline} = {self.data_parallel * self.pipeline}, "
+                f"but {self.nodes} nodes x {self.gpus_per_node} ranks = {self.num_ranks} ranks"
+            )
+        if self.num_layers < self.pipeline:
+            raise LayoutError(f"{self.num_layers} layers do not fill {self.pipeline} pipeline stages")
+        if self.num_microbatches < self.data_parallel:
+            raise LayoutError(f"{self.num_microbatches} microbatches do not feed {self.data_parallel} replicas")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks over all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    def node_of(self, rank: int) -> int:
+        """The node that hosts `rank`."""
+        return rank // self.gpus_per_node
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks that `node` hosts."""
+        return range(node * self.gpus_per_node, (node + 1) * self.gpus_per_node)
+
+    def cell_of(self, rank: int) -> tuple[int, int]:
+        """(replica, stage) of `rank` when nothing has failed.
+
+        Diagonal, so that the ranks of one node differ in replica and in stage wherever the shape allows it: a node's loss
+        then takes no replica whole, and no stage away from all of its holders.
+        """
+        replica = rank % self.data_parallel
+        stage = (rank + rank // lcm(self.data_parallel, self.pipeline)) % self.pipeline
+        return replica, stage
+
+    def rank_at(self, replica: int, stage: int) -> int:
+        """The rank that holds `stage` of `replica` when nothing has failed."""
+        return next(rank for rank in range(self.num_ranks) if self.cell_of(rank) == (replica, stage))
+
+    def stage_layers(self, stage: int) -> range:
+        """The layers of `stage`: contiguous, sizes differing by at most one, the larger ones first."""
+        base, extra = divmod(self.num_layers, self.pipeline)
+        first = stage * base + min(stage, extra)
+        return range(first, first + base + (stage < extra))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Layers `first` up to but without `end`, held by `rank` in one replica; those in `degraded` run approximated."""
+
+    rank: int
+    first: int
+    end: int
+    degraded: frozenset[int] = frozenset()
+
+    @property
+    def layers(self) -> range:
+        """The layers of this span."""
+        return range(self.first, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One data-parallel copy of the model: its spans in pipeline order, and its share of every step's microbatches."""
+
+    replica: int
+    spans: tuple[Span, ...]
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The active replicas of a job. A rank that appears in no span is idle."""
+
+    num_layers: int
+    replicas: tuple[Replica, ...]
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of one step over all replicas."""
+        return sum(replica.num_microbatches for replica in self.replicas)
+
+    @property
+    def num_degraded_layers(self) -> int:
+        """Degraded layers, counted once per replica that degrades them."""
+        return sum(len(span.degraded) for replica in self.replicas for span in replica.spans)
+
+    def ranks(self) -> frozenset[int]:
+        """All ranks that hold something."""
+        return frozenset(span.rank for replica in self.replicas for span in replica.spans)
+
+    def find(self, rank: int) -> tuple[Replica, int] | None:
+        """(replica, position in its pipeline) of `rank`, or None when it is idle."""
+        for replica in self.replicas:
+            for position, span in enumerate(replica.spans):
+                if span.rank == rank:
+                    return replica, position
+        return None
+
+    def microbatches_of(self, replica: int) -> range:
+        """The microbatches of a step that `replica` computes, as indices into the step's microbatches."""
+        first = 0
+        for candidate in self.replicas:
+            if candidate.replica == replica:
+                return range(first, first + candidate.num_microbatches)
+            first += candidate.num_microbatches
+        raise KeyError(replica)
+
+    def units(self, rank: int) -> tuple[str, ...]:
+        """The units that `rank` holds, in pipeline order: `embedding`, `layer.0`, ..., `head`."""
+        place = self.find(rank)
+        if place is None:
+            return ()
+        span = place[0].spans[place[1]]
+        head = (HEAD,) if span.end == self.num_layers else ()
+        embedding = (EMBEDDING,) if span.first == 0 else ()
+        return (*embedding, *(layer_unit(layer) for layer in span.layers), *head)
+
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """For every unit the ranks that hold it, ascending."""
+        holders: dict[str, list[int]] = {}
+        for rank in sorted(self.ranks()):
+            for unit in self.units(rank):
+                holders.setdefault(unit, []).append(rank)
+        return {unit: tuple(ranks) for unit, ranks in holders.items()}
+
+    def check(self, cluster: Cluster, alive: Iterable[int]) -> None:
+        """Assert the invariants of a layout.
+
+        Raises:
+            LayoutError: a layer is held not exactly once in some replica, a span is held by a rank that is not alive or
+                holds another one, or the microbatches of a step are not covered exactly once.
+        """
+        alive = frozenset(alive)
+        seen: set[int] = set()
+        for replica in self.replicas:
+            expected = 0
+            for span in replica.spans:
+                if span.first != expected or span.end <= span.first:
+                    raise LayoutError(f"replica {replica.replica}: span {span} does not continue at layer {expected}")
+                if span.rank not in alive:
+                    raise LayoutError(f"rank {span.rank} is not alive but holds layers {span.first}-{span.end - 1}")
+                if span.rank in seen:
+                    raise LayoutError(f"rank {span.rank} holds two spans")
+                if not span.degraded <= set(span.layers):
+                    raise LayoutError(f"rank {span.rank} degrades layers that it does not hold")
+                seen.add(span.rank)
+                expected = span.end
+            if expected != self.num_layers:
+                raise LayoutError(f"replica {replica.replica} ends at layer {expected} of {self.num_layers}")
+            if replica.num_microbatches < 0:
+                raise LayoutError(f"replica {replica.replica} has a negative number of microbatches")
+        if self.num_microbatches != cluster.num_microbatches:
+            raise LayoutError(f"{self.num_microbatches} microbatches planned, a step has {cluster.num_microbatches}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "num_layers": self.num_layers,
+            "replicas": [
+                {
+                    "replica": replica.replica,
+                    "num_microbatches": replica.num_microbatches,
+                    "spans": [
+                        {"rank": s.rank, "first": s.first, "end": s.end, "degraded": sorted(s.degraded)}
+                        for s in replica.spans
+                    ],
+                }
+                for replica in self.replicas
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
+        """Read what `to_dict` wrote."""
+        return cls(
+            num_layers=raw["num_layers"],
+            replicas=tuple(
+                Replica(
+                    replica=r["replica"],
+                    num_microbatches=r["num_microbatches"],
+                    spans=tuple(Span(s["rank"], s["first"], s["end"], frozenset(s["degraded"])) for s in r["spans"]),
+                )
+                for r in raw["replicas"]
+            ),
+        )
+
+
+def layer_unit(layer: int) -> str:
+    """The name of a transformer layer as a unit of state."""
+    return f"layer.{layer}"
+
+
+def unit_layer(unit: str) -> int | None:
+    """The layer that a unit name stands for, None for embedding and head."""
+    return int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
+
+
+def split_evenly(total: int, parts: int) -> list[int]:
+    """`total` as `parts` whole numbers that differ by at most one, the larger ones first."""
+    base, extra = divmod(total, parts)
+    return [base + (index < extra) for index in range(parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """`unit` goes from rank `source` to rank `destination`."""
+
+    unit: str
+    source: int
+    destination: int
+
+
+def plan_transfers(layout: Layout, holdings: Mapping[int, Iterable[str]]) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
+    """What must move before `layout` can run, given what each rank holds now.
+
+    Sources are chosen so that no rank sends much more than another. Returns (transfers, units that nobody holds any more).
+    """
+    held = {rank: frozenset(units) for rank, units in holdings.items()}
+    load = dict.fromkeys(sorted(held), 0)
+    transfers: list[Transfer] = []
+    missing: set[str] = set()
+    for rank in sorted(layout.ranks()):
+        for unit in layout.units(rank):
+            if unit in held.get(rank, frozenset()):
+                continue
+            sources = [source for source in load if source != rank and unit in held[source]]
+            if not sources:
+                missing.add(unit)
+                continue
+            source = min(sources, key=lambda candidate: (load[candidate], candidate))
+            load[source] += 1
+            transfers.append(Transfer(unit, source, rank))
+    return tuple(transfers), tuple(sorted(missing))

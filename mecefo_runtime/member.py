@@ -1,0 +1,257 @@
+"""A rank's side of membership: the control connection, and what the coordinator last called for.
+
+One thread reads the connection and one sends signs of life; the training thread never waits on the network here without a
+deadline. Without a coordinator training goes on, and the connection is made again as soon as one is back.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from mecefo_runtime.groups import EpochBroken
+from mecefo_runtime.wire import Connection, Message, WireError
+
+RECONNECT_SECONDS = 0.02
+CONNECT_TIMEOUT_SECONDS = 1.0
+ABORT_AGAIN_SECONDS = 0.02
+
+
+class EpochOver(EpochBroken):
+    """The coordinator has called the members out of the epoch."""
+
+
+class Stopped(RuntimeError):
+    """The coordinator ended the job; the text says why."""
+
+
+class Membership:
+    """What this rank knows of the job's membership. `describe` tells the state that a hello reports.
+
+    `abort` is called, again and again until the training thread parks, when the epoch must be left at once.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Message,
+        heartbeat_seconds: float,
+        describe: Callable[[], Message],
+        abort: Callable[[], None],
+    ) -> None:
+        self._address = address
+        self._identity = identity
+        self._heartbeat_seconds = heartbeat_seconds
+        self._describe = describe
+        self._abort = abort
+        self._connection: Connection | None = None
+        self._values: dict[str, bytes] = {}
+        self._closed = False
+        self._abort_thread: threading.Thread | None = None
+        self.changed = threading.Condition()
+        self.epoch = 0
+        self.target = 0
+        self.must_leave = False
+        self._leave_for = 0
+        self.is_evicted = False
+        self.orders: Message | None = None
+        self.farewell: Message | None = None
+
+    def start(self) -> None:
+        """Connect, for as long as it takes, and begin to listen."""
+        threading.Thread(target=self._listen, name="membership", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    # ---- for the training thread ----
+
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether the members are asked to park at the next step boundary."""
+        return self.target > self.epoch
+
+    def check(self) -> None:
+        """Raise EpochOver when the epoch must be left at once."""
+        if self.must_leave:
+            raise EpochOver("the coordinator started a new epoch")
+
+    def send(self, message: Message) -> bool:
+        """Tell the coordinator; False when there is none. What matters is told again in the next hello."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            connection.send(message)
+        except OSError:
+            return False
+        return True
+
+    def park(self, describe: Callable[[], Message]) -> Message:
+        """Report this rank's state for the new epoch, and again for every newer one, until orders come; returns them.
+
+        Raises:
+            Stopped: the job is over for a reason that is not success.
+        """
+        parked_for = None
+        while True:
+            with self.changed:
+                self.must_leave = False
+                if self.farewell is not None:
+                    return self._take_farewell()
+                if self.is_evicted:
+                    return {"type": "evicted"}
+                if self.orders is not None and self.orders["epoch"] >= self.target:
+                    orders, self.orders = self.orders, None
+                    self.target = int(orders["epoch"])
+                    return orders
+                target = self.target
+                if parked_for == target:
+                    self.changed.wait(timeout=1.0)
+                    continue
+            # Outside the lock: the listener may need it while the coordinator takes its time.
+            if target > self.epoch and not self.send({**describe(), "type": "parked", "epoch": target}):
+                time.sleep(RECONNECT_SECONDS)
+                continue
+            parked_for = target
+
+    def enter(self, epoch: int) -> None:
+        """The training thread is in `epoch` now."""
+        with self.changed:
+            self.epoch = epoch
+            self.must_leave = self._leave_for > epoch
+
+    def wait_farewell(self) -> bool:
+        """After the last step: wait for the goodbye; False when the coordinator calls for another regroup first.
+
+        Raises:
+            Stopped: the job is over for a reason that is not success.
+        """
+        with self.changed:
+            while self.farewell is None and not self.wants_boundary:
+                self.changed.wait(timeout=1.0)
+            if self.farewell is None:
+                return False
+            self._take_farewell()
+            return True
+
+    def wait_until(self, is_done: Callable[[], bool], timeout_seconds: float) -> bool:
+        """Wait until `is_done` or the epoch must be left; False when neither came in time.
+
+        Raises:
+            EpochOver: it must be left.
+        """
+        with self.changed:
+            arrived = self.changed.wait_for(lambda: is_done() or self.must_leave, timeout_seconds)
+        self.check()
+        return arrived
+
+    def notify(self) -> None:
+        """Wake whoever waits."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def start_over(self) -> None:
+        """After an eviction: say hello again, as a newcomer."""
+        with self.changed:
+            self.is_evicted = False
+            self.orders = None
+            self.epoch = self.target = self._leave_for = 0
+            self.must_leave = False
+        self.send(self._hello())
+
+    # ---- rendezvous of groups ----
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value for the peers."""
+        self._values[key] = value
+        self.send({"type": "put", "key": key, "value": base64.b64encode(value).decode()})
+
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        """A value that a peer published, as soon as it is there.
+
+        Raises:
+            EpochBroken: it did not come in time.
+        """
+        if key not in self._values:
+            self.send({"type": "take", "key": key})
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self._values, timeout_seconds):
+                raise EpochBroken(f"no peer published {key} within {timeout_seconds} s")
+            return self._values[key]
+
+    def forget_values(self) -> None:
+        """Drop the values of earlier rendezvous."""
+        with self.changed:
+            self._values.clear()
+
+    # ---- threads ----
+
+    def _take_farewell(self) -> Message:
+        assert self.farewell is not None
+        if self.farewell["type"] == "stop":
+            raise Stopped(str(self.farewell["reason"]))
+        return self.farewell
+
+    def _hello(self) -> Message:
+        return {"type": "hello", "role": "rank", "target": self.target, **self._identity, **self._describe()}
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                connection = Connection.open(self._address, self._hello(), CONNECT_TIMEOUT_SECONDS)
+            except OSError:
+                time.sleep(RECONNECT_SECONDS)
+                continue
+            self._connection = connection
+            with suppress(WireError):
+                while True:
+                    self._on_message(connection.receive())
+            self._connection = None
+            connection.close()
+
+    def _on_message(self, message: Message) -> None:
+        with self.changed:
+            match message["type"]:
+                case "value":
+                    self._values[message["key"]] = base64.b64decode(message["value"])
+                case "join":
+                    self.target = max(self.target, int(message["epoch"]))
+                case "regroup":
+                    self.target = self._leave_for = max(self.target, int(message["epoch"]))
+                    self._leave()
+                case "form":
+                    self.orders = message
+                case "evicted":
+                    self.is_evicted = True
+                    self._leave()
+                case "goodbye" | "stop":
+                    self.farewell = message
+                    if message["type"] == "stop":
+                        self._leave()
+            self.changed.notify_all()
+
+    def _leave(self) -> None:
+        self.must_leave = True
+        if self._abort_thread is None or not self._abort_thread.is_alive():
+            self._abort_thread = threading.Thread(target=self._keep_aborting, name="abort", daemon=True)
+            self._abort_thread.start()
+
+    def _keep_aborting(self) -> None:
+        # Again and again: an operation that starts after the sockets were shut down fails by itself, but one on sockets
+        # that come up meanwhile would block.
+        while self.must_leave:
+            self._abort()
+            time.sleep(ABORT_AGAIN_SECONDS)
+
+    def _beat(self) -> None:
+        while not self._closed:
+            self.send({"type": "alive"})
+            time.sleep(self._heartbeat_seconds)

@@ -1,0 +1,136 @@
+"""Processes by pid and start time, and the bond that lets none of them outlive its parent. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+# /proc/PID/stat, counted from the state, which follows the command name in parentheses (proc(5)).
+_START_TIME_FIELD = 19
+_DEAD_STATES = frozenset("ZX")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process and no other: a recycled pid has another start time (clock ticks since boot)."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has `pid` now.
+
+        Raises:
+            ProcessLookupError: none has.
+        """
+        fields = _stat(pid)
+        if fields is None:
+            raise ProcessLookupError(f"no process {pid}")
+        return cls(pid, int(fields[_START_TIME_FIELD]))
+
+    def is_running(self) -> bool:
+        """Whether it is in the process table and not dead; a zombie is dead."""
+        fields = _stat(self.pid)
+        return fields is not None and fields[0] not in _DEAD_STATES and int(fields[_START_TIME_FIELD]) == self.start_ticks
+
+    def state(self) -> str:
+        """The process table's word for it (`R`, `S`, `T`, `Z`...), or `gone`."""
+        fields = _stat(self.pid)
+        if fields is None or int(fields[_START_TIME_FIELD]) != self.start_ticks:
+            return "gone"
+        return fields[0]
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to this very process; False when it is gone already.
+
+        By pidfd, opened before the start time is checked: the pid cannot be recycled in between.
+        """
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.is_running():
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Let the kernel kill this process when its parent dies, however it dies; at once if that has happened already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_name(name: str) -> None:
+    """Name this process as `ps -o comm` and `top` show it (15 bytes)."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def start_child(name: str, log: Path, run: Callable[[], int]) -> ProcessId:
+    """Fork a child that runs `run` with its output in `log`, dies with this process, and exits with what `run` returns.
+
+    A fork and no exec: the child has torch imported already. The caller must have no other threads.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return ProcessId.of(pid)
+    code = 1
+    try:
+        die_with_parent(parent)
+        set_name(name)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        code = run()
+    except SystemExit as exit_request:
+        code = exit_request.code if isinstance(exit_request.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        # Not sys.exit: the parent's exit handlers are not the child's to run.
+        os._exit(code)
+
+
+def keep_only(descriptors: Iterable[int]) -> None:
+    """Close every descriptor but the standard ones and `descriptors`: what a fork inherited is the parent's."""
+    kept = {0, 1, 2, *descriptors}
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) not in kept:
+            with suppress(OSError):
+                os.close(int(entry.name))

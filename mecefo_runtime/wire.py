@@ -1,0 +1,133 @@
+"""The control connection: JSON objects, one a line, over a stream socket whose first line carries the run's token.
+
+Ours rather than a store's, because a store call on a training thread can hang without bound when the store's host freezes
+(seen with TCPStore); here every read and write has a deadline. Nothing that comes in is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import threading
+from typing import Any
+
+Message = dict[str, Any]
+# A layout of thousands of ranks fits; a peer that sends more is not one of ours.
+MAX_LINE_BYTES = 1 << 24
+SEND_TIMEOUT_SECONDS = 5.0
+
+
+class WireError(ConnectionError):
+    """The peer is gone, or what it sent is no message."""
+
+
+def encode(message: Message) -> bytes:
+    """One message as a line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Read one line.
+
+    Raises:
+        WireError: it is no JSON object.
+    """
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise WireError(f"not a message: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError("not a message: a JSON object is expected")
+    return message
+
+
+def token_matches(message: Message, token: str) -> bool:
+    """Whether a first message carries the run's token, compared in constant time."""
+    return hmac.compare_digest(str(message.get("token", "")).encode(), token.encode())
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host:port` as a pair."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+class Connection:
+    """A blocking connection that one thread reads and any thread may write."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._reader = sock.makefile("rb")
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, address: str, hello: Message, timeout_seconds: float) -> Connection:
+        """Connect and send `hello`.
+
+        Raises:
+            OSError: nobody answers within the time.
+        """
+        sock = socket.create_connection(parse_address(address), timeout=timeout_seconds)
+        connection = cls(sock)
+        connection.send(hello)
+        sock.settimeout(None)
+        limit_send_time(sock)
+        return connection
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for selectors."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message; when this returned, the kernel has all of it.
+
+        Raises:
+            OSError: the peer is gone, or took nothing for `SEND_TIMEOUT_SECONDS`.
+        """
+        self._write(encode(message))
+
+    def send_line(self, line: str) -> None:
+        """Send one line that is JSON already."""
+        self._write(line.encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        with self._lock:
+            self._socket.sendall(data)
+
+    def receive(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            WireError: the connection ended.
+        """
+        try:
+            line = self._reader.readline(MAX_LINE_BYTES)
+        except (OSError, ValueError) as error:
+            raise WireError(str(error)) from error
+        if not line.endswith(b"\n"):
+            raise WireError("connection closed")
+        return decode(line)
+
+    def close(self) -> None:
+        """End the connection in both directions; a thread that reads it wakes up."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # Already gone: what we wanted.
+            return
+        finally:
+            self._socket.close()
+
+
+def limit_send_time(sock: socket.socket) -> None:
+    """Bound every blocking send on `sock` by `SEND_TIMEOUT_SECONDS`, whatever its receive side does."""
+    seconds = int(SEND_TIMEOUT_SECONDS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds.to_bytes(8, "little") + bytes(8))
+
+
+def new_token() -> str:
+    """A fresh secret for one run."""
+    return os.urandom(16).hex()

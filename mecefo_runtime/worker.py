@@ -1,0 +1,64 @@
+"""A rank's main: environment in, exit code out. Runs under our supervisor or any launcher that sets the variables."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.events import MAIN_JOB, Emitter, Event, SocketSink
+from mecefo_runtime.hooks import Hooks
+from mecefo_runtime.member import Stopped
+from mecefo_runtime.trainer import Trainer
+from mecefo_runtime.wire import encode, limit_send_time, parse_address
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+
+
+def connect_sink(environment: Mapping[str, str]) -> Callable[[Event], None]:
+    """Where events go: to the collector at MECEFO_EVENTS (`host:port`), else to standard output."""
+    address = environment.get("MECEFO_EVENTS", "")
+    if not address:
+        return lambda event: print(event.to_json(), flush=True)
+    sock = socket.create_connection(parse_address(address), timeout=CONNECT_TIMEOUT_SECONDS)
+    sock.settimeout(None)
+    limit_send_time(sock)
+    sock.sendall(encode({"token": environment["MECEFO_TOKEN"], "role": "events"}))
+    return SocketSink(sock)
+
+
+def run_worker(environment: Mapping[str, str]) -> int:
+    """Train as the rank that `environment` describes; returns the exit code.
+
+    Variables: RANK, MECEFO_NODE, MECEFO_ATTEMPT, MECEFO_JOB (JSON), MECEFO_JOB_NAME, MECEFO_COORDINATOR (`host:port`),
+    MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS.
+    """
+    torch.set_num_threads(1)
+    # `kill -USR1 PID` writes every thread's stack into the rank's log.
+    faulthandler.register(signal.SIGUSR1)
+    rank, node, attempt = (int(environment[name]) for name in ("RANK", "MECEFO_NODE", "MECEFO_ATTEMPT"))
+    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
+    emitter = Emitter(
+        connect_sink(environment),
+        "rank",
+        job=environment.get("MECEFO_JOB_NAME", MAIN_JOB),
+        rank=rank,
+        node=node,
+        attempt=attempt,
+    )
+    hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
+    trainer = Trainer(
+        job, rank, node, attempt, environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"], emitter, hooks
+    )
+    try:
+        trainer.run()
+    except Stopped as reason:
+        print(f"rank {rank}: {reason}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,85 @@
+"""A summary as `summary.json` has it, for the tests of what is made from it."""
+
+from typing import Any
+
+
+def incident(**changes: Any) -> dict[str, Any]:
+    phases = {
+        "verify": 0.003,
+        "detect": 0.002,
+        "isolate": 0.010,
+        "regroup": 0.020,
+        "transfer": 0.030,
+        "first_step": 0.125,
+        "restore": 2.4,
+        "rejoin": 2.25,
+    }
+    return {
+        "incident": 0,
+        "fault": "kill-node",
+        "target": "node=1",
+        "step": 20,
+        "phase": "backward",
+        "verified": True,
+        "recovered": True,
+        "evidence": "2 processes are gone",
+        "phases_seconds": phases,
+        "recovery_seconds": 0.190,
+        **changes,
+    }
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "synthetic",
+        "verdict": "pass",
+        "exit_code": 0,
+        "status": "completed",
+        "seed": 7,
+        "experiment_hash": "0123456789abcdef",
+        "strategy": "ndb",
+        "steps_committed": 60,
+        "steps_planned": 60,
+        "steps_lost": 0,
+        "samples_lost": 0,
+        "throughput_tokens_per_second": {"before": 40960.0, "during": 30000.0, "after": 40950.0},
+        "throughput_drop_ratio": 0.2676,
+        "throughput_drop_whole_run_ratio": 0.05,
+        "final_loss": 2.65,
+        "twin_loss": 2.64,
+        "loss_deviation_ratio": 0.0038,
+        "incidents": [incident()],
+        "badput_seconds": {"startup": 1.0, "regroup": 0.5, "checkpoint": 0.0, "other": 0.5},
+        "productive_seconds": 6.0,
+        "wall_clock_seconds": 8.0,
+        "goodput_ratio": 0.75,
+        "gates": [
+            {"expression": "throughput_drop <= 30%", "value": 0.2676, "passed": True},
+            {"expression": "recovery_seconds p95 < 5", "value": 0.19, "passed": True},
+            {"expression": "steps_lost == 0", "value": 0, "passed": True, "builtin": True},
+        ],
+        "caveats": ["Only 60 steps were trained."],
+        "reasons": ["Every gate holds."],
+        **changes,
+    }
+
+
+EMPTY: dict[str, Any] = {
+    "verdict": "inconclusive",
+    "exit_code": 5,
+    "seed": None,
+    "experiment_hash": None,
+    "steps_committed": 0,
+    "steps_lost": None,
+    "throughput_tokens_per_second": {"before": None, "during": None, "after": None},
+    "throughput_drop_ratio": None,
+    "final_loss": None,
+    "twin_loss": None,
+    "loss_deviation_ratio": None,
+    "incidents": [],
+    "badput_seconds": {},
+    "goodput_ratio": None,
+    "gates": [],
+    "caveats": [],
+}
+"""What a run that was cut off before its first step comes to."""

@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+import pytest
+
+from harness.throughput import Throughput, measure
+from harness.timeline import build
+from mecefo_runtime.events import Event
+from tests.harness import synthetic
+from tests.harness.synthetic import TOKENS_PER_STEP, Fault, run
+
+pytestmark = pytest.mark.unit
+
+STALL_SECONDS = (
+    synthetic.DETECT_SECONDS + synthetic.ISOLATE_SECONDS + synthetic.GROUP_SECONDS + synthetic.TRANSFER_SECONDS
+)
+FULL_SPEED = TOKENS_PER_STEP / 0.1
+
+
+def figures(events: list[Event]) -> Throughput:
+    return measure(build(events))
+
+
+def test_the_drop_runs_from_the_injection_to_the_repair():
+    found = figures(run())
+    assert found.before == pytest.approx(FULL_SPEED)
+    assert found.during == pytest.approx(15 * TOKENS_PER_STEP / (STALL_SECONDS + 15 * 0.125))
+    assert found.drop_ratio == pytest.approx(1 - found.during / FULL_SPEED)
+    assert found.after == pytest.approx(FULL_SPEED)
+    assert (found.num_steps_before, found.num_steps_after) == (14, 23)
+
+
+def test_the_drop_over_the_whole_run_leaves_the_first_step_out():
+    stalls = 0.05 + synthetic.HOLD_SECONDS + STALL_SECONDS + synthetic.GROUP_SECONDS + synthetic.TRANSFER_SECONDS
+    seconds = 41 * 0.1 + 18 * 0.125 + stalls
+    assert figures(run()).whole_run_drop_ratio == pytest.approx(1 - 59 * TOKENS_PER_STEP / seconds / FULL_SPEED)
+
+
+def test_a_loss_that_is_not_repaired_counts_to_the_last_step_and_not_to_the_teardown():
+    found = figures(run(faults=(Fault(repair_steps=None),)))
+    assert found.during == pytest.approx(41 * TOKENS_PER_STEP / (STALL_SECONDS + 41 * 0.125))
+    assert found.after is None
+
+
+def test_a_job_that_died_stood_still_to_its_end():
+    assert figures(run(faults=(Fault(recovers=False),), job_fails=True)).drop_ratio == 1.0
+
+
+def test_a_step_in_flight_at_the_repair_counts_by_its_share():
+    events = [
+        replace(e, monotonic_seconds=e.monotonic_seconds + 0.025) if e.kind == "repair_started" else e for e in run()
+    ]
+    assert figures(events).during == pytest.approx(15.2 * TOKENS_PER_STEP / (STALL_SECONDS + 15.2 * 0.125))
+
+
+def test_the_time_between_two_faults_is_not_under_fault():
+    far_apart = figures(run(steps=200, faults=(Fault(step=20), Fault(step=150, node=2))))
+    assert far_apart.during == pytest.approx(figures(run()).during)
+
+
+def test_faults_at_once_are_not_counted_twice():
+    found = figures(run(faults=(Fault(), Fault(node=2, during_regroup=True))))
+    extra = synthetic.DETECT_SECONDS + synthetic.ISOLATE_SECONDS
+    assert found.during == pytest.approx(15 * TOKENS_PER_STEP / (STALL_SECONDS + extra + 15 * 0.125))
+
+
+def test_without_a_verified_fault_there_is_no_drop():
+    for events in (run(faults=()), run(faults=(Fault(verified=False),)), run(faults=(Fault(fires=False),))):
+        found = figures(events)
+        assert found.before == pytest.approx(FULL_SPEED)
+        assert (found.during, found.after, found.drop_ratio, found.whole_run_drop_ratio) == (None, None, None, None)
+
+
+def test_a_fault_in_the_first_step_has_no_baseline():
+    found = figures(run(faults=(Fault(step=1),)))
+    assert (found.before, found.drop_ratio) == (None, None)
