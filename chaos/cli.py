@@ -21,9 +21,15 @@ EXIT_INTERRUPTED = 2
 EXIT_FAILED = 3
 
 OUT_OPTION = click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path(DEFAULT_OUT), show_default=True, help="Where runs are kept."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(DEFAULT_OUT),
+    show_default=True,
+    help="Where runs are kept.",
 )
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output, all else on standard error.")
+JSON_OPTION = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output, all else on standard error."
+)
 
 
 def experiment_options(command: Any) -> Any:
@@ -31,20 +37,45 @@ def experiment_options(command: Any) -> Any:
     options = [
         click.argument("subject", metavar="FAULT|FILE.yaml"),
         click.option("--at", "at", metavar="WHEN", help="When: step=N[,phase=P] or time=10s."),
-        click.option("--on", "on", metavar="TARGET", help="On whom: rank=3, node=1, stage=2, replica=0, role=coordinator, random[:K]. Default: drawn from the seed."),
-        click.option("--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."),
+        click.option(
+            "--on",
+            "on",
+            metavar="TARGET",
+            help="On whom: rank=3, node=1, stage=2, replica=0, role=coordinator, random[:K]. Default: drawn from the seed.",
+        ),
+        click.option(
+            "--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."
+        ),
         click.option("--nodes", type=int, help="Nodes. Default: 4."),
         click.option("--gpus-per-node", type=int, help="Ranks per node. Default: 2."),
         click.option("--data-parallel", type=int, metavar="D", help="Replicas of the model."),
         click.option("--pipeline", type=int, metavar="P", help="Pipeline stages of a replica."),
         click.option("--model", help="Model preset. Default: llama-tiny."),
-        click.option("--data", type=click.Path(), help="Text file or folder to train on. Default: the Python standard library's sources."),
+        click.option(
+            "--data",
+            type=click.Path(),
+            help="Text file or folder to train on. Default: the Python standard library's sources.",
+        ),
         click.option("--steps", type=int, help="Training steps. Default: 600."),
         click.option("--strategy", help="Who takes over lost layers, and how: ndb, exact. Default: ndb."),
         click.option("--seed", type=int, help="Seed of everything random. Default: 0."),
-        click.option("--dilation", metavar="auto|off|X", help="Time dilation: pad compute to X times its CPU time. Default: auto."),
-        click.option("--gate", "gates", multiple=True, metavar="EXPRESSION", help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.'),
-        click.option("--twin/--no-twin", default=None, help="Also run the same job without faults, to compare the loss. Default: on."),
+        click.option(
+            "--dilation",
+            metavar="auto|off|X",
+            help="Time dilation: pad compute to X times its CPU time. Default: auto.",
+        ),
+        click.option(
+            "--gate",
+            "gates",
+            multiple=True,
+            metavar="EXPRESSION",
+            help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.',
+        ),
+        click.option(
+            "--twin/--no-twin",
+            default=None,
+            help="Also run the same job without faults, to compare the loss. Default: on.",
+        ),
         click.option("--backend", type=click.Choice(["local"]), help="Where nodes run. Default: local."),
     ]
     for option in reversed(options):
@@ -70,8 +101,12 @@ def cli() -> None:
 @experiment_options
 @OUT_OPTION
 @JSON_OPTION
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JUnit report to this file.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JUnit report to this file."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
+)
 def run(subject: str, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
     """Run an experiment: FAULT at its trigger on the default job, or all that FILE.yaml says."""
     experiment = _experiment(subject, options)
@@ -118,7 +153,9 @@ def faults(as_json: bool) -> int:
         return 0
     for row in rows:
         click.echo(f"{row['kind']}\n    {row['summary']}")
-        click.echo(f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {', '.join(row['needs']) or 'nothing'}   undo: {row['undo']}")
+        click.echo(
+            f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {', '.join(row['needs']) or 'nothing'}   undo: {row['undo']}"
+        )
     return 0
 
 
@@ -188,7 +225,9 @@ def _print_plan(experiment: Experiment, as_json: bool) -> None:
         click.echo(str(incident))
     for gate in experiment.gates:
         click.echo(f"gate: {gate}")
-    click.echo("twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared")
+    click.echo(
+        "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
+    )
 
 
 def _print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events: Any = None) -> None:

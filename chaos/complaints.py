@@ -68,7 +68,9 @@ def _explain(
     where = (*prefix, *details["loc"])
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] == _USAGE:
-        return source.placed(UsageError(context["message"], key=context["key"], suggestion=context["suggestion"]), where)
+        return source.placed(
+            UsageError(context["message"], key=context["key"], suggestion=context["suggestion"]), where
+        )
     if details["type"] == "extra_forbidden":
         known = words.get(tuple(part for part in where[:-1] if isinstance(part, str)), ())
         suggestion = nearest(str(where[-1]), known)

@@ -1,14 +1,14 @@
 """The experiment: which job, which faults, what must hold. What a user writes, checked, as frozen values.
 
-`load` reads a file (see `json_schema` for what belongs there), `from_options` a command line. Both end in `from_mapping`, the
-only place where an experiment is judged as a whole; after it, only the machine can still refuse it.
+`load` reads a file (`json_schema` says what belongs there), `from_options` a command line, `from_mapping` plain values. Each
+judges the experiment as a whole and reports every mistake in it at once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,8 +43,8 @@ class _Said(BaseModel):
 class Approximation(_Said):
     """How degraded layers are approximated; see `mecefo_runtime.config.ApproximationConfig`."""
 
-    rank: int = Field(_DEFAULTS.approximation.rank, ge=1)
-    refresh_steps: int = Field(_DEFAULTS.approximation.refresh_steps, ge=1)
+    rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
+    refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
     recompute_ffn: bool = _DEFAULTS.approximation.recompute_ffn
 
 
@@ -53,19 +53,19 @@ class Job(_Said):
 
     runtime: Literal["mecefo"] = "mecefo"
     model: ModelName = "llama-tiny"
-    nodes: int = Field(_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
-    gpus_per_node: int = Field(_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
-    data_parallel: int | None = Field(None, ge=1)
-    pipeline: int | None = Field(None, ge=1)
-    steps: int = Field(_DEFAULTS.steps, ge=1, le=10**8)
+    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
+    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
+    data_parallel: int | None = Field(default=None, ge=1)
+    pipeline: int | None = Field(default=None, ge=1)
+    steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
     strategy: str = _DEFAULTS.strategy
     data: Text | None = None
     dilation: DilationText = "auto"
-    sequence_length: int = Field(_DEFAULTS.sequence_length, ge=1, le=2**20)
-    microbatch_size: int = Field(_DEFAULTS.microbatch_size, ge=1, le=2**20)
-    microbatches_per_replica: int = Field(_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
-    learning_rate: float = Field(_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
-    warmup_steps: int = Field(_DEFAULTS.warmup_steps, ge=0, le=10**8)
+    sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
+    microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
+    microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
+    learning_rate: float = Field(default=_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
+    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0, le=10**8)
     approximation: Approximation = Approximation()
 
     @property
@@ -90,8 +90,8 @@ class Job(_Said):
             given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
             asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
             raise UsageError(
-                f"{asked} do not fit {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) and {num_layers} layers: "
-                f"data_parallel x pipeline can be {', '.join(f'{d} x {p}' for d, p in fitting)}",
+                f"{asked}: does not fit {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
+                f"and {num_layers} layers: data_parallel x pipeline can be {', '.join(f'{d} x {p}' for d, p in fitting)}",
                 key=next(key for key, value in given.items() if value is not None),
             )
         return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
@@ -126,8 +126,8 @@ class Job(_Said):
 class FaultSpec(_Said):
     """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.
 
-    `repair` None is what is usual for the kind, see `chaos.schedule`. `parameters` are the fault's own; in a file, they stand
-    beside the other keys.
+    `repair` None is what is usual for the kind, see `chaos.schedule`. `parameters` are the fault's own; in a file they
+    stand beside the other keys.
     """
 
     kind: str
@@ -147,7 +147,7 @@ class Experiment(_Said):
     """One experiment; `gates` and `halt` are expressions that the harness understands."""
 
     name: Text
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     job: Job = Job()
     faults: list[FaultSpec] = Field(default_factory=list, max_length=1000)
     gates: list[Text] = Field(default_factory=list)
@@ -237,7 +237,9 @@ def from_options(
             where = ("faults", 0, option)
             faults = values.get("faults")
             if isinstance(faults, list) and len(faults) != 1:
-                raise UsageError(f"it is of one fault, but {subject} has {len(faults)}: change it in the file", key=label)
+                raise UsageError(
+                    f"it is of one fault, but {subject} has {len(faults)}: change it in the file", key=label
+                )
         _put(values, where, value)
         labels[where] = label
     return _judge(values, source, registry, strategies)
@@ -259,7 +261,9 @@ def json_schema(*, registry: Registry | None = None, strategies: Collection[str]
     """The JSON Schema (2020-12) of experiment files."""
     schema = Experiment.model_json_schema()
     definitions = schema["$defs"]
-    definitions["Job"]["properties"]["strategy"]["enum"] = list(_planners() if strategies is None else strategies)
+    definitions["Job"]["properties"]["strategy"]["enum"] = list(
+        _installed_planners() if strategies is None else strategies
+    )
     common = definitions["FaultSpec"]["properties"]
     variants = []
     for kind, fault in (_installed_faults() if registry is None else registry).items():
@@ -292,11 +296,101 @@ def _judge(
     problems: list[UsageError] = []
     values = dict(raw)
     if isinstance(values.get("faults"), list):
-        read_faults = [_read_fault(fault, index, kinds, source, problems) for index, fault in enumerate(values["faults"])]
-        values["faults"] = read_faults
+        faults = enumerate(values["faults"])
+        values["faults"] = [_gather_parameters(fault, ("faults", i), kinds, source, problems) for i, fault in faults]
+    job = values.get("job")
+    strategy = job.get("strategy") if isinstance(job, Mapping) else None
+    planners = _installed_planners() if strategies is None else strategies
+    if isinstance(strategy, str) and strategy not in planners:
+        message = f"there is no strategy {shown(strategy)}: there are {', '.join(planners)}"
+        problems.append(source.problem(("job", "strategy"), message, nearest(strategy, planners)))
     try:
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         raise all_of([*problems, *explain(error, source, _KEYS)]) from error
-    planners = _planners() if strategies is None else strategies
-    ...
+    problems = problems or _contradictions(experiment, kinds, source)
+    if problems:
+        raise all_of(problems)
+    data_parallel, pipeline = experiment.job.shape()
+    shaped = experiment.job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
+    return experiment.model_copy(update={"job": shaped})
+
+
+def _gather_parameters(
+    fault: object, where: KeyPath, kinds: Registry, source: Source, problems: list[UsageError]
+) -> object:
+    """A fault as FaultSpec takes it: whatever is not said of every fault is a parameter of this kind."""
+    if not isinstance(fault, Mapping):
+        return fault
+    common = {key: fault[key] for key in _FAULT_KEYS if key in fault}
+    own = {key: value for key, value in fault.items() if key not in _FAULT_KEYS}
+    kind = common.get("kind")
+    if not isinstance(kind, str):
+        return common
+    if kind not in kinds:
+        message = f"there is no fault {shown(kind)}: there are {', '.join(kinds)}"
+        problems.append(source.problem((*where, "kind"), message, nearest(kind, kinds)))
+        return common
+    parameters = kinds[kind].Parameters
+    try:
+        return {**common, "parameters": parameters.model_validate(own).model_dump(mode="json")}
+    except ValidationError as error:
+        problems += explain(error, source, {("faults",): (*_FAULT_KEYS, *parameters.model_fields)}, where)
+    except UsageError as error:
+        problems.append(source.placed(error, where))
+    return common
+
+
+def _contradictions(experiment: Experiment, kinds: Registry, source: Source) -> list[UsageError]:
+    """What cannot be although every value by itself can."""
+    job = experiment.job
+    try:
+        cluster = experiment.cluster()
+    except UsageError as error:
+        return [source.placed(error, ("job",))]
+    problems: list[UsageError] = []
+    hidden_size = PRESETS[job.model].hidden_size
+    if job.approximation.rank > hidden_size:
+        message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
+        problems.append(source.problem(("job", "approximation", "rank"), message))
+    for index, fault in enumerate(experiment.faults):
+        where: KeyPath = ("faults", index)
+        step = fault.at.step
+        if step is not None and step > job.steps:
+            message = (
+                f"step={step}, but the job has {job.steps} steps: choose a step from 1 to {job.steps}, or raise --steps"
+            )
+            problems.append(source.problem((*where, "at", "step"), message))
+        try:
+            target = resolve(fault.on or DEFAULT_TARGET, cluster, kinds[fault.kind].scope, Random(0))
+        except UsageError as error:
+            problems.append(source.placed(error, (*where, "on")))
+            continue
+        if target.role is not None and fault.repair is not None:
+            message = f"the {target.role} is started again by itself, at once: leave repair out"
+            problems.append(source.problem((*where, "repair"), message))
+    return problems
+
+
+def _put(values: dict[str, Any], where: KeyPath, value: object) -> None:
+    """Set the value at `where`, making the mappings on the way; what is no mapping is left to be refused as such."""
+    place: Any = values
+    for part in where[:-1]:
+        if isinstance(place, dict) and isinstance(part, str):
+            place = place.setdefault(part, {})
+        elif isinstance(place, list) and isinstance(part, int) and part < len(place):
+            place = place[part]
+    if isinstance(place, dict):
+        place[str(where[-1])] = value
+
+
+def _installed_faults() -> Registry:
+    from chaos.faults import registry
+
+    return registry()
+
+
+def _installed_planners() -> Collection[str]:
+    from mecefo_runtime.planners import names
+
+    return names()

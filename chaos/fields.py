@@ -1,4 +1,4 @@
-"""The single values of an experiment as a user writes them: how each is read, written, and described in the JSON Schema."""
+"""The single values of an experiment: how each is read, written, and described in the JSON Schema."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ _TRIGGER_SCHEMA = {
         },
     ]
 }
-_TARGET_SCHEMA = {"type": "string", "examples": ["node=2", "rank=3", "stage=1,replica=0", "role=coordinator", "random:2"]}
+_TARGET_SCHEMA = {
+    "type": "string",
+    "examples": ["node=2", "rank=3", "stage=1,replica=0", "role=coordinator", "random:2"],
+}
 _REPAIR_SCHEMA = {"type": "string", "examples": ["40steps", "10s", "none"]}
 _DILATION_SCHEMA = {"anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1}]}
 

@@ -35,7 +35,9 @@ class Ledger:
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise EnvironmentFailure(f"cannot open the undo ledger {path}: {error.strerror}; nothing was injected") from error
+            raise EnvironmentFailure(
+                f"cannot open the undo ledger {path}: {error.strerror}; nothing was injected"
+            ) from error
         self._path = path
 
     def __enter__(self) -> Self:

@@ -113,8 +113,8 @@ def resolve(
 ) -> ResolvedTarget:
     """Whom `target` means in `cluster`, for a fault that strikes whole nodes or single ranks.
 
-    A fault of nodes on a rank strikes that rank's node; a fault of ranks on a node strikes all of its ranks, and the node
-    lives on. Nothing is drawn from the ranks in `unavailable`, nor from nodes that have no other ones.
+    A fault of nodes on a rank strikes that rank's node; a fault of ranks on a node strikes all of its ranks, and the
+    node lives on. Nothing is drawn from the ranks in `unavailable`, nor from nodes that have no other ones.
 
     Raises:
         UsageError: `cluster` has no such target, or not as many as are to be drawn.
@@ -128,18 +128,20 @@ def resolve(
     if target.random is not None:
         ranks = [rank for rank in ranks if rank not in unavailable]
     if fault_scope == "rank":
-        return ResolvedTarget(ranks=tuple(_draw(target, ranks, "rank", rng)))
-    nodes = _draw(target, sorted({cluster.node_of(rank) for rank in ranks}), "node", rng)
+        return ResolvedTarget(ranks=tuple(_draw(target, ranks, cluster.num_ranks, "ranks", rng)))
+    hosts = sorted({cluster.node_of(rank) for rank in ranks})
+    nodes = _draw(target, hosts, cluster.nodes, "nodes", rng)
     return ResolvedTarget(ranks=tuple(rank for node in nodes for rank in cluster.ranks_of(node)), nodes=tuple(nodes))
 
 
-def _draw(target: Target, candidates: Sequence[int], noun: str, rng: random.Random) -> Sequence[int]:
+def _draw(target: Target, candidates: Sequence[int], total: int, noun: str, rng: random.Random) -> Sequence[int]:
     if target.random is None:
         return candidates
     if target.random > len(candidates):
-        raise UsageError(f"{target} asks for {target.random} of {len(candidates)} {noun}s that can be drawn")
-    # By random() alone: of all its methods only that one gives the same numbers in every version of Python.
-    lots = {candidate: rng.random() for candidate in candidates}
+        raise UsageError(f"{target} asks for {target.random}, but only {len(candidates)} {noun} can be drawn")
+    # One lot for each there is, so that those which cannot be drawn change nothing for the others; and by random() alone,
+    # of all methods the one that gives the same numbers in every version of Python.
+    lots = [rng.random() for _ in range(total)]
     return sorted(sorted(candidates, key=lambda candidate: lots[candidate])[: target.random])
 
 

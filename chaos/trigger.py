@@ -96,7 +96,7 @@ class Trigger:
 
     @classmethod
     def parse(cls, value: object) -> Trigger:
-        """Read `step=500`, `step=500,phase=backward`, `time=10s`, or the same as a mapping, `{step: 500, phase: backward}`.
+        """Read `step=500`, `step=500,phase=backward` or `time=10s`; or a mapping such as `{step: 500, phase: backward}`.
 
         Raises:
             UsageError: it is none of these; `key` is the part that is wrong, where it is one part.

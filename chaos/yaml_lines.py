@@ -1,7 +1,7 @@
 """YAML as plain values, and the line of every one of them, so that an error can say where it is.
 
-Scalars are read as YAML 1.2 has them (https://yaml.org/spec/1.2.2/#103-core-schema), not as PyYAML's 1.1 does: `on` and `off`
-are words and `0100` is a hundred. Whatever a file holds, reading it ends in values or in a UsageError, and soon.
+Scalars are read as YAML 1.2 has them (https://yaml.org/spec/1.2.2/#103-core-schema), not as PyYAML's 1.1 does: `on` and
+`off` are words and `0100` is a hundred. Whatever a file holds, reading it ends in values or in a UsageError, and soon.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -115,7 +115,7 @@ def parse(content: bytes | str, path: str | None = None) -> Document:
         raise UsageError("the file is empty: `chaos schema` says what belongs there", path=path)
     reader = _Reader(path)
     if not isinstance(root, yaml.MappingNode):
-        reader.refuse(root, "an experiment is a mapping: lines of the form `name: my-experiment`")
+        raise reader.refused(root, "an experiment is a mapping: lines of the form `name: my-experiment`")
     return Document(reader.read(root, ()), reader.lines, path)
 
 
@@ -138,17 +138,19 @@ class _Reader:
         self._depth = 0
         self.lines: dict[KeyPath, int] = {}
 
-    def refuse(self, node: yaml.Node, message: str, key: str | None = None) -> NoReturn:
-        raise UsageError(message, path=self._path, line=node.start_mark.line + 1, key=key)
+    def refused(self, node: yaml.Node, message: str, key: str | None = None) -> UsageError:
+        """The error that refuses `node`."""
+        return UsageError(message, path=self._path, line=node.start_mark.line + 1, key=key)
 
     def read(self, node: yaml.Node, where: KeyPath) -> Any:
+        """The value of `node`, which stands at `where`."""
         # An alias is the very node of its anchor. Reading it again each time is what counts exponential ones, and ends
         # those that contain themselves.
         self._num_values += 1
         if self._num_values > MAX_VALUES:
-            self.refuse(node, f"more than {MAX_VALUES} values, aliases unfolded")
+            raise self.refused(node, f"more than {MAX_VALUES} values, aliases unfolded")
         if self._depth > MAX_DEPTH:
-            self.refuse(node, f"nested more than {MAX_DEPTH} levels deep")
+            raise self.refused(node, f"nested more than {MAX_DEPTH} levels deep")
         self.lines.setdefault(where, node.start_mark.line + 1)
         self._depth += 1
         try:
@@ -168,7 +170,7 @@ class _Reader:
                 bases = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for base in bases:
                     if not isinstance(base, yaml.MappingNode):
-                        self.refuse(base, "`<<` takes a mapping, or a list of them")
+                        raise self.refused(base, "`<<` takes a mapping, or a list of them")
                     inherited = {**self.read(base, where), **inherited}
         own: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -177,10 +179,10 @@ class _Reader:
             key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 written = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
-                self.refuse(key_node, f"a key must be text, not {shown(written)}")
+                raise self.refused(key_node, f"a key must be text, not {shown(written)}")
             if key in own:
                 first = self.lines[(*where, key)]
-                self.refuse(key_node, f"the key is there twice; the first is in line {first}", key)
+                raise self.refused(key_node, f"the key is there twice; the first is in line {first}", key)
             self.lines[(*where, key)] = key_node.start_mark.line + 1
             own[key] = self.read(value_node, (*where, key))
         return {**inherited, **own}
@@ -198,4 +200,4 @@ class _Reader:
                 return int(text)
             case "float" if _FLOAT.fullmatch(text):
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        self.refuse(node, f"{shown(text)} is not a value that can be used here: write plain text or a number")
+        raise self.refused(node, f"{shown(text)} cannot be used here: write plain text or a number")

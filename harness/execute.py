@@ -45,7 +45,7 @@ def check(experiment: Experiment) -> tuple[JobConfig, tuple[Incident, ...]]:
             HaltCondition.parse(condition)
         job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))
         incidents = plan_incidents(experiment, job.cluster())
-        read_corpus(job.data, job.sequence_length)
+        read_corpus(job.data, sequence_length=job.sequence_length)
     except (GateError, LayoutError, DataError) as error:
         raise UsageError(str(error)) from error
     return job, incidents

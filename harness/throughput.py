@@ -13,10 +13,11 @@ from harness.timeline import Timeline
 class Throughput:
     """Tokens per second, and the drops of it as ratios of `before`. None: there is nothing to measure it on.
 
-    `before`: the median over the steps before the first injection (see `harness.steps.baseline`). `during`: the mean
-    from injection to repair (to the end of the run where nothing is repaired), over all verified incidents: tokens
-    committed in that time, the step in flight at its end by its share. `drop_ratio` is 1 - during/before. `after`:
-    the median over the steps that began after the last repair, and after the last lost rank was back.
+    `before`: the median over the steps before the first injection (see `harness.steps.baseline`).
+    `during`: the mean from injection to repair (to the end of the run where nothing is repaired), over all verified
+    incidents: the tokens of the steps that committed, of those in flight at either end by their share.
+    `drop_ratio` is 1 - during/before.
+    `after`: the median over the steps that began after the last repair, and after the last lost rank was back.
     `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step.
     """
 
@@ -71,12 +72,16 @@ def _windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
 
 
 def _tokens_between(steps: Sequence[CommittedStep], start: float, end: float) -> float:
+    """Tokens of the steps that committed in that time; of those in flight at its start or its end the share within it.
+
+    An attempt that began after `start` is no step in flight: the work thrown away before it brought nothing.
+    """
     tokens = 0.0
     for step in steps:
-        if start < step.committed_seconds <= end:
-            tokens += step.tokens
-        elif start <= step.previous_seconds < end < step.committed_seconds:
-            tokens += step.tokens * (end - step.previous_seconds) / step.duration_seconds
+        began = step.previous_seconds if step.began_seconds < start else max(step.previous_seconds, start)
+        within = min(step.committed_seconds, end) - max(began, start)
+        if within > 0.0:
+            tokens += step.tokens * within / (step.committed_seconds - began)
     return tokens
 
 

@@ -267,10 +267,11 @@ def _read_incident(
         if committed is None or stall.ended_seconds <= committed
     ]
     lifted = at.get("repair_started")
-    if lifted is None:
-        # What was lost does not come back because the injector has nothing left to undo: only a repair brings it.
-        lifted = at.get("undone") if ranks and detected is None else None
-        lifted = lifted if ranks else _first_of(main, "coordinator_restarted", injected)
+    if lifted is None and not ranks:
+        lifted = _first_of(main, "coordinator_restarted", injected)
+    elif lifted is None and detected is None:
+        # Lost ranks do not come back because the injector has nothing left to undo: only a repair brings them.
+        lifted = at.get("undone")
     return Incident(
         **known,
         injected=injected,

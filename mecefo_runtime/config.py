@@ -27,7 +27,9 @@ class ModelConfig:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is no multiple of num_heads {self.num_heads}")
         if self.num_heads % self.num_key_value_heads:
-            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}")
+            raise ValueError(
+                f"num_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
 
     @property
     def head_size(self) -> int:
@@ -82,7 +84,7 @@ class JobConfig:
     seed: int = 0
     strategy: str = "ndb"
     sequence_length: int = 64
-    microbatch_size: int = 4
+    microbatch_size: int = 2
     microbatches_per_replica: int = 4
     learning_rate: float = 3e-3
     min_learning_rate_ratio: float = 0.1

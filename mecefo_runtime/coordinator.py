@@ -27,7 +27,9 @@ JOB_FAILED = 3
 class Coordinator:
     """Serves one job on `listener` until it has ended."""
 
-    def __init__(self, job: JobConfig, listener: socket.socket, token: str, sink: Callable[[Event], None], attempt: int) -> None:
+    def __init__(
+        self, job: JobConfig, listener: socket.socket, token: str, sink: Callable[[Event], None], attempt: int
+    ) -> None:
         self._listener = listener
         self._token = token
         self._emitter = Emitter(sink, "coordinator", attempt=attempt)

@@ -100,7 +100,13 @@ class Groups:
     """
 
     def __init__(
-        self, store: RendezvousStore, epoch: int, rank: int, members: Sequence[int], layout: Layout, timeout_seconds: float
+        self,
+        store: RendezvousStore,
+        epoch: int,
+        rank: int,
+        members: Sequence[int],
+        layout: Layout,
+        timeout_seconds: float,
     ) -> None:
         self.epoch = epoch
         self.rank = rank

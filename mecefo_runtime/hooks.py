@@ -23,7 +23,9 @@ class Hooks:
         self._hooks: list[Hook] = []
         for name in filter(None, names.split(",")):
             module, _, function = name.partition(":")
-            self._hooks.append(getattr(importlib.import_module(module), function)(rank=rank, node=node, attempt=attempt))
+            self._hooks.append(
+                getattr(importlib.import_module(module), function)(rank=rank, node=node, attempt=attempt)
+            )
 
     def announce(self, step: int, phase: str) -> None:
         """Tell every hook."""

@@ -245,7 +245,9 @@ class Transfer:
     destination: int
 
 
-def plan_transfers(layout: Layout, holdings: Mapping[int, Iterable[str]]) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
+def plan_transfers(
+    layout: Layout, holdings: Mapping[int, Iterable[str]]
+) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
     """What must move before `layout` can run, given what each rank holds now.
 
     Sources are chosen so that no rank sends much more than another. Returns (transfers, units that nobody holds any more).

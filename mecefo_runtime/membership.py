@@ -297,7 +297,9 @@ class Membership:
                 self._call_to_join()
         elif self.stage in (Stage.PARKING, Stage.JOINING) and not self._losses.ranks:
             waiting_for = [
-                rank for rank in self.members if rank in self._connected and self._connected[rank].parked_for != self.target
+                rank
+                for rank in self.members
+                if rank in self._connected and self._connected[rank].parked_for != self.target
             ]
             if not waiting_for:
                 self._decide()
@@ -374,7 +376,9 @@ class Membership:
         if self.epoch:
             self._effects.emit("isolated", epoch=self.target)
         commit = self._commit_decision(survivors)
-        stateful = [self._connected[rank].report for rank in survivors if not self._connected[rank].report["is_stateless"]]
+        stateful = [
+            self._connected[rank].report for rank in survivors if not self._connected[rank].report["is_stateless"]
+        ]
         if self.epoch and not stateful:
             self._fail("training cannot go on: every rank that held state is lost")
             return

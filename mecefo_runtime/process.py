@@ -41,7 +41,9 @@ class ProcessId:
     def is_running(self) -> bool:
         """Whether it is in the process table and not dead; a zombie is dead."""
         fields = _stat(self.pid)
-        return fields is not None and fields[0] not in _DEAD_STATES and int(fields[_START_TIME_FIELD]) == self.start_ticks
+        return (
+            fields is not None and fields[0] not in _DEAD_STATES and int(fields[_START_TIME_FIELD]) == self.start_ticks
+        )
 
     def state(self) -> str:
         """The process table's word for it (`R`, `S`, `T`, `Z`...), or `gone`."""

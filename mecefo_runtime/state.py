@@ -106,7 +106,9 @@ class Bank:
     Units that the rank held before are kept as they are; new ones are built as at step 0, to be overwritten by transfers.
     """
 
-    def __init__(self, config: JobConfig, layout: Layout, rank: int, previous: dict[str, UnitState], tally_size: int) -> None:
+    def __init__(
+        self, config: JobConfig, layout: Layout, rank: int, previous: dict[str, UnitState], tally_size: int
+    ) -> None:
         self._config = config
         self.hidden_size = config.model.hidden_size
         names = layout.units(rank)
@@ -218,7 +220,9 @@ class Bank:
         self._optimizer.step()
 
 
-def move_units(groups: Groups, bank: Bank, previous: dict[str, UnitState], transfers: Sequence[Transfer]) -> tuple[float, int]:
+def move_units(
+    groups: Groups, bank: Bank, previous: dict[str, UnitState], transfers: Sequence[Transfer]
+) -> tuple[float, int]:
     """Carry out this rank's part of `transfers`; returns (seconds, bytes sent and received).
 
     All messages are under way at once, from and to any number of peers; the checksum travels behind each unit.

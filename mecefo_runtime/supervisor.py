@@ -90,7 +90,12 @@ class Supervisor:
 
     def _start(self, rank: int, attempt: int) -> None:
         self._exited.pop(rank, None)
-        environment = {**self._environment, "RANK": str(rank), "MECEFO_NODE": str(self._node), "MECEFO_ATTEMPT": str(attempt)}
+        environment = {
+            **self._environment,
+            "RANK": str(rank),
+            "MECEFO_NODE": str(self._node),
+            "MECEFO_ATTEMPT": str(attempt),
+        }
         name = "" if self._environment.get("MECEFO_JOB_NAME", MAIN_JOB) == MAIN_JOB else "twin-"
         log = self._logs / f"{name}rank-{rank}.log"
 
@@ -143,4 +148,3 @@ def run_supervisor(
     """Supervise `ranks` on `node`; `first_attempts` is the attempt with which each of them starts."""
     os.setsid()
     return Supervisor(environment, node, ranks, attempt, logs).run(first_attempts)
-

@@ -61,7 +61,15 @@ class Trainer:
     """One rank of a job, from its first hello to the coordinator's goodbye."""
 
     def __init__(
-        self, job: JobConfig, rank: int, node: int, attempt: int, address: str, token: str, emitter: Emitter, hooks: Hooks
+        self,
+        job: JobConfig,
+        rank: int,
+        node: int,
+        attempt: int,
+        address: str,
+        token: str,
+        emitter: Emitter,
+        hooks: Hooks,
     ) -> None:
         self._job = job
         self._rank = rank

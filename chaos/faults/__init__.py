@@ -21,6 +21,11 @@ def registry() -> Mapping[str, type[Fault[Any]]]:
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Fault) and value.__module__ == module.__name__ and "kind" in vars(value):
+            if (
+                isinstance(value, type)
+                and issubclass(value, Fault)
+                and value.__module__ == module.__name__
+                and "kind" in vars(value)
+            ):
                 found[value.kind] = value
     return MappingProxyType(dict(sorted(found.items())))

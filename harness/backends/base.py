@@ -56,4 +56,3 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Give back everything."""
-

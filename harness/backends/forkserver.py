@@ -70,7 +70,9 @@ class ForkServer:
 
                 def supervise() -> int:
                     keep_only(())
-                    return run_supervisor(environment, node, ranks, int(command["attempt"]), attempts, Path(command["logs"]))
+                    return run_supervisor(
+                        environment, node, ranks, int(command["attempt"]), attempts, Path(command["logs"])
+                    )
 
                 self._start(command, f"node-{node}", supervise)
             case "coordinator":

@@ -52,6 +52,15 @@ def test_a_step_in_flight_at_the_repair_counts_by_its_share():
     assert figures(events).during == pytest.approx(15.2 * TOKENS_PER_STEP / (STALL_SECONDS + 15.2 * 0.125))
 
 
+def test_a_fault_that_stops_nothing_costs_its_hold_alone():
+    # 0.25 s without a coordinator: the step in flight counts from the injection on, not whole.
+    found = figures(run(faults=(Fault(role="coordinator"),)))
+    in_flight = 0.1 - 0.05 - synthetic.HOLD_SECONDS
+    assert in_flight + 2 * 0.1 < synthetic.RESTART_SECONDS
+    assert found.during == pytest.approx(FULL_SPEED)
+    assert found.drop_ratio == pytest.approx(0.0, abs=1e-9)
+
+
 def test_the_time_between_two_faults_is_not_under_fault():
     far_apart = figures(run(steps=200, faults=(Fault(step=20), Fault(step=150, node=2))))
     assert far_apart.during == pytest.approx(figures(run()).during)

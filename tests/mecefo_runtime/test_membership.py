@@ -102,7 +102,9 @@ class World:
                         assert rank.ready == commit["step"], "told to apply a step whose gradients it does not have"
                         rank.committed = commit["step"]
                     if rank.layout is not None:
-                        assert rank.committed == message["resume_step"] - 1, "a step was lost or repeated after its commit"
+                        assert rank.committed == message["resume_step"] - 1, (
+                            "a step was lost or repeated after its commit"
+                        )
                     rank.layout = Layout.from_dict(message["layout"])
                     rank.units = rank.layout.units(number)
                     rank.members = message["members"]
