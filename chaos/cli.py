@@ -41,7 +41,7 @@ def experiment_options(command: Any) -> Any:
             "--on",
             "on",
             metavar="TARGET",
-            help="On whom: rank=3, node=1, stage=2, replica=0, role=coordinator, random[:K]. Default: drawn from the seed.",
+            help="On whom: rank=3, node=1, stage=2, replica=0, role=coordinator, random[:K]. Default: the seed draws.",
         ),
         click.option(
             "--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."
@@ -86,7 +86,7 @@ def experiment_options(command: Any) -> Any:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mecefo-chaos", prog_name="chaos")
 def cli() -> None:
-    """Break a real distributed training run at an exact step, watch it survive, and know what the failure cost.
+    r"""Break a real distributed training run at an exact step, watch it survive, and know what the failure cost.
 
     \b
     chaos run kill-node --at step=500      the whole story on this machine, in about three minutes
@@ -153,9 +153,8 @@ def faults(as_json: bool) -> int:
         return 0
     for row in rows:
         click.echo(f"{row['kind']}\n    {row['summary']}")
-        click.echo(
-            f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {', '.join(row['needs']) or 'nothing'}   undo: {row['undo']}"
-        )
+        needs = ", ".join(row["needs"]) or "nothing"
+        click.echo(f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {needs}   undo: {row['undo']}")
     return 0
 
 
@@ -219,7 +218,8 @@ def _print_plan(experiment: Experiment, as_json: bool) -> None:
     cluster = job.cluster()
     click.echo(
         f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
-        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, dilation x{job.dilation_ratio:g}, seed {job.seed}"
+        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
+        f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
     )
     for incident in incidents:
         click.echo(str(incident))

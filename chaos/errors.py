@@ -80,15 +80,15 @@ class InjectionError(ChaosError):
     exit_code = 5
 
 
-class TargetNotFound(InjectionError):  # noqa: N818 - says what happened, as its name in the log does
+class TargetNotFound(InjectionError):
     """Nothing of the target is there any more."""
 
 
-class NotOurs(InjectionError):  # noqa: N818 - says what happened, as its name in the log does
+class NotOurs(InjectionError):
     """What is there was not started by this run."""
 
 
-class EffectNotSeen(InjectionError):  # noqa: N818 - says what happened, as its name in the log does
+class EffectNotSeen(InjectionError):
     """The fault was applied, but its effect was not seen in time."""
 
 
@@ -98,13 +98,13 @@ class HealError(ChaosError):
     exit_code = 6
 
 
-class EnvironmentFailure(ChaosError):  # noqa: N818 - says what happened, as its name in the log does
+class EnvironmentFailure(ChaosError):
     """The machine refuses what the run needs."""
 
     exit_code = 3
 
 
-class JobFailed(ChaosError):  # noqa: N818 - says what happened, as its name in the log does
+class JobFailed(ChaosError):
     """The training job cannot go on."""
 
     exit_code = 1
@@ -117,6 +117,6 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
 
 
 def shown(value: object) -> str:
-    """A value that a user wrote, quoted for a message: on one line, without control characters, cut when long."""
-    text = repr(value)
+    """A value that a user wrote, as a message quotes it: on one line, without control characters, cut when long."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[: _MAX_SHOWN_CHARACTERS - 3]}..."

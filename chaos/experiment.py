@@ -1,7 +1,7 @@
 """The experiment: which job, which faults, what must hold. What a user writes, checked, as frozen values.
 
-`load` reads a file (`json_schema` says what belongs there), `from_options` a command line, `from_mapping` plain values. Each
-judges the experiment as a whole and reports every mistake in it at once.
+`load` reads a file (`json_schema` says what belongs there), `from_options` a command line, `from_mapping` plain values.
+Each judges the experiment as a whole and reports every mistake in it at once.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ class Job(_Said):
         wanted = [(d, p) for d, p in fitting if self.data_parallel in (None, d) and self.pipeline in (None, p)]
         if not wanted:
             given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
+            shapes = ", ".join(f"{d} x {p}" for d, p in fitting)
             asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
             raise UsageError(
-                f"{asked}: does not fit {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
-                f"and {num_layers} layers: data_parallel x pipeline can be {', '.join(f'{d} x {p}' for d, p in fitting)}",
+                f"{asked} cannot be shared out over {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
+                f"and {num_layers} layers: data_parallel x pipeline can be {shapes}",
                 key=next(key for key, value in given.items() if value is not None),
             )
         return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])

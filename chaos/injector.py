@@ -1,7 +1,7 @@
 """The injector: holds the target at its trigger, acts from outside, makes sure that it happened, lets go.
 
-The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply; verify; emit;
-release; at the end of the lifetime undo, verify the undo, strike the record.
+The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
+verify; emit; release; at the end of the lifetime undo, verify the undo, strike the record.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from chaos.faults.base import Fault, ProcessHost
 from chaos.ledger import Ledger
 from chaos.schedule import Incident
 
-# Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after the first
-# one did are waiting for a held one.
+# Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
+# the first one did are waiting for a held one.
 HOLD_GRACE_SECONDS = 1.0
 VERIFY_TIMEOUT_SECONDS = 5.0
 
@@ -28,7 +28,9 @@ class Emit(Protocol):
 
     def __call__(
         self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
-    ) -> object: ...
+    ) -> object:
+        """See `mecefo_runtime.events.Emitter.emit`."""
+        ...
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The ledger: what was planned to be done and must perhaps be undone, written down and synced before it is done.
 
-One JSON line per change of an entry, each fsynced, so that it survives the death of the tool and of the machine's power. An
-entry is `prepared` before the fault is applied, `applied` after, and `struck` once its undo was verified. What is not struck is
-pending: somebody has to undo it from the record alone.
+One JSON line per change of an entry, each fsynced, so that it survives the death of the tool and of the machine's
+power. An entry is `prepared` before the fault is applied, `applied` after, and `struck` once its undo was verified.
+What is not struck is pending: somebody has to undo it from the record alone.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def _is_kill(kind: str) -> bool:
 
 
 def _rng(seed: int, index: int) -> Random:
-    # Not hash(): Python's differs from process to process. One generator for each incident, so that a fault which is added
-    # at the end changes none of the others.
+    # Not hash(): Python's differs from process to process. One generator for each incident, so that a fault which is
+    # added at the end changes none of the others.
     return Random(int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()))
 
 

@@ -139,8 +139,8 @@ def _draw(target: Target, candidates: Sequence[int], total: int, noun: str, rng:
         return candidates
     if target.random > len(candidates):
         raise UsageError(f"{target} asks for {target.random}, but only {len(candidates)} {noun} can be drawn")
-    # One lot for each there is, so that those which cannot be drawn change nothing for the others; and by random() alone,
-    # of all methods the one that gives the same numbers in every version of Python.
+    # One lot for each there is, so that those which cannot be drawn change nothing for the others; and by random()
+    # alone, of all methods the one that gives the same numbers in every version of Python.
     lots = [rng.random() for _ in range(total)]
     return sorted(sorted(candidates, key=lambda candidate: lots[candidate])[: target.random])
 

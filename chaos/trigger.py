@@ -96,7 +96,7 @@ class Trigger:
 
     @classmethod
     def parse(cls, value: object) -> Trigger:
-        """Read `step=500`, `step=500,phase=backward` or `time=10s`; or a mapping such as `{step: 500, phase: backward}`.
+        """Read `step=500,phase=backward` or `time=10s`, or a mapping such as `{step: 500, phase: backward}`.
 
         Raises:
             UsageError: it is none of these; `key` is the part that is wrong, where it is one part.
@@ -116,7 +116,7 @@ class Trigger:
         for key in parts:
             if key not in words:
                 raise UsageError(
-                    f"a trigger has no {shown(key)}: it has {', '.join(words)}",
+                    f"there is no {shown(key)} in a trigger: write {', '.join(words)}",
                     key=str(key) if isinstance(value, Mapping) else None,
                     suggestion=nearest(str(key), words),
                 )

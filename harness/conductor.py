@@ -298,7 +298,7 @@ class Conductor:
         self._finish("interrupted", f"interrupted by {number.name}")
 
 
-class _Ended(Exception):  # noqa: N818 - not an error: the way out of a run that was told to end
+class _Ended(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason

@@ -18,13 +18,17 @@ LOOPBACK = "127.0.0.1"
 class AgentDesk(Protocol):
     """Who decides about held ranks."""
 
-    def holds_for(self, rank: int) -> list[tuple[int, str]]: ...
+    def holds_for(self, rank: int) -> list[tuple[int, str]]:
+        """Where `rank` is to be held."""
+        ...
 
-    def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None: ...
+    def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None:
+        """`rank` is held until `release` is called."""
+        ...
 
 
 class Hub:
-    """Collects events and passes messages, until closed. `on_event` is called for every event, in the order of arrival."""
+    """Collects events and passes messages, until closed; `on_event` gets every event, in the order of arrival."""
 
     def __init__(self, token: str, on_event: Callable[[Event], None]) -> None:
         self._token = token

@@ -22,7 +22,8 @@ class Recorder:
         """Append one event.
 
         Raises:
-            EnvironmentFailure: it could not be written (a full disk); a run without its log is worth nothing, so it must end.
+            EnvironmentFailure: it could not be written (a full disk); a run without its log is worth nothing, so it
+            must end.
         """
         line = event.to_json().encode() + b"\n"
         try:

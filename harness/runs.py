@@ -42,7 +42,7 @@ class StoreError(Exception):
     """The store cannot do what was asked; the message says why and what to do about it."""
 
 
-class RunNotFound(StoreError):  # noqa: N818 - reads as what happened, like the other errors of a lookup
+class RunNotFound(StoreError):
     """No stored run goes by the given reference."""
 
 

@@ -179,6 +179,8 @@ def evidence_text(evidence: object) -> str:
     if evidence is None:
         return ""
     if isinstance(evidence, Mapping):
+        if isinstance(summary := evidence.get("summary"), str):
+            return summary
         return ", ".join(f"{str(key).replace('_', ' ')}: {evidence_text(value)}" for key, value in evidence.items())
     if isinstance(evidence, list | tuple):
         return ", ".join(evidence_text(item) for item in evidence)

@@ -38,7 +38,8 @@ class ModelConfig:
 
 
 # 60m to 1b: GaLore's LLaMA shapes (arXiv 2403.03507, Table 6), which MeCeFO trains too; 7b: LLaMA (arXiv 2302.13971).
-# The tokenizer of ours is bytes, the shapes keep the published vocabulary so that costs and memory are the published ones.
+# The tokenizer of ours is bytes, the shapes keep the published vocabulary so that costs and memory are the published
+# ones.
 PRESETS: Mapping[str, ModelConfig] = {
     "llama-tiny": ModelConfig(64, 176, 4, 4, 4, 256),
     "60m": ModelConfig(512, 1376, 8, 8, 8, 32_000),

@@ -1,7 +1,7 @@
 """The coordinator process: connections of ranks and node supervisors around a `Membership`, on one asyncio loop.
 
-It may die at any time: ranks go on training without it, and a restarted one learns where they are from their hellos. It also
-passes on the small values with which gloo groups find each other.
+It may die at any time: ranks go on training without it, and a restarted one learns where they are from their hellos.
+It also passes on the small values with which gloo groups find each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, enco
 
 # After the end: how long ranks may take to hear of it and hang up.
 FAREWELL_SECONDS = 2.0
-# The exit code that says that the job cannot go on; any other but 0 is a crash, after which the coordinator is started again.
+# The exit code that says that the job cannot go on; any other but 0 is a crash, after which the coordinator is
+# started again.
 JOB_FAILED = 3
 
 

@@ -1,8 +1,8 @@
 """Time dilation: every rank behaves like a device of its own, though many share a few cores.
 
-Thread CPU time of a piece of work stays nearly the same under contention while its wall time does not, so every compute
-segment is padded by sleep to `ratio x` the CPU time that it really took. With a ratio above ranks per core, what the wall
-clock then measures is the method (bubbles, load, degraded layers), not the scheduler.
+Thread CPU time of a piece of work stays nearly the same under contention while its wall time does not, so every
+compute segment is padded by sleep to `ratio x` the CPU time that it really took. With a ratio above ranks per core,
+what the wall clock then measures is the method (bubbles, load, degraded layers), not the scheduler.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from types import TracebackType
 
 # Below one a segment cannot be padded; above it, every rank owns 1 / ratio of a core.
 NO_DILATION = 1.0
-# Share of the cores that dilated ranks ask for together. The rest is for communication threads, the conductor and whatever
-# else the machine does: what a busy loop on one of two cores leaves must still be enough.
+# Share of the cores that dilated ranks ask for together. The rest is for communication threads, the conductor and
+# whatever else the machine does: what a busy loop on one of two cores leaves must still be enough.
 TARGET_UTILISATION = 0.7
 
 

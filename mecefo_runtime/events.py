@@ -23,9 +23,9 @@ TWIN_JOB = "twin"
 class Event:
     """One thing that happened.
 
-    `time_seconds` is Unix time, for people; `monotonic_seconds` is CLOCK_MONOTONIC, which all processes of one host share:
-    durations are differences of it. `attempt` counts the starts of the emitting rank or node, from 1: together with `pid`
-    it tells a dying process's last words from its successor's first ones.
+    `time_seconds` is Unix time, for people; `monotonic_seconds` is CLOCK_MONOTONIC, which all processes of one host
+    share: durations are differences of it. `attempt` counts the starts of the emitting rank or node, from 1: together
+    with `pid` it tells a dying process's last words from its successor's first ones.
     """
 
     kind: str
@@ -131,7 +131,9 @@ class Emitter:
 class EventSink(Protocol):
     """Takes events one by one; after `__call__` returned, the event survives the death of the emitting process."""
 
-    def __call__(self, event: Event) -> None: ...
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        ...
 
 
 class SocketSink:

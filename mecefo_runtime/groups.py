@@ -1,8 +1,9 @@
 """The process groups of one epoch: formed fast, broken on demand, gone without a trace.
 
-Raw gloo groups under a fresh prefix rather than `init_process_group`: they can be formed from survivors alone and thrown away
-(2-8 ms). gloo (torch 2.11-2.13) cannot abort a blocked operation: `abort()` and `shutdown()` of a group return and do nothing,
-so `Groups.abort` shuts down the established sockets instead, which ends blocked operations here and, by cascade, in the peers.
+Raw gloo groups under a fresh prefix rather than `init_process_group`: they can be formed from survivors alone and
+thrown away (2-8 ms). gloo (torch 2.11-2.13) cannot abort a blocked operation: `abort()` and `shutdown()` of a group
+return and do nothing, so `Groups.abort` shuts down the established sockets instead, which ends blocked operations here
+and, by cascade, in the peers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from mecefo_runtime.layout import Layout
 
 FORM_TIMEOUT_SECONDS = 2.0
+# torch's stubs know neither gloo's options nor its operations.
+_Gloo: Any = ProcessGroupGloo
 LOOPBACK = "127.0.0.1"
 
 
@@ -34,7 +38,8 @@ class EpochBroken(RuntimeError):
 def breaking_epoch() -> Iterator[None]:
     """Turn what gloo raises (plain RuntimeErrors) into EpochBroken.
 
-    The original's traceback keeps the group and its sockets alive, and with them the peers waiting: only its text goes on.
+    The original's traceback keeps the group and its sockets alive, and with them the peers waiting: only its text goes
+    on.
     """
     message = None
     try:
@@ -47,7 +52,7 @@ def breaking_epoch() -> Iterator[None]:
         raise EpochBroken(message)
 
 
-class RendezvousStore(dist.Store):
+class RendezvousStore(Store):
     """A store for gloo's rendezvous over the control connection. gloo needs set, get and wait only."""
 
     def __init__(self, put: Callable[[str, bytes], None], take: Callable[[str, float], bytes]) -> None:
@@ -80,7 +85,10 @@ class RendezvousStore(dist.Store):
 
 
 def gloo_listener_port(blob: bytes) -> int | None:
-    """The listening port in an address that gloo publishes: u64 length, host name, u64 length, sockaddr (port at +2)."""
+    """The listening port in an address that gloo publishes.
+
+    Its form: u64 length, host name, u64 length, sockaddr with the port at +2. None when the blob is something else.
+    """
     if len(blob) < 8:
         return None
     (name_length,) = struct.unpack_from("<Q", blob)
@@ -94,9 +102,9 @@ def gloo_listener_port(blob: bytes) -> int | None:
 class Groups:
     """World and reduction groups of one epoch, as seen by one member.
 
-    The world group carries activations, state and the commit; one group for every set of ranks that hold the same units
-    carries their gradients. All pairs are connected when the constructor returns, so that `abort` reaches every operation:
-    a lazily connecting pair whose peer died blocks for five time-outs, and nothing ends it.
+    The world group carries activations, state and the commit; one group for every set of ranks that hold the same
+    units carries their gradients. All pairs are connected when the constructor returns, so that `abort` reaches every
+    operation: a lazily connecting pair whose peer died blocks for five time-outs, and nothing ends it.
     """
 
     def __init__(
@@ -113,7 +121,7 @@ class Groups:
         self.members = tuple(sorted(members))
         self._index = {member: index for index, member in enumerate(self.members)}
         self._store = store
-        self._groups: dict[tuple[int, ...], ProcessGroupGloo] = {}
+        self._groups: dict[tuple[int, ...], Any] = {}
         with breaking_epoch():
             self._world = self._form("world", self.members, timeout_seconds)
             for holders in sorted(set(layout.holders().values())):
@@ -121,25 +129,27 @@ class Groups:
                     name = "-".join(map(str, holders))
                     self._groups[holders] = self._form(name, holders, timeout_seconds)
 
-    def _form(self, name: str, ranks: tuple[int, ...], timeout_seconds: float) -> ProcessGroupGloo:
-        options = ProcessGroupGloo._Options()
+    def _form(self, name: str, ranks: tuple[int, ...], timeout_seconds: float) -> Any:
+        options = _Gloo._Options()
         options._timeout = timedelta(seconds=FORM_TIMEOUT_SECONDS)
         options._threads = 2
-        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK, lazy_init=False)]
+        options._devices = [_Gloo.create_device(hostname=LOOPBACK, lazy_init=False)]
         store = PrefixStore(f"{self.epoch}/{name}", self._store)
-        group = ProcessGroupGloo(store, ranks.index(self.rank), len(ranks), options)
+        group = _Gloo(store, ranks.index(self.rank), len(ranks), options)
         group.set_timeout(timedelta(seconds=timeout_seconds))
         return group
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> dist.Work:
         """Start sending; the tensor must live until the returned work is done."""
         with breaking_epoch():
-            return self._world.send([tensor], self._index[destination], tag)
+            work: dist.Work = self._world.send([tensor], self._index[destination], tag)
+        return work
 
     def start_receive(self, tensor: torch.Tensor, source: int, tag: int) -> dist.Work:
         """Start receiving into `tensor`."""
         with breaking_epoch():
-            return self._world.recv([tensor], self._index[source], tag)
+            work: dist.Work = self._world.recv([tensor], self._index[source], tag)
+        return work
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
         """Receive into `tensor`, waiting for it."""
@@ -150,7 +160,8 @@ class Groups:
         if len(holders) == 1:
             return None
         with breaking_epoch():
-            return self._groups[holders].allreduce([tensor])
+            work: dist.Work = self._groups[holders].allreduce([tensor])
+        return work
 
     def abort(self) -> int:
         """End every blocked operation, from any thread; returns how many connections were shut down.
@@ -202,7 +213,8 @@ def _shut_down(descriptor: int, listener_ports: set[int]) -> bool:
 class Formation:
     """Forms groups on a thread of its own, because gloo ignores its time-out when a peer dies while pairs connect.
 
-    `done` tells that `take` will return or raise at once. A formation that is abandoned lets go of its groups by itself.
+    `done` tells that `take` will return or raise at once. A formation that is abandoned lets go of its groups by
+    itself.
     """
 
     def __init__(self, form: Callable[[], Groups], notify: Callable[[], None]) -> None:

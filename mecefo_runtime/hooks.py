@@ -1,7 +1,7 @@
 """What the runtime lets others see and hold: it announces every (step, phase) before it enters it.
 
-A job names its hooks as `module:function` (environment `MECEFO_HOOKS`, comma-separated); the function gets the rank's identity
-and returns an object with `announce`. Without hooks an announcement costs an empty loop.
+A job names its hooks as `module:function` (environment `MECEFO_HOOKS`, comma-separated); the function gets the rank's
+identity and returns an object with `announce`. Without hooks an announcement costs an empty loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Protocol
 class Hook(Protocol):
     """Told before a rank enters a phase, on its training thread, which waits until `announce` returns."""
 
-    def announce(self, step: int, phase: str) -> None: ...
+    def announce(self, step: int, phase: str) -> None:
+        """The rank is about to enter `phase` of `step`."""
+        ...
 
 
 class Hooks:

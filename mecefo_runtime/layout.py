@@ -1,7 +1,8 @@
 """Who holds which layers, which of them are degraded, and who computes how many microbatches.
 
-Values without I/O: planners make them, the coordinator announces them, ranks obey them. A layout names transformer layers
-only: the embedding goes with the holder of layer 0 and the head with the holder of the last layer, as *units* (see `units`).
+Values without I/O: planners make them, the coordinator announces them, ranks obey them. A layout names transformer
+layers only: the embedding goes with the holder of layer 0 and the head with the holder of the last layer, as *units*
+(see `units`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class Cluster:
     num_microbatches: int
 
     def __post_init__(self) -> None:
-        if self.data_parallel * self.pipeline != self.num_ranks:
+        num_cells = self.data_parallel * self.pipeline
+        if num_cells != self.num_ranks:
             raise LayoutError(
-                f"data_parallel x pipeline = {self.data_parallel} x {self.pipeline} = {self.data_parallel * self.pipeline}, "
+                f"data_parallel x pipeline = {self.data_parallel} x {self.pipeline} = {num_cells}, "
                 f"but {self.nodes} nodes x {self.gpus_per_node} ranks = {self.num_ranks} ranks"
             )
         if self.num_layers < self.pipeline:
@@ -60,8 +62,8 @@ class Cluster:
     def cell_of(self, rank: int) -> tuple[int, int]:
         """(replica, stage) of `rank` when nothing has failed.
 
-        Diagonal, so that the ranks of one node differ in replica and in stage wherever the shape allows it: a node's loss
-        then takes no replica whole, and no stage away from all of its holders.
+        Diagonal, so that the ranks of one node differ in replica and in stage wherever the shape allows it: a node's
+        loss then takes no replica whole, and no stage away from all of its holders.
         """
         replica = rank % self.data_parallel
         stage = (rank + rank // lcm(self.data_parallel, self.pipeline)) % self.pipeline
@@ -250,7 +252,8 @@ def plan_transfers(
 ) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
     """What must move before `layout` can run, given what each rank holds now.
 
-    Sources are chosen so that no rank sends much more than another. Returns (transfers, units that nobody holds any more).
+    Sources are chosen so that no rank sends much more than another. Returns (transfers, units that nobody holds any
+    more).
     """
     held = {rank: frozenset(units) for rank, units in holdings.items()}
     load = dict.fromkeys(sorted(held), 0)

@@ -1,7 +1,7 @@
 """A rank's side of membership: the control connection, and what the coordinator last called for.
 
-One thread reads the connection and one sends signs of life; the training thread never waits on the network here without a
-deadline. Without a coordinator training goes on, and the connection is made again as soon as one is back.
+One thread reads the connection and one sends signs of life; the training thread never waits on the network here
+without a deadline. Without a coordinator training goes on, and the connection is made again as soon as one is back.
 """
 
 from __future__ import annotations

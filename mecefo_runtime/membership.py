@@ -1,29 +1,26 @@
 """Epochs: who is in, who is lost, who comes back, and what the members do about it.
 
 The coordinator's mind, without I/O: reports go in, messages and events come out through `Effects`. An epoch is one
-membership with one layout. A change goes through two stages: every member leaves the old epoch (*parks*: at once after a loss,
-at the next step boundary for a rejoin) and reports what it has; then one message tells all of them the new layout, which state
-moves, and whether the step in flight counts.
+membership with one layout. A change goes through two stages: every member leaves the old epoch (*parks*: at once after
+a loss, at the next step boundary for a rejoin) and reports what it has; then one message tells all of them the new
+layout, which state moves, and whether the step in flight counts.
 
-That decision is the step-and-commit rule: a step is committed when every living member has its reduced gradients. If all
-survivors have them, the step is committed at the regroup, whether or not somebody, dead or alive, has already applied it; else
-nobody can have applied it, and it is repeated from unchanged parameters. No step is lost, no sample is used twice.
+The rule for that step is in `commit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from mecefo_runtime.layout import Cluster, Layout, plan_transfers
+from mecefo_runtime.commit import Decision, RuleBroken, decide
+from mecefo_runtime.layout import Cluster, Layout, Transfer, plan_transfers
+from mecefo_runtime.losses import Losses
 from mecefo_runtime.planners import NoLayout, Planner
 from mecefo_runtime.wire import Message
 
-# A node's ranks die within milliseconds of each other: one regroup for all of them is cheaper than one each.
-LOSS_GRACE_SECONDS = 0.02
-NODE_LOSS_GRACE_SECONDS = 0.1
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5
 START_TIMEOUT_SECONDS = 120.0
@@ -65,14 +62,6 @@ class Member:
     formed: Message | None = None
 
 
-@dataclass(slots=True)
-class _Losses:
-    """Losses of a moment, gathered until it is clear that no more come with them."""
-
-    ranks: dict[int, str] = field(default_factory=dict)
-    began_seconds: float = 0.0
-
-
 class Membership:
     """The coordinator's state machine. Call the `on_` methods with what happened, and `tick` at `next_deadline`."""
 
@@ -92,16 +81,15 @@ class Membership:
         self._clock = clock
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._connected: dict[int, Member] = {}
-        self._losses = _Losses()
+        self._losses = Losses(cluster)
         self._absent: set[int] = set()
-        self._supervisors: set[int] = set()
-        self._dead_supervisors: set[int] = set()
         self._learned: Message | None = None
         self._began_seconds = clock()
         self._deadline_seconds: float | None = self._began_seconds + START_TIMEOUT_SECONDS
         self._retry_seconds: float | None = None
         self._reason = "start"
         self._resume_step = 1
+        self._rejoining: list[int] = []
         self._entered: frozenset[int] = frozenset()
         self.stage = Stage.GATHERING
         self.epoch = 0
@@ -145,14 +133,11 @@ class Membership:
 
     def on_supervisor(self, node: int) -> None:
         """A node's supervisor connected."""
-        self._supervisors.add(node)
-        self._dead_supervisors.discard(node)
+        self._losses.supervisor_came(node)
 
     def on_supervisor_lost(self, node: int) -> None:
         """A node's supervisor is gone, and with it, most likely, the node."""
-        if node in self._supervisors:
-            self._supervisors.discard(node)
-            self._dead_supervisors.add(node)
+        self._losses.supervisor_went(node)
         self.tick()
 
     def on_lost(self, rank: int, how: str, attempt: int | None = None) -> None:
@@ -211,8 +196,8 @@ class Membership:
         for member in list(self._connected.values()):
             if now - member.last_heard_seconds > self._heartbeat_timeout_seconds:
                 self._lose(member.rank, "heartbeat")
-        if self._losses.ranks and (self._losses_settled() or now >= self._losses_deadline()):
-            self._losses = _Losses()
+        if self._losses and (self._losses.are_settled(self._connected) or now >= self._losses.deadline_seconds()):
+            self._losses.clear()
             self._after_loss()
         if self._deadline_seconds is not None and now >= self._deadline_seconds:
             self._deadline_seconds = None
@@ -225,8 +210,8 @@ class Membership:
         """When `tick` should be called at the latest, in the clock's seconds."""
         due = [member.last_heard_seconds + self._heartbeat_timeout_seconds for member in self._connected.values()]
         due += [seconds for seconds in (self._deadline_seconds, self._retry_seconds) if seconds is not None]
-        if self._losses.ranks:
-            due.append(self._losses_deadline())
+        if self._losses:
+            due.append(self._losses.deadline_seconds())
         return min(due, default=None)
 
     # ---- losses ----
@@ -238,26 +223,8 @@ class Membership:
         if member is None or self.stage is Stage.ENDED:
             return
         if rank in self.members or self.stage is Stage.GATHERING:
-            if not self._losses.ranks:
-                self._losses.began_seconds = self._clock()
-            self._losses.ranks[rank] = how
+            self._losses.add(rank, how, self._clock())
             self._effects.emit("detected", epoch=self.epoch, lost=[rank], how=how)
-
-    def _losses_settled(self) -> bool:
-        """Whether no further loss is to be expected with these."""
-        for rank, how in self._losses.ranks.items():
-            node = self._cluster.node_of(rank)
-            if node in self._dead_supervisors:
-                if any(neighbour in self._connected for neighbour in self._cluster.ranks_of(node)):
-                    return False
-            elif how == "connection":
-                # The news of its supervisor's end may be right behind.
-                return False
-        return True
-
-    def _losses_deadline(self) -> float:
-        is_node_loss = any(self._cluster.node_of(rank) in self._dead_supervisors for rank in self._losses.ranks)
-        return self._losses.began_seconds + (NODE_LOSS_GRACE_SECONDS if is_node_loss else LOSS_GRACE_SECONDS)
 
     def _after_loss(self) -> None:
         if self.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING):
@@ -280,9 +247,8 @@ class Membership:
             else:
                 missing = sorted(set(range(self._cluster.num_ranks)) - set(self._connected))
                 self._fail(f"ranks {missing} did not start within {START_TIMEOUT_SECONDS:.0f} s; see their logs")
-        elif self.stage is Stage.TRAINING:
-            if self._newcomers():
-                self._call_to_join()
+        elif self.stage is Stage.TRAINING and self._newcomers():
+            self._call_to_join()
 
     def _advance(self) -> None:
         """Take the next step if what it waits for is there."""
@@ -295,7 +261,7 @@ class Membership:
             if newcomers and whole:
                 self._deadline_seconds = None
                 self._call_to_join()
-        elif self.stage in (Stage.PARKING, Stage.JOINING) and not self._losses.ranks:
+        elif self.stage in (Stage.PARKING, Stage.JOINING) and not self._losses:
             waiting_for = [
                 rank
                 for rank in self.members
@@ -308,7 +274,7 @@ class Membership:
         if self._learned is not None:
             if set(self._learned["members"]) <= set(self._connected) | self._absent:
                 self._resume()
-        elif not self._losses.ranks and len(self._connected) + len(self._absent) == self._cluster.num_ranks:
+        elif not self._losses and len(self._connected) + len(self._absent) == self._cluster.num_ranks:
             self.target = 1
             self._decide()
 
@@ -375,17 +341,18 @@ class Membership:
         alive = sorted({*survivors, *newcomers})
         if self.epoch:
             self._effects.emit("isolated", epoch=self.target)
-        commit = self._commit_decision(survivors)
-        stateful = [
-            self._connected[rank].report for rank in survivors if not self._connected[rank].report["is_stateless"]
-        ]
-        if self.epoch and not stateful:
+        reports = [self._connected[rank].report for rank in survivors]
+        reports = [report for report in reports if not report["is_stateless"]]
+        if self.epoch and not reports:
             self._fail("training cannot go on: every rank that held state is lost")
             return
-        committed = max((int(report["committed_step"]) for report in stateful), default=0)
-        committed = max(committed, commit["step"] if commit else 0)
-        if self.epoch and committed >= self._steps:
-            self._end({"type": "goodbye", "commit": commit})
+        try:
+            decision = decide(reports)
+        except RuleBroken as error:
+            self._fail(f"training cannot go on, and this is a bug of the runtime: {error}")
+            return
+        if self.epoch and decision.committed_step >= self._steps:
+            self._end({"type": "goodbye", "commit": decision.commit})
             return
         try:
             layout = self._planner(self._cluster, alive)
@@ -393,8 +360,9 @@ class Membership:
             self._fail(f"training cannot go on: {error}")
             return
         layout.check(self._cluster, alive)
-        transfers, missing = (), ()
-        if committed:
+        transfers: tuple[Transfer, ...] = ()
+        missing: tuple[str, ...] = ()
+        if decision.committed_step:
             holdings = {rank: self._connected[rank].report["holdings"] for rank in survivors}
             transfers, missing = plan_transfers(layout, holdings)
         if missing:
@@ -403,9 +371,13 @@ class Membership:
                 "Every holder was lost at once; more replicas (--data-parallel) would have kept a copy"
             )
             return
+        self._form(alive, layout, transfers, decision)
+
+    def _form(self, alive: list[int], layout: Layout, transfers: tuple[Transfer, ...], decision: Decision) -> None:
+        """Tell everybody the new epoch."""
         self.stage = Stage.FORMING
         self._rejoining = sorted(set(alive) - self._entered) if self.epoch else []
-        self._resume_step = committed + 1
+        self._resume_step = decision.committed_step + 1
         self.members, self.layout = frozenset(alive), layout
         message = {
             "type": "form",
@@ -414,7 +386,7 @@ class Membership:
             "leader": alive[0],
             "layout": layout.to_dict(),
             "transfers": [[t.unit, t.source, t.destination] for t in transfers],
-            "commit": commit,
+            "commit": decision.commit,
             "resume_step": self._resume_step,
             "reason": self._reason,
         }
@@ -424,43 +396,16 @@ class Membership:
             self._effects.send(rank, message)
         self._effects.emit(
             "layout",
-            step=committed or None,
+            step=decision.committed_step or None,
             epoch=self.target,
             reason=self._reason,
             members=alive,
             layout=layout.to_dict(),
             degraded_layers=layout.num_degraded_layers,
             num_transfers=len(transfers),
-            commit_step=commit["step"] if commit else None,
+            commit_step=decision.commit["step"] if decision.commit else None,
             resume_step=self._resume_step,
         )
-
-    def _commit_decision(self, survivors: list[int]) -> Message | None:
-        """What the step in flight comes to: {step, totals} if it is committed for those who have not applied it."""
-        reports = [self._connected[rank].report for rank in survivors]
-        reports = [report for report in reports if not report["is_stateless"]]
-        committed = max((int(report["committed_step"]) for report in reports), default=0)
-        behind = [report for report in reports if report["committed_step"] < committed]
-        if behind:
-            # Somebody applied the step, so everybody had its gradients: the rest apply it now, with the same totals.
-            if any((report["ready"] or {}).get("step") != committed for report in behind):
-                raise RuntimeError(f"a rank applied step {committed} before all had its gradients")
-            totals = next(r["totals"] for r in reports if r["committed_step"] == committed)
-            return {"step": committed, "totals": totals}
-        ready = [report["ready"] for report in reports]
-        if not ready or any(r is None or r["step"] != committed + 1 for r in ready):
-            return None
-        totals = next((r["totals"] for r in ready if r["totals"] is not None), None)
-        if totals is None:
-            norms: dict[str, float] = {}
-            for r in ready:
-                norms |= r["norms"]
-            tally = next((r["tally"] for r in ready if r["tally"] is not None), None)
-            if tally is None:
-                # The head is lost with all its holders; what follows will find that out and say so.
-                return None
-            totals = {"squared_norm": sum(norms[unit] for unit in sorted(norms)), "tally": tally}
-        return {"step": committed + 1, "totals": totals}
 
     def _enter(self) -> None:
         """Every member is in: the new epoch has begun."""

@@ -1,7 +1,7 @@
 """One step of one layout on one rank: microbatches through the replica's pipeline in 1F1B order.
 
-1F1B: PipeDream-flush (Narayanan et al. 2021, arXiv 2006.09503, section 2.2). A replica whose layers all sit on one rank is a
-pipeline of one stage and sends nothing.
+1F1B: PipeDream-flush (Narayanan et al. 2021, arXiv 2006.09503, section 2.2). A replica whose layers all sit on one
+rank is a pipeline of one stage and sends nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mecefo_runtime.tally import Tally
 
 
 class Pipeline:
-    """This rank's part of its replica. `check` is called between microbatches and may raise to leave the step."""
+    """One rank's part of its replica. `check` is called between microbatches and may raise to leave the step."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Pipeline:
         self._hidden_size = bank.hidden_size
 
     def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> Tally:
-        """Forward and backward of this replica's share of `samples` (the whole step's); gradients accumulate in the bank.
+        """Forward and backward of this replica's share of `samples`, which are the whole step's.
 
-        Returns what this rank's head consumed, an empty tally where there is no head.
+        Gradients accumulate in the bank. Returns what this rank's head consumed, an empty tally where there is no head.
 
         Raises:
             mecefo_runtime.groups.EpochBroken: a neighbour is gone.
@@ -137,7 +137,7 @@ class Pipeline:
             self._has_announced_backward = True
             announce("backward")
         with self._pacer:
-            output.backward(gradient_BTH)
+            torch.autograd.backward(output, gradient_BTH)
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None
             gradient_BTH = received_BTH.grad

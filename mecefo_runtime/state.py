@@ -1,8 +1,8 @@
 """What a rank holds: parameters and optimizer state by unit, their gradients, and how units move between ranks.
 
-A unit's parameters, both AdamW moments and step counts live in one flat tensor, so that moving a unit is one message and
-checking it one checksum. The gradients of all units that a rank holds live in one flat tensor in pipeline order, so that
-neighbouring units with the same holders are reduced by one operation.
+A unit's parameters, both AdamW moments and step counts live in one flat tensor, so that moving a unit is one message
+and checking it one checksum. The gradients of all units that a rank holds live in one flat tensor in pipeline order,
+so that neighbouring units with the same holders are reduced by one operation.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ class AttentionShare:
 
 
 class Bank:
-    """All units of one rank under one layout, with gradients and optimizer. `tally_size` elements ride behind the head's gradients.
+    """All units of one rank under one layout, with gradients and optimizer.
 
-    Units that the rank held before are kept as they are; new ones are built as at step 0, to be overwritten by transfers.
+    `tally_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
+    ones are built as at step 0, to be overwritten by transfers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A node's supervisor: starts its ranks, tells the coordinator the moment one of them exits, starts one again when told.
+"""A node's supervisor: starts its ranks, tells the coordinator when one exits, starts one again when told.
 
 Single-threaded, so that ranks can be forked at any time. It dies with whoever started it, and its ranks die with it.
 """
@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_SECONDS = 0.5
 
 
 class Supervisor:
-    """The ranks of one node. `orders` is the connection on which whoever runs the nodes sends orders and gets events."""
+    """The ranks of one node. Whoever runs the nodes sends orders to it and gets its events, on one connection."""
 
     def __init__(self, environment: Mapping[str, str], node: int, ranks: range, attempt: int, logs: Path) -> None:
         self._environment = dict(environment)
@@ -54,8 +54,8 @@ class Supervisor:
                 self._connect_coordinator()
                 next_try = time.monotonic() + RECONNECT_SECONDS
             for key, _ in self._selector.select(RECONNECT_SECONDS if self._coordinator is None else None):
-                action: Callable[[], bool] = key.data
-                if not action():
+                is_wanted: Callable[[], bool] = key.data
+                if not is_wanted():
                     return 0
 
     def _connect_coordinator(self) -> None:
@@ -86,7 +86,7 @@ class Supervisor:
             return False
         if order["order"] == "start_rank":
             self._start(int(order["rank"]), int(order["attempt"]))
-        return order["order"] != "stop"
+        return bool(order["order"] != "stop")
 
     def _start(self, rank: int, attempt: int) -> None:
         self._exited.pop(rank, None)

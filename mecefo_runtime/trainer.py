@@ -34,8 +34,8 @@ FORMATION_DEADLINE_SECONDS = 10.0
 class Progress:
     """Where a rank is in the step-and-commit rule.
 
-    `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients this
-    rank holds and has not applied: {step, norms, tally, totals}.
+    `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
+    this rank holds and has not applied: {step, norms, tally, totals}.
     """
 
     committed_step: int = 0
@@ -122,8 +122,8 @@ class Trainer:
         except EpochBroken as error:
             if not self._membership.must_leave:
                 trouble = str(error)
-        # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without them the
-        # peers notice at once, whatever the coordinator does.
+        # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
+        # them the peers notice at once, whatever the coordinator does.
         self._leave()
         if trouble is not None:
             self._membership.send({"type": "trouble", "epoch": orders["epoch"], "error": trouble})
@@ -215,7 +215,7 @@ class Trainer:
         self._membership.start_over()
 
     def _describe(self) -> Message:
-        """This rank's state, as hellos and park reports carry it."""
+        """What this rank has, as hellos and park reports carry it."""
         progress = self._progress
         return {
             "status": self._status,
@@ -323,7 +323,7 @@ class Trainer:
         return {"squared_norm": values[1], "tally": asdict(tally)}, values[0] == len(epoch.members)
 
     def _contribution(self, epoch: Epoch) -> Tensor:
-        """[sees the call to park, squared norm, tally]; every unit, and the tally, from the lowest of its holders only."""
+        """[sees the call to park, squared norm, tally]; each unit and the tally by the lowest of its holders only."""
         ready = self._progress.ready
         assert ready is not None
         norms, holders = ready["norms"], epoch.bank.holders

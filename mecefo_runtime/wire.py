@@ -1,7 +1,7 @@
 """The control connection: JSON objects, one a line, over a stream socket whose first line carries the run's token.
 
-Ours rather than a store's, because a store call on a training thread can hang without bound when the store's host freezes
-(seen with TCPStore); here every read and write has a deadline. Nothing that comes in is ever unpickled.
+Ours rather than a store's, because a store call on a training thread can hang without bound when the store's host
+freezes (seen with TCPStore); here every read and write has a deadline. Nothing that comes in is ever unpickled.
 """
 
 from __future__ import annotations

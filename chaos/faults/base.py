@@ -1,7 +1,8 @@
 """What a fault is: it names what it will touch, does one thing to it, and proves that it happened.
 
-A new fault is one file in this folder with one class per kind. The injector calls, in this order: `prepare` (resolve, check that
-it is ours, say how to undo), then writes and syncs the undo record, `apply`, `verify`, and at the end of its lifetime `undo`.
+A new fault is one file in this folder with one class per kind. The injector calls, in this order: `prepare` (resolve,
+check that it is ours, say how to undo), then writes and syncs the undo record, `apply`, `verify`, and at the end of
+its lifetime `undo`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class OwnedProcess:
     rank: int | None = None
     node: int | None = None
 
+    def __str__(self) -> str:
+        name = {"rank": f"rank {self.rank}", "supervisor": f"supervisor of node {self.node}"}.get(self.role, self.role)
+        return f"{name} (pid {self.process.pid})"
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
@@ -55,11 +60,17 @@ class ProcessHost(Protocol):
     All that is returned was started by this run and was alive when it was last heard of.
     """
 
-    def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]: ...
+    def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The processes of `ranks`."""
+        ...
 
-    def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]: ...
+    def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The supervisors and ranks of `nodes`."""
+        ...
 
-    def coordinator_process(self) -> OwnedProcess | None: ...
+    def coordinator_process(self) -> OwnedProcess | None:
+        """The coordinator, None while there is none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,7 @@ class Fault(ABC, Generic[ParametersT]):
 
     @abstractmethod
     async def verify(self, act: Act, timeout_seconds: float) -> dict[str, Any]:
-        """Wait until the effect is seen; returns the evidence.
+        """Wait until the effect is seen; returns the evidence, with a sentence for people under `summary`.
 
         Raises:
             chaos.errors.EffectNotSeen: it was not, within the time.

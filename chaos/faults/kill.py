@@ -50,9 +50,10 @@ class _Kill(Fault[NoParameters]):
             await asyncio.wait_for(asyncio.gather(*waits), timeout_seconds)
         alive = [owned for owned in act.processes if owned.process.is_running()]
         if alive:
-            names = ", ".join(f"{owned.role} pid {owned.process.pid}" for owned in alive)
-            raise EffectNotSeen(f"still running {timeout_seconds:g} s after SIGKILL: {names}")
+            raise EffectNotSeen(f"still running {timeout_seconds:g} s after SIGKILL: {', '.join(map(str, alive))}")
+        names = ", ".join(map(str, act.processes))
         return {
+            "summary": f"SIGKILL; gone from the process table, by pid and start time: {names}",
             "signal": "SIGKILL",
             "seen_in": "process table, by pid and start time",
             "seconds": round(time.monotonic() - began, 6),
@@ -91,10 +92,10 @@ async def _exited(pid: int) -> None:
     except ProcessLookupError:
         return
     loop = asyncio.get_running_loop()
-    exited = loop.create_future()
-    loop.add_reader(descriptor, lambda: exited.done() or exited.set_result(None))
+    exited = asyncio.Event()
+    loop.add_reader(descriptor, exited.set)
     try:
-        await exited
+        await exited.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)

@@ -1,8 +1,8 @@
 """The local backend's fork server: imports torch and reads the training text once, then forks every process of a run.
 
-Without it each of a run's nodes would import torch for itself (7-8 s each when five do so on two cores), at every repair again.
-Commands come as JSON lines on standard input and are answered on standard output. Its death, and that of whoever started it, is
-the death of all it started: the kernel sees to that (`die_with_parent`).
+Without it each of a run's nodes would import torch for itself (7-8 s each when five do so on two cores), at every
+repair again. Commands come as JSON lines on standard input and are answered on standard output. Its death, and that of
+whoever started it, is the death of all it started: the kernel sees to that (`die_with_parent`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class ForkServer:
         environment: dict[str, str] = command.get("environment", {})
         match command["command"]:
             case "listen":
-                # Held here, so that a restarted coordinator has the same address and no connection is refused meanwhile.
+                # Held here, so that a restarted coordinator has the same address and no connection is refused
+                # meanwhile.
                 listener = socket.create_server((LOOPBACK, 0), backlog=1024)
                 self._listeners[command["job"]] = listener
                 self._reply({"reply": "listening", "job": command["job"], "port": listener.getsockname()[1]})

@@ -20,7 +20,7 @@ from harness.backends.base import Outcome
 from harness.hub import LOOPBACK, Hub
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.coordinator import JOB_FAILED
-from mecefo_runtime.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.events import Emitter, Event
 from mecefo_runtime.process import ProcessId
 
 START_TIMEOUT_SECONDS = 120.0
@@ -262,7 +262,7 @@ class LocalJob:
         self._is_stopping = True
         self._finish("stopped")
         if self._outcome.result() == "completed":
-            await self._wait_gone([owned for owned in self._ranks.values()], FAREWELL_SECONDS)
+            await self._wait_gone(list(self._ranks.values()), FAREWELL_SECONDS)
         for task in self._tasks:
             task.cancel()
         everything = self._all_processes()

@@ -1,7 +1,7 @@
 """Planners: who is alive -> layout. One file each; a file in this folder is found by its name (`--strategy`).
 
-A planner module has one function, `plan(cluster, alive) -> Layout`, pure and deterministic, and a docstring whose first line
-says what it does. It raises `NoLayout` when no replica can be made whole.
+A planner module has one function, `plan(cluster, alive) -> Layout`, pure and deterministic, and a docstring whose
+first line says what it does. It raises `NoLayout` when no replica can be made whole.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ class NoLayout(RuntimeError):
 class Planner(Protocol):
     """Decides the layout.
 
-    After it returned, the layout satisfies `Layout.check`; the same input gives the same layout; with every rank alive it is
-    the configured one.
+    After it returned, the layout satisfies `Layout.check`; the same input gives the same layout; with every rank alive
+    it is the configured one.
     """
 
-    def __call__(self, cluster: Cluster, alive: Collection[int]) -> Layout: ...
+    def __call__(self, cluster: Cluster, alive: Collection[int]) -> Layout:
+        """The layout for the ranks in `alive`."""
+        ...
 
 
 def names() -> tuple[str, ...]:

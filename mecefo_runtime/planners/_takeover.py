@@ -1,4 +1,4 @@
-"""Neighbour takeover: a lost stage goes whole to a living neighbour in the same replica (arXiv 2510.16415, section 3)."""
+"""Takeover: a lost stage goes whole to a living neighbour in the same replica (arXiv 2510.16415, section 3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def _owners(ranks: list[int], living: frozenset[int]) -> list[int] | None:
     alive_stages = [stage for stage, rank in enumerate(ranks) if rank in living]
     if not alive_stages:
         return None
-    return [ranks[min(alive_stages, key=lambda s, stage=stage: (abs(s - stage), s))] for stage in range(len(ranks))]
+
+    def nearest(lost: int) -> int:
+        return min(alive_stages, key=lambda stage: (abs(stage - lost), stage))
+
+    return [ranks[nearest(stage)] for stage in range(len(ranks))]
 
 
 def _spans(cluster: Cluster, owners: list[int], degrade: bool) -> tuple[Span, ...]:
