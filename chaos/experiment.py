@@ -46,6 +46,7 @@ class Approximation(_Said):
     rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
     refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
     recompute_ffn: bool = _DEFAULTS.approximation.recompute_ffn
+    down_projection: Literal["left", "right"] = _DEFAULTS.approximation.down_projection
 
 
 class Job(_Said):
@@ -77,8 +78,10 @@ class Job(_Said):
         """(data_parallel, pipeline). Where neither is given: two stages if that leaves two replicas or more, else one.
 
         Raises:
-            UsageError: what is given does not fit the ranks or the layers.
+            UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
         """
+        if self.num_ranks > _MAX_RANKS:
+            raise UsageError(f"{self.num_ranks} ranks are more than the {_MAX_RANKS} that a job can have", key="nodes")
         num_layers = PRESETS[self.model].num_layers
         fitting = [
             (self.num_ranks // stages, stages)

@@ -69,7 +69,8 @@ class Conductor:
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
-        self._repairs: dict[int, Incident] = {}
+        # (the step after whose commit it is due, what to repair)
+        self._repairs: list[tuple[int, Incident]] = []
         self._committed_steps = 0
         self._last_progress_seconds = 0.0
         self._usual_step_seconds = 0.0
@@ -234,8 +235,10 @@ class Conductor:
             self._last_progress_seconds = now
         if self._injector is not None:
             self._injector.on_step(step)
-        for due in [due for due in self._repairs if due <= step]:
-            self._repair(self._repairs.pop(due))
+        due = [repair for repair in self._repairs if repair[0] <= step]
+        self._repairs = [repair for repair in self._repairs if repair[0] > step]
+        for _, incident in due:
+            self._repair(incident)
         for condition in self._halts:
             if event.job == MAIN_JOB and condition.check(event):
                 self._emitter.emit("halted", step=step, condition=condition.text)
@@ -246,7 +249,7 @@ class Conductor:
         if incident.repair is None:
             return
         if incident.repair.steps is not None:
-            self._repairs[step + incident.repair.steps] = incident
+            self._repairs.append((step + incident.repair.steps, incident))
         else:
             asyncio.get_running_loop().call_later(incident.repair.seconds or 0.0, self._repair, incident)
 

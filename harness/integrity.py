@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
@@ -10,6 +10,7 @@ from statistics import fmean
 from harness.steps import CommittedStep
 from harness.timeline import Timeline
 from mecefo_runtime.data import checksum, samples_of_step
+from mecefo_runtime.events import MAIN_JOB, Event
 
 LOSS_STEPS = 10
 """Final losses are means over this many last steps."""
@@ -72,6 +73,21 @@ def count_samples_lost(timeline: Timeline) -> int | None:
     if timeline.samples_per_step is None or not counted:
         return None
     return sum(_samples_lost(step, timeline.samples_per_step) for step in counted)
+
+
+def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | None:
+    """Units (layers, embedding, head) of which the ranks that hold them end up with different state.
+
+    Returns unit -> {rank: checksum} for those that differ; None when no rank of the main job told its checksums.
+    """
+    held: dict[str, dict[int, int]] = {}
+    for event in events:
+        if event.job == MAIN_JOB and event.kind == "rank_finished" and event.rank is not None:
+            for unit, checksum_of_unit in event.fields["checksums"].items():
+                held.setdefault(unit, {})[event.rank] = int(checksum_of_unit)
+    if not held:
+        return None
+    return {unit: ranks for unit, ranks in sorted(held.items()) if len(set(ranks.values())) > 1}
 
 
 def _samples_lost(step: CommittedStep, samples_per_step: int) -> int:

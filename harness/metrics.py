@@ -64,6 +64,7 @@ METRICS: Mapping[str, Metric] = {
         _run("steps_committed", "number"),
         _run("steps_lost", "number", is_final=False),
         _run("samples_lost", "number", is_final=False),
+        _run("diverged_units", "number"),
         _run("unrecovered_incidents", "number", is_final=False),
         _run("layout_changes", "number"),
         _run("goodput_ratio", "ratio"),

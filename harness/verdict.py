@@ -138,6 +138,8 @@ def _data_reasons(timeline: Timeline, summary: Mapping[str, Any]) -> Iterable[tu
         yield "inconclusive", "no step was committed"
     elif timeline.first_injected is not None and not timeline.baseline:
         yield "inconclusive", "no step was committed before the first fault, so there is no throughput to compare with"
+    if summary.get("diverged_units"):
+        yield "fail", f"{summary['diverged_units']} of the model's units ended up different on the ranks that hold them"
     bad_step = summary.get("first_non_finite_loss_step")
     if bad_step is not None:
         is_after = any(i.step is None or i.step <= bad_step for i in timeline.incidents if i.injected is not None)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 Report = Mapping[str, Any]
-"""What a survivor has: `committed_step` (the last one applied) with its `totals`, and `ready`: None, or the `step` whose
-reduced gradients it holds unapplied, with the `norms` of its units, the `tally` if it holds the head, the `totals` if known."""
+"""What a survivor has: `committed_step` (the last one applied) with its `totals`, and `ready`.
+
+`ready` is None, or says of a step whose reduced gradients the survivor holds unapplied: `step`, the `norms` of its
+units, the `tally` if it holds the head, and the `totals` if it knows them."""
 
 
 class RuleBroken(RuntimeError):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from mecefo_runtime.config import JobConfig
-from mecefo_runtime.events import Emitter, Event
+from mecefo_runtime.events import Emitter
 from mecefo_runtime.membership import Membership, Stage
 from mecefo_runtime.planners import find
 from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
@@ -28,12 +27,10 @@ JOB_FAILED = 3
 class Coordinator:
     """Serves one job on `listener` until it has ended."""
 
-    def __init__(
-        self, job: JobConfig, listener: socket.socket, token: str, sink: Callable[[Event], None], attempt: int
-    ) -> None:
+    def __init__(self, job: JobConfig, listener: socket.socket, token: str, emitter: Emitter) -> None:
         self._listener = listener
         self._token = token
-        self._emitter = Emitter(sink, "coordinator", attempt=attempt)
+        self._emitter = emitter
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._rendezvous: dict[str, str] = {}
         self._waiting: dict[str, list[int]] = {}
@@ -166,13 +163,11 @@ class Coordinator:
         self._settle()
 
 
-def run_coordinator(
-    job: JobConfig, listener: socket.socket, token: str, sink: Callable[[Event], None], attempt: int
-) -> int:
+def run_coordinator(job: JobConfig, listener: socket.socket, token: str, emitter: Emitter) -> int:
     """Serve `job` until it has ended; returns the exit code: 0, or JOB_FAILED."""
     listener.setblocking(False)
 
     async def serve() -> bool:
-        return await Coordinator(job, listener, token, sink, attempt).serve()
+        return await Coordinator(job, listener, token, emitter).serve()
 
     return 0 if asyncio.run(serve()) else JOB_FAILED

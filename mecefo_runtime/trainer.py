@@ -104,11 +104,13 @@ class Trainer:
                 orders = self._membership.park(self._describe)
                 if orders["type"] == "goodbye":
                     self._commit_late(orders.get("commit"), is_last=True)
-                    return
+                    break
                 if orders["type"] == "evicted":
                     self._start_over()
                 elif self._run_epoch(orders):
-                    return
+                    break
+            checksums = {name: unit.checksum() for name, unit in self._units.items()}
+            self._emitter.emit("rank_finished", step=self._progress.committed_step, checksums=checksums)
         finally:
             self._membership.close()
 

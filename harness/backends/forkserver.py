@@ -22,6 +22,7 @@ import torch
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.coordinator import run_coordinator
 from mecefo_runtime.data import read_corpus
+from mecefo_runtime.events import Emitter
 from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
 from mecefo_runtime.supervisor import run_supervisor
 from mecefo_runtime.worker import connect_sink
@@ -83,8 +84,9 @@ class ForkServer:
                     os.setsid()
                     keep_only((listener.fileno(),))
                     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
-                    token = environment["MECEFO_TOKEN"]
-                    return run_coordinator(job, listener, token, connect_sink(environment), int(command["attempt"]))
+                    sink, attempt = connect_sink(environment), int(command["attempt"])
+                    emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
+                    return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter)
 
                 self._start(command, "coordinator", coordinate)
 

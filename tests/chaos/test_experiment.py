@@ -20,8 +20,10 @@ pytestmark = pytest.mark.unit
 
 KNOWN = {"registry": REGISTRY, "strategies": STRATEGIES}
 GOOD = """\
-name: node-loss-midrun seed: 7 job: {runtime: mecefo, model: llama-tiny, nodes: 4, gpus_per_node: 2, data_parallel: 4,
-pipeline: 2, steps: 300, strategy: ndb} faults:
+name: node-loss-midrun
+seed: 7
+job: {model: llama-tiny, nodes: 4, gpus_per_node: 2, data_parallel: 4, pipeline: 2, steps: 300, strategy: ndb}
+faults:
   - kind: kill-node
     on: node=2
     at: {step: 100, phase: backward}
@@ -245,6 +247,7 @@ class TestShape:
             ({"pipeline": 8}, "pipeline", "4 layers"),
             ({"data_parallel": 4, "pipeline": 4}, "data_parallel", "data_parallel 4 and pipeline 4 cannot"),
             ({"data_parallel": 1}, "data_parallel", "8 ranks (4 nodes x 2)"),
+            ({"nodes": 1024}, "nodes", "2048 ranks are more than the 1024 that a job can have"),
         ],
     )
     def test_offers_what_fits(self, given_shape, key, message):
@@ -272,7 +275,7 @@ class TestShape:
             "microbatches_per_replica": 5,
             "learning_rate": 0.5,
             "warmup_steps": 0,
-            "approximation": {"rank": 8, "refresh_steps": 3, "recompute_ffn": False},
+            "approximation": {"rank": 8, "refresh_steps": 3, "recompute_ffn": False, "down_projection": "right"},
         }
         config = from_mapping({"name": "x", "job": recipe}, **KNOWN).job.to_config(1, 1.0).to_dict()
         assert config["model"]["hidden_size"] == 512
@@ -313,11 +316,6 @@ class TestIdentity:
     )
     def test_differs_with_what_is_said(self, old, new):
         assert experiment_hash(read_text(GOOD.replace(old, new))) != experiment_hash(read_text(GOOD))
-
-    def test_does_not_change_from_version_to_version(self):
-        experiment = Experiment.model_validate({"name": "x", "job": {"nodes": 4, "steps": 5, "microbatch_size": 4}})
-        canonical = json.dumps(experiment.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        assert canonical.startswith('{"backend":"local","faults":[],"gates":[],"halt":[],"job":{"approximation":{')
 
     @settings(max_examples=40, deadline=None)
     @given(
@@ -376,7 +374,7 @@ class TestOptions:
     def test_a_fault_option_needs_a_file_of_one_fault(self, tmp_path):
         path = tmp_path / "e.yaml"
         path.write_text(GOOD)
-        with pytest.raises(UsageError, match="--at: it is of one fault, but .* has 2"):
+        with pytest.raises(UsageError, match=r"--at: it is of one fault, but .* has 2"):
             from_options(str(path), {"at": "step=3"}, **KNOWN)
         path.write_text("name: x\nfaults: [{kind: kill-node, at: step=1}]\n")
         assert from_options(str(path), {"at": "step=3"}, **KNOWN).faults[0].at == Trigger(3)

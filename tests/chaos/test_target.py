@@ -165,7 +165,7 @@ class TestResolve:
         assert ranks == {rank for rank in range(8) if CLUSTER.cell_of(rank)[1] == 0}
 
     def test_the_default_is_one_drawn(self):
-        assert DEFAULT_TARGET == Target.parse("random")
+        assert Target.parse("random") == DEFAULT_TARGET
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,9 @@ class _Story:
                 return
             if job == MAIN_JOB and step == self.stop_after:
                 break
+        if committed == self.steps:
+            for rank in sorted(self.alive):
+                self.emit("rank_finished", "rank", by_rank=rank, checksums={"layer.0": 1})
         self.now += TEARDOWN_SECONDS
         outcome = "failed" if self.failed else "completed" if committed == self.steps else "stopped"
         self.emit("job_ended", "conductor", outcome=outcome, steps_committed=committed)

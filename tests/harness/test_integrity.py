@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.integrity import compare_losses, count_samples_lost, count_steps_lost
+from harness.integrity import compare_losses, count_samples_lost, count_steps_lost, find_diverged_units
+from harness.summary import summarize
 from harness.timeline import build
 from mecefo_runtime.events import Event
 from tests.harness.synthetic import SAMPLES_PER_STEP, Fault, loss_of, run, shifted
@@ -113,3 +114,28 @@ def test_a_loss_that_is_no_number_has_no_deviation():
 def test_nothing_compares_to_nothing():
     losses = compare_losses((), ())
     assert (losses.final, losses.num_steps) == (None, 0)
+
+
+def finished(rank: int, checksums: dict[str, int], job: str = "main") -> Event:
+    return Event(
+        "rank_finished", "rank", 1.0, 1.0, 100 + rank, job=job, rank=rank, step=60, fields={"checksums": checksums}
+    )
+
+
+def test_holders_that_end_up_equal_have_not_diverged():
+    events = [finished(0, {"layer.0": 5, "layer.1": 6}), finished(1, {"layer.0": 5}), finished(2, {"layer.1": 6})]
+    assert find_diverged_units(events) == {}
+
+
+def test_a_holder_that_ends_up_different_is_named():
+    events = [finished(0, {"layer.0": 5, "layer.1": 6}), finished(1, {"layer.0": 4}), finished(2, {"layer.1": 6})]
+    assert find_diverged_units(events) == {"layer.0": {0: 5, 1: 4}}
+
+
+def test_the_twin_is_another_job_and_silence_is_no_agreement():
+    assert find_diverged_units([finished(0, {"layer.0": 5}, job="twin")]) is None
+
+
+def test_a_run_whose_holders_diverged_fails():
+    summary = summarize([*run(), finished(0, {"head": 1}), finished(1, {"head": 2})])
+    assert (summary["verdict"], summary["diverged_units"]) == ("fail", 1)

@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,7 @@ def configured(cluster):
 
 @st.composite
 def layouts(draw):
-    """A cluster and a valid layout of it: cut anywhere, degraded anywhere, microbatches shared anyhow, replicas dropped."""
+    """A cluster and a valid layout of it: cut, degraded, shared out and short of replicas anyhow."""
     cluster = draw(clusters())
     ranks = draw(st.permutations(range(cluster.num_ranks)))
     num_replicas = draw(st.integers(1, cluster.data_parallel))
@@ -74,7 +75,7 @@ def layouts(draw):
         inner = draw(st.sets(st.integers(1, max(1, cluster.num_layers - 1)), max_size=num_spans - 1))
         borders = [0, *sorted(layer for layer in inner if layer < cluster.num_layers), cluster.num_layers]
         spans = []
-        for first, end in zip(borders, borders[1:], strict=False):
+        for first, end in pairwise(borders):
             degraded = draw(st.frozensets(st.integers(first, end - 1)))
             spans.append(Span(ranks[len(spans) + index * cluster.pipeline], first, end, degraded))
         replicas.append(Replica(index, tuple(spans), shares[index]))

@@ -1,0 +1,293 @@
+"""Runs `chaos` as a user does, and looks at what it did: its exit code, its log, and the processes of its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mecefo_runtime.data import checksum, samples_of_step
+from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.process import ProcessId
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Much longer than any of these runs takes on a busy machine: what is not over by then hangs.
+RUN_TIMEOUT_SECONDS = 120.0
+WAIT_TIMEOUT_SECONDS = 60.0
+# The kernel needs a moment to end what died with its parent.
+GONE_TIMEOUT_SECONDS = 5.0
+POLL_SECONDS = 0.01
+
+# Two nodes of two ranks, two replicas of two stages: the smallest job in which a node can die and every layer live on.
+SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--strategy", "ndb")
+
+_MARK = "TEST_RUN_MARK"
+
+
+class ChaosRun:
+    """One `chaos` process and all that it starts, known by a mark in their environment; a context that ends them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        out: Path | None = None,
+        patch: str = "",
+        limits: Mapping[int, int] | None = None,
+        stdout: Any = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out = folder / "out" if out is None else out
+        self.mark = uuid.uuid4().hex
+        self._stdout_path, self._stderr_path = folder / "stdout", folder / "stderr"
+        with self._stdout_path.open("wb") as to_file, self._stderr_path.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(self.out)],
+                stdin=subprocess.DEVNULL,
+                stdout=to_file if stdout is None else stdout,
+                stderr=stderr,
+                cwd=folder,
+                env=marked_environment(self.mark, folder, patch),
+                start_new_session=True,
+                preexec_fn=_limiter(limits) if limits else None,
+            )
+
+    def __enter__(self) -> ChaosRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in marked_processes(self.mark):
+            process.signal(signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed."""
+        return self._stdout_path.read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it has said on standard error."""
+        return self._stderr_path.read_text()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its run, the only one in its OUT."""
+        (log,) = self.out.glob("*/*/events.jsonl")
+        return log.parent
+
+    def wait(self, timeout_seconds: float = RUN_TIMEOUT_SECONDS) -> int:
+        """Wait for its end; returns the exit code."""
+        return self.process.wait(timeout_seconds)
+
+    def wait_for(self, kind: str, **wanted: object) -> Event:
+        """Wait until the log has an event of `kind`, with `job`, `step` or fields as wanted; returns it."""
+        deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
+        while True:
+            for event in self._events_so_far():
+                known = {"job": event.job, "step": event.step, **event.fields}
+                if event.kind == kind and all(known.get(key) == value for key, value in wanted.items()):
+                    return event
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {kind}:\n{self.stderr}"
+            assert time.monotonic() < deadline, f"no {kind} {wanted} within {WAIT_TIMEOUT_SECONDS} s:\n{self.stderr}"
+            time.sleep(POLL_SECONDS)
+
+    def _events_so_far(self) -> Iterator[Event]:
+        for log in self.out.glob("*/*/events.jsonl"):
+            for line in log.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    yield Event.from_json(line)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended, as its files tell it."""
+
+    exit_code: int
+    stderr: str
+    folder: Path
+    events: tuple[Event, ...]
+    summary: Mapping[str, Any]
+
+    def of(self, kind: str, job: str = MAIN_JOB) -> list[Event]:
+        """The events of `kind` in one of the jobs, as they happened."""
+        found = [event for event in self.events if event.kind == kind and event.job == job]
+        return sorted(found, key=lambda event: event.monotonic_seconds)
+
+    def one(self, kind: str, incident: int = 0) -> Event:
+        """The only event of `kind` that belongs to `incident`."""
+        (event,) = (event for event in self.of(kind) if event.fields.get("incident") == incident)
+        return event
+
+
+def run_chaos(folder: Path, *arguments: str, patch: str = "") -> Finished:
+    """`chaos run ARGUMENTS --json` to its end; asserts that standard output is its summary and nothing is left."""
+    with ChaosRun(folder, ["run", *arguments, "--json"], patch=patch) as run:
+        exit_code = run.wait()
+        assert "Traceback" not in run.stderr, run.stderr
+        finished = read_run(run.folder, exit_code, run.stderr)
+        assert json.loads(run.stdout) == finished.summary
+        assert_nothing_left(run, finished.events)
+    return finished
+
+
+def read_run(folder: Path, exit_code: int, stderr: str = "") -> Finished:
+    """What the files of an ended run tell."""
+    events = read_log(folder / "events.jsonl")
+    return Finished(exit_code, stderr, folder, events, json.loads((folder / "summary.json").read_text()))
+
+
+def read_log(path: Path) -> tuple[Event, ...]:
+    """All events of a log, every line of which must be one."""
+    return tuple(Event.from_json(line) for line in path.read_bytes().splitlines())
+
+
+def marked_environment(mark: str, folder: Path, patch: str = "") -> dict[str, str]:
+    """This environment with `mark` in it; `patch` is Python that every process of the run executes as it starts."""
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    if patch:
+        site = folder / "site"
+        site.mkdir(parents=True)
+        # As `sitecustomize`: the product knows nothing of it.
+        (site / "sitecustomize.py").write_text(patch)
+        paths.insert(0, str(site))
+    return {**os.environ, _MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_COLOR": "1"}
+
+
+def marked_processes(mark: str) -> list[ProcessId]:
+    """Every running process on this machine that was started with `mark` in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(ProcessId.of(int(entry.name)))
+    return [process for process in found if process.is_running()]
+
+
+def assert_nothing_left(
+    run: ChaosRun, events: Sequence[Event] = (), timeout_seconds: float = GONE_TIMEOUT_SECONDS
+) -> None:
+    """That no process of the run is there after at most `timeout_seconds`: neither by its mark nor by its log."""
+    started = [
+        ProcessId(event.fields["started_pid"], event.fields["start_ticks"])
+        for event in events
+        if event.kind == "process_started"
+    ]
+    deadline = time.monotonic() + timeout_seconds
+    while left := [*marked_processes(run.mark), *(process for process in started if process.is_running())]:
+        assert time.monotonic() < deadline, f"still running after {timeout_seconds} s: {left}"
+        time.sleep(POLL_SECONDS)
+
+
+def assert_sound(run: Finished, steps: int) -> None:
+    """What holds of every job that came to its end: each step committed, of its own samples, and all time accounted."""
+    summary = run.summary
+    assert summary["steps_committed"] == steps
+    assert (summary["steps_lost"], summary["samples_lost"]) == (0, 0)
+    assert summary["unrecovered_incidents"] == 0
+    per_step = run.of("job_started")[0].fields["samples_per_step"]
+    committed = {event.step: event.fields for event in reversed(run.of("step_committed"))}
+    assert sorted(committed) == list(range(1, steps + 1))
+    for step, fields in committed.items():
+        assert fields["samples"] == per_step, step
+        assert fields["samples_checksum"] == checksum(samples_of_step(step, per_step)), step
+    assert_time_adds_up(summary)
+    for incident in summary["incidents"]:
+        assert_time_adds_up(incident)
+    (residue,) = run.of("residue")
+    assert (residue.fields["processes"], residue.fields["undo_pending"]) == ([], [])
+    assert run.of("run_ended")[0].fields["reason"] == "completed"
+
+
+def assert_time_adds_up(figures: Mapping[str, Any]) -> None:
+    """That productive time and badput together are the wall clock, and none of them is negative."""
+    parts = [figures["productive_seconds"], *figures["badput_seconds"].values()]
+    assert all(part >= 0 for part in parts), parts
+    assert abs(sum(parts) - figures["wall_clock_seconds"]) < 1e-6, figures
+
+
+def assert_survived(
+    run: Finished, steps: int, *, at: int | None, phase: str = "forward", incident: int = 0, repaired: bool = True
+) -> None:
+    """That the run passed, and that its incident struck at exactly (step, phase), was seen to, and was recovered from.
+
+    `at` None: at a time. `repaired`: the target is back at the end.
+    """
+    assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
+    assert_sound(run, steps)
+    said = run.summary["incidents"][incident]
+    assert said["verified"] and said["evidence"] and said["recovered"] and said["phase_order_valid"]
+    injected, verified, released = (run.one(kind, incident) for kind in ("injected", "verified", "released"))
+    assert injected.monotonic_seconds <= verified.monotonic_seconds <= released.monotonic_seconds
+    assert injected.step == said["step"]
+    if at is not None:
+        held = [event for event in run.of("held") if event.fields["incident"] == incident]
+        assert {(event.step, event.fields["phase"]) for event in held} == {(at, phase)}
+        assert held[0].monotonic_seconds <= injected.monotonic_seconds
+        assert (injected.step, injected.fields["phase"]) == (at, phase)
+        # Held there means: the step before was over, and this one cannot have been committed without the held rank.
+        assert _committed(run, at - 1) <= injected.monotonic_seconds
+        if phase not in ("optimizer", "commit"):
+            assert injected.monotonic_seconds <= _committed(run, at)
+    _assert_killed(run, incident)
+    if injected.fields["ranks"]:
+        _assert_regrouped(run, incident, repaired)
+
+
+def _committed(run: Finished, step: int) -> float:
+    return min(e.fields["committed_monotonic"] for e in run.of("step_committed") if e.step == step)
+
+
+def _assert_killed(run: Finished, incident: int) -> None:
+    """That the processes of the injection were this run's own, and exactly they are seen to be gone."""
+    started = {(event.fields["started_pid"], event.fields["start_ticks"]) for event in run.of("process_started")}
+    targets = {(p["pid"], p["start_ticks"]) for p in run.one("injected", incident).fields["processes"]}
+    seen = run.one("verified", incident).fields["evidence"]["processes"]
+    assert targets and targets <= started
+    assert {(process["pid"], process["start_ticks"]) for process in seen} == targets
+    assert {process["state"] for process in seen} <= {"Z", "X", "gone"}
+
+
+def _assert_regrouped(run: Finished, incident: int, repaired: bool) -> None:
+    """That the job noticed, went on without its lost ranks in the same processes, and took them back if repaired."""
+    injected = run.one("injected", incident)
+    lost = set(injected.fields["ranks"])
+    later = [event for event in run.events if event.monotonic_seconds >= injected.monotonic_seconds]
+    detected = {rank for event in later if event.kind == "detected" for rank in event.fields["lost"]}
+    assert lost <= detected
+    times = [
+        min(event.monotonic_seconds for event in later if event.kind == kind)
+        for kind in ("injected", "detected", "isolated", "regrouped")
+    ]
+    assert times == sorted(times)
+    # No survivor was started again: whoever was, was lost to a fault.
+    struck = {rank for event in run.of("injected") for rank in event.fields["ranks"]}
+    again = {e.fields["started_rank"] for e in run.of("process_started") if e.fields.get("rank_attempt", 1) > 1}
+    assert again <= struck
+    back = {rank for event in later if event.kind == "rejoined" for rank in event.fields["ranks"]}
+    assert lost <= back if repaired else not lost & back
+    if repaired:
+        first, last = run.of("layout")[0], run.of("layout")[-1]
+        assert last.fields["layout"] == first.fields["layout"], "the layout did not return to the configured one"
+        assert last.fields["degraded_layers"] == 0
+
+
+def _limiter(limits: Mapping[int, int]) -> Any:
+    import resource
+
+    def limit() -> None:
+        for which, value in limits.items():
+            resource.setrlimit(which, (value, value))
+
+    return limit
