@@ -57,6 +57,7 @@ class Member:
     last_heard_seconds: float
     status: str
     epoch: int
+    address: str
     report: Message
     parked_for: int = 0
     formed: Message | None = None
@@ -108,7 +109,9 @@ class Membership:
         if known is not None and known.attempt != message["attempt"] and rank in self.members:
             # The successor is faster than the news of the death.
             self._lose(rank, "connection")
-        self._connected[rank] = member = Member(rank, int(message["attempt"]), now, status, epoch, message)
+        self._connected[rank] = member = Member(
+            rank, int(message["attempt"]), now, status, epoch, message["address"], message
+        )
         self._absent.discard(rank)
         if self.stage is Stage.ENDED:
             self._effects.send(rank, {"type": "stop", "reason": self.failure} if self.failure else {"type": "goodbye"})
@@ -384,6 +387,7 @@ class Membership:
             "epoch": self.target,
             "members": alive,
             "leader": alive[0],
+            "addresses": {rank: self._connected[rank].address for rank in alive},
             "layout": layout.to_dict(),
             "transfers": [[t.unit, t.source, t.destination] for t in transfers],
             "commit": decision.commit,

@@ -14,11 +14,12 @@ from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import Corpus, read_corpus, samples_of_step
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.events import Emitter
-from mecefo_runtime.groups import EpochBroken, Formation, Groups, RendezvousStore, wait
+from mecefo_runtime.groups import LOOPBACK, EpochBroken, Formation, Groups, RendezvousStore, wait
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.layout import Layout, Transfer, layer_unit
 from mecefo_runtime.member import Membership
 from mecefo_runtime.pipeline import Pipeline
+from mecefo_runtime.probe import ProbeDesk, find_unreachable
 from mecefo_runtime.schedule import learning_rate
 from mecefo_runtime.state import Bank, UnitState, move_units
 from mecefo_runtime.tally import TALLY_SIZE, Tally
@@ -86,7 +87,9 @@ class Trainer:
         self._status = "fresh"
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
-        identity = {"token": token, "rank": rank, "node": node, "attempt": attempt}
+        self._probe_desk = ProbeDesk(LOOPBACK)
+        address_of_desk = self._probe_desk.address
+        identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
         self._membership = Membership(
             address, identity, job.heartbeat_timeout_seconds / 4, self._describe, self._abort_groups
         )
@@ -113,6 +116,7 @@ class Trainer:
             self._emitter.emit("rank_finished", step=self._progress.committed_step, checksums=checksums)
         finally:
             self._membership.close()
+            self._probe_desk.close()
 
     def _run_epoch(self, orders: Message) -> bool:
         """Train in one epoch; returns True after the coordinator's goodbye, False when the epoch was left."""
@@ -138,6 +142,9 @@ class Trainer:
         layout = Layout.from_dict(orders["layout"])
         self._commit_late(orders["commit"], is_last=False)
         members = tuple(orders["members"])
+        addresses = {int(rank): address for rank, address in orders["addresses"].items() if int(rank) != self._rank}
+        if unreachable := find_unreachable(addresses):
+            raise EpochBroken(f"rank {self._rank} cannot reach ranks {unreachable}")
         groups = self._form_groups(orders["epoch"], members, layout)
         try:
             self._forming = groups

@@ -86,6 +86,7 @@ def test_most_events_are_not_worth_a_line():
     assert silent == {
         "run_started",
         "rank_started",
+        "rank_finished",
         "step_committed",
         "isolated",
         "released",

@@ -41,6 +41,7 @@ class SimulatedRank:
             }
         return {
             "status": self.status,
+            "address": f"127.0.0.1:{self.rank}",
             "epoch": self.epoch,
             "target": self.target,
             "attempt": self.attempt,

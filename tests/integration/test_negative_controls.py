@@ -1,0 +1,90 @@
+"""What must not pass: an injector that does nothing, a runtime that loses samples, and one that never goes on."""
+
+import pytest
+
+from tests.integration.runs import SMALL, run_chaos
+
+pytestmark = pytest.mark.integration
+
+KILL = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "none", "--steps", "20", *SMALL)
+
+# Patches are executed by every process of the run as it starts; these are for the command's own, and for those that
+# the ranks are forked from.
+IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
+IN_RANKS = "import sys\nif 'harness.backends.forkserver' in sys.orig_argv:\n"
+
+DO_NOTHING = f"""{IN_COMMAND}
+    from chaos.faults.kill import KillNode
+
+    KillNode.apply = lambda self, act: None
+"""
+# The replicas that took over compute one microbatch less than their share ...
+DROP_A_MICROBATCH = f"""{IN_RANKS}
+    from mecefo_runtime.pipeline import Pipeline
+
+    create = Pipeline.__init__
+
+    def create_wrong(self, layout, *rest):
+        create(self, layout, *rest)
+        if layout.num_degraded_layers:
+            self._microbatches = self._microbatches[:-1]
+
+    Pipeline.__init__ = create_wrong
+"""
+# ... or the first one twice and the last one never.
+REPEAT_A_MICROBATCH = DROP_A_MICROBATCH.replace(
+    "= self._microbatches[:-1]", "= [self._microbatches[0], *self._microbatches[:-1]]"
+)
+# The last survivor stops for ever in its first step after the takeover, while its signs of life go on.
+FREEZE = f"""{IN_RANKS}
+    import threading
+
+    from mecefo_runtime.trainer import Trainer
+
+    step = Trainer._step
+
+    def freeze(self, epoch, number):
+        if epoch.layout.num_degraded_layers and self._rank == max(epoch.members):
+            threading.Event().wait()
+        return step(self, epoch, number)
+
+    Trainer._step = freeze
+"""
+BE_IMPATIENT = f"""{IN_COMMAND}
+    import harness.conductor
+
+    harness.conductor.STALL_SECONDS = 3.0
+"""
+
+
+def test_injector_that_does_nothing_is_inconclusive(tmp_path):
+    run = run_chaos(tmp_path, *KILL, patch=DO_NOTHING)
+    assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
+    (incident,) = run.summary["incidents"]
+    assert (incident["verified"], incident["evidence"]) == (False, None)
+    assert "still running" in incident["unverified_reason"]
+    assert "its effect was not seen" in run.summary["reasons"][0]
+    assert run.summary["steps_committed"] == 20, "the held ranks were not let go"
+    assert run.of("residue")[0].fields["undo_pending"] == []
+
+
+@pytest.mark.parametrize("patch", [DROP_A_MICROBATCH, REPEAT_A_MICROBATCH], ids=["dropped", "repeated"])
+def test_runtime_that_loses_samples_fails(tmp_path, patch):
+    run = run_chaos(tmp_path, *KILL, patch=patch)
+    assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
+    assert run.summary["samples_lost"] > 0
+    assert run.summary["steps_lost"] == 0
+    assert "samples_lost" in run.summary["reasons"][0]
+    assert run.summary["incidents"][0]["verified"]
+
+
+def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):
+    run = run_chaos(tmp_path, *KILL, patch=FREEZE + BE_IMPATIENT)
+    assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
+    (incident,) = run.summary["incidents"]
+    assert (incident["verified"], incident["recovered"], incident["recovery_seconds"]) == (True, False, None)
+    assert run.summary["unrecovered_incidents"] == 1
+    # It did regroup: only a step that begins after the fault is a recovery.
+    assert len(run.of("regrouped")) == 2
+    assert "no step was committed for" in run.of("job_failed")[0].fields["reason"]
+    assert run.of("residue")[0].fields["processes"] == []

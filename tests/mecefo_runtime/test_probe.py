@@ -1,0 +1,51 @@
+import socket
+
+import pytest
+
+from mecefo_runtime.probe import ProbeDesk, find_unreachable
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def desk():
+    desk = ProbeDesk("127.0.0.1")
+    yield desk
+    desk.close()
+
+
+def test_a_desk_can_be_reached_again_and_again(desk):
+    for _ in range(3):
+        assert find_unreachable({0: desk.address, 1: desk.address}) == []
+
+
+def test_nobody_behind_the_port_is_unreachable_and_named(desk):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free_port = listener.getsockname()[1]
+    assert find_unreachable({3: desk.address, 5: f"127.0.0.1:{free_port}"}) == [5]
+
+
+def test_a_peer_that_does_not_answer_is_unreachable_within_the_time(desk):
+    # A full backlog drops what comes after it: the nearest thing to a blocked link that needs no root.
+    silent = socket.create_server(("127.0.0.1", 0), backlog=0)
+    address = silent.getsockname()
+    fillers = []
+    for _ in range(8):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(address)
+        fillers.append(filler)
+    try:
+        assert find_unreachable({1: desk.address, 2: f"127.0.0.1:{address[1]}"}, timeout_seconds=0.2) == [2]
+    finally:
+        for sock in (silent, *fillers):
+            sock.close()
+
+
+def test_a_closed_desk_is_unreachable(desk):
+    desk.close()
+    assert find_unreachable({7: desk.address}) == [7]
+
+
+def test_no_peers_are_all_reached():
+    assert find_unreachable({}) == []
