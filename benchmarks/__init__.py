@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.NAME [--json] [--quick]` prints medians, spread, n and the machine."""

@@ -50,16 +50,15 @@ def run_once(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Run `experiment` unseen; returns its summary.
 
     Raises:
-        click.ClickException: the experiment cannot be run on this machine.
+        click.exceptions.Exit: the machine does not let us run it; it has been said why.
         click.Abort: the user interrupted it.
     """
     try:
         with Path(os.devnull).open("w") as nowhere:
             summary, _ = execute(experiment, out, nowhere)
     except ChaosError as error:
-        complaint = click.ClickException(str(error))
-        complaint.exit_code = error.exit_code
-        raise complaint from error
+        click.echo(f"cannot run {experiment.name}: {error}", err=True)
+        raise click.exceptions.Exit(error.exit_code) from error
     if summary["status"] == "interrupted":
         raise click.Abort
     return summary

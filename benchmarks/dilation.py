@@ -8,6 +8,7 @@ should be as near to 1 as a repetition of the idle run is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +17,16 @@ from typing import Any, Literal
 import click
 
 from benchmarks._busy_core import BusyCore
-from benchmarks._machine import Machine, confined_to, describe_machine, stolen_share
+from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machine
 from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder, run_once
 from benchmarks._spread import Spread, spread, table
 from chaos.experiment import Experiment, from_mapping
 
 Dilation = Literal["auto", "off"]
+DILATIONS: Mapping[Dilation, str] = {"auto": "dilated", "off": "not dilated"}
 # As many as the smallest CI machine has: with one core per rank there is nothing to dilate.
 NUM_CORES = 2
-NUM_ROUNDS, NUM_STEPS = 5, 45
+NUM_ROUNDS, NUM_STEPS = 6, 45
 QUICK_NUM_ROUNDS, QUICK_NUM_STEPS = 2, 12
 
 
@@ -36,25 +38,26 @@ class Condition:
     is_busy: bool
 
     def __str__(self) -> str:
-        name = "dilated" if self.dilation == "auto" else "not dilated"
-        return f"{name}, {'one core busy' if self.is_busy else 'idle'}"
+        return f"{DILATIONS[self.dilation]}, {'one core busy' if self.is_busy else 'idle'}"
 
 
-CONDITIONS = tuple(Condition(dilation, is_busy) for dilation in ("auto", "off") for is_busy in (False, True))
+CONDITIONS = tuple(Condition(dilation, is_busy) for dilation in DILATIONS for is_busy in (False, True))
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run. `busy_loop_cpu_share` is what the busy loop got of its core, None on an idle machine.
+    """One run. `others_cores` is how many cores others used meanwhile, the busy loop left out.
 
-    `tokens_per_second` is None where the run has a `failure`.
+    `busy_loop_ratio` is what the busy loop got of its core, None on an idle machine. `tokens_per_second` is None where
+    the run has a `failure`.
     """
 
     round_number: int
     condition: Condition
     dilation_ratio: float | None
     tokens_per_second: float | None
-    busy_loop_cpu_share: float | None
+    others_cores: float
+    busy_loop_ratio: float | None
     failure: str | None
 
 
@@ -69,15 +72,11 @@ def job_of(dilation: Dilation, num_steps: int) -> Experiment:
     return from_mapping({"name": f"dilation-{dilation}", "job": job, "twin": False})
 
 
-def measure(condition: Condition, round_number: int, num_steps: int, busy_core: int, out: Path) -> Measurement:
+def measure(condition: Condition, round_number: int, num_steps: int, cores: Sequence[int], out: Path) -> Measurement:
     """Run the job once under `condition`."""
     experiment = job_of(condition.dilation, num_steps)
-    busy_loop_cpu_share = None
-    if condition.is_busy:
-        with BusyCore(busy_core) as busy:
-            summary = run_once(experiment, out)
-        busy_loop_cpu_share = round(busy.cpu_share, 4)
-    else:
+    busy = BusyCore(cores[0]) if condition.is_busy else None
+    with OtherLoad(cores) as others, busy or nullcontext():
         summary = run_once(experiment, out)
     failure = failure_of(summary)
     return Measurement(
@@ -85,7 +84,8 @@ def measure(condition: Condition, round_number: int, num_steps: int, busy_core: 
         condition=condition,
         dilation_ratio=summary["dilation_ratio"],
         tokens_per_second=None if failure else summary["throughput_tokens_per_second"]["before"],
-        busy_loop_cpu_share=busy_loop_cpu_share,
+        others_cores=others.num_cores,
+        busy_loop_ratio=None if busy is None else busy.cpu_ratio,
         failure=failure,
     )
 
@@ -102,69 +102,70 @@ def speeds(measurements: Sequence[Measurement], condition: Condition) -> dict[in
 def busy_over_idle(measurements: Sequence[Measurement], dilation: Dilation) -> Spread:
     """Speed beside the busy loop over that on the idle machine, of every round."""
     idle, busy = (speeds(measurements, Condition(dilation, is_busy)) for is_busy in (False, True))
-    return spread(busy[number] / idle[number] for number in idle.keys() & busy.keys())
+    return spread(busy[number] / idle[number] for number in idle if number in busy)
 
 
 def idle_over_idle(measurements: Sequence[Measurement], dilation: Dilation) -> Spread:
-    """Speed on the idle machine over that of the round before, the slower over the faster: the noise of one run."""
+    """Speed on the idle machine over that in the round before: the noise of a ratio of two runs."""
     idle = speeds(measurements, Condition(dilation, False))
-    return spread(min(one, other) / max(one, other) for one, other in pairwise(idle.values()))
+    return spread(later / earlier for earlier, later in pairwise(idle.values()))
 
 
-def report(measurements: Sequence[Measurement], machine: Machine, stolen: float, num_steps: int) -> str:
+def report(measurements: Sequence[Measurement], machine: Machine, num_steps: int) -> str:
     """The result as text."""
     rows = []
     for condition in CONDITIONS:
         own = [measurement for measurement in measurements if measurement.condition == condition]
-        shares = spread(m.busy_loop_cpu_share for m in own if m.busy_loop_cpu_share is not None)
-        loop = f"{shares.median:.0%} of its core" if shares.values else "-"
-        cells = spread(speeds(measurements, condition).values()).to_text(lambda value: f"{value:,.0f}")
-        rows.append((str(condition), *cells, loop))
-    ratios = []
-    for dilation, name in (("auto", "dilated"), ("off", "not dilated")):
-        for kind, ratio in (("busy / idle", busy_over_idle), ("idle / idle", idle_over_idle)):
-            cells = ratio(measurements, dilation).to_text(lambda value: f"{value:.3f}")
-            ratios.append((f"{kind}, {name}", *cells))
+        loop = spread(m.busy_loop_ratio for m in own if m.busy_loop_ratio is not None)
+        others = spread(measurement.others_cores for measurement in own)
+        rows.append(
+            (
+                str(condition),
+                *spread(speeds(measurements, condition).values()).to_text(lambda value: f"{value:,.0f}"),
+                f"{loop.median:.0%}" if loop.values else "-",
+                f"{max(others.values):.2f} cores" if others.values else "-",
+            )
+        )
+    ratios = [
+        (f"{kind}, {name}", *ratio(measurements, dilation).to_text(lambda value: f"{value:.3f}"))
+        for dilation, name in DILATIONS.items()
+        for kind, ratio in (("busy / idle", busy_over_idle), ("idle / idle before", idle_over_idle))
+    ]
     dilation_ratio = next((m.dilation_ratio for m in measurements if m.condition.dilation == "auto"), None)
-    failures = [f"round {m.round_number}, {m.condition}: FAILED, {m.failure}" for m in measurements if m.failure]
+    failures = [f"round {m.round_number}, {m.condition}: FAILED: {m.failure}" for m in measurements if m.failure]
     return "\n".join(
         [
-            f"machine: {machine}; stolen by the hypervisor meanwhile: {stolen:.2%}",
-            f"job: the default one, {num_steps} steps, no faults; dilation auto is x{dilation_ratio}; the busy loop is on one core",
+            f"machine: {machine}",
+            f"job: the default one without faults, {num_steps} steps; dilated means x{dilation_ratio}",
             "",
-            table(("tokens/s of the median step", "median", "min", "max", "n", "busy loop got"), rows),
+            table(
+                ("tokens/s (median step)", "median", "min", "max", "n", "loop got of its core", "others used at most"),
+                rows,
+            ),
             "",
-            table(("ratio", "median", "min", "max", "n"), ratios),
+            table(("ratio of two runs", "median", "min", "max", "n"), ratios),
             *(["", *failures] if failures else []),
         ]
     )
 
 
-def to_document(
-    measurements: Sequence[Measurement], machine: Machine, stolen: float, num_steps: int
-) -> dict[str, Any]:
+def to_document(measurements: Sequence[Measurement], machine: Machine, num_steps: int) -> dict[str, Any]:
     """The result as plain JSON values."""
     return {
         "benchmark": "dilation",
         "machine": machine.to_dict(),
-        "stolen_cpu_ratio": stolen,
         "job": job_of("auto", num_steps).job.model_dump(mode="json", exclude={"dilation"}),
         "runs": [asdict(measurement) for measurement in measurements],
         "tokens_per_second": {
             str(condition): spread(speeds(measurements, condition).values()).to_dict() for condition in CONDITIONS
         },
-        "ratios": _ratios(measurements),
-    }
-
-
-def _ratios(measurements: Sequence[Measurement]) -> Mapping[str, Any]:
-    dilations: tuple[Dilation, ...] = ("auto", "off")
-    return {
-        f"dilation_{dilation}": {
-            "busy_over_idle": busy_over_idle(measurements, dilation).to_dict(),
-            "idle_over_idle": idle_over_idle(measurements, dilation).to_dict(),
-        }
-        for dilation in dilations
+        "ratios": {
+            name: {
+                "busy_over_idle": busy_over_idle(measurements, dilation).to_dict(),
+                "idle_over_idle": idle_over_idle(measurements, dilation).to_dict(),
+            }
+            for dilation, name in DILATIONS.items()
+        },
     }
 
 
@@ -176,16 +177,15 @@ def main(as_json: bool, quick: bool, out: Path | None) -> None:
     measurements: list[Measurement] = []
     with confined_to(NUM_CORES) as cores, run_folder(out) as folder:
         machine = describe_machine()
-        with stolen_share() as stolen:
-            for number, conditions in enumerate(plan_rounds(num_rounds), start=1):
-                for condition in conditions:
-                    found = measure(condition, number, num_steps, cores[0], folder)
-                    measurements.append(found)
-                    speed = "FAILED" if found.tokens_per_second is None else f"{found.tokens_per_second:,.0f} tokens/s"
-                    progress(f"round {number} of {num_rounds}: {condition}: {speed}")
+        for number, conditions in enumerate(plan_rounds(num_rounds), start=1):
+            for condition in conditions:
+                found = measure(condition, number, num_steps, cores, folder)
+                measurements.append(found)
+                speed = f"FAILED: {found.failure}" if found.failure else f"{found.tokens_per_second:,.0f} tokens/s"
+                progress(f"round {number} of {num_rounds}, {condition}: {speed}")
     finish(
-        to_document(measurements, machine, stolen[0], num_steps),
-        report(measurements, machine, stolen[0], num_steps),
+        to_document(measurements, machine, num_steps),
+        report(measurements, machine, num_steps),
         as_json=as_json,
         has_failures=any(measurement.failure for measurement in measurements),
     )

@@ -1,0 +1,1 @@
+"""The command and the injector: experiments, triggers, targets, faults, and the order of acts that breaks a job."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chaos.errors import ChaosError
-from chaos.faults.base import Fault, ProcessHost
+from chaos.faults.base import Act, Fault, ProcessHost
 from chaos.ledger import Ledger
 from chaos.schedule import Incident
 
@@ -140,27 +140,11 @@ class Injector:
         try:
             act = fault.prepare(incident.target, self._host)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
-            applied = time.monotonic()
-            fault.apply(act)
-            self._emit(
-                "injected",
-                step=step,
-                monotonic_seconds=applied,
-                incident=incident.incident,
-                fault=incident.fault,
-                target=incident.target_text,
-                phase=incident.trigger.phase,
-                ranks=sorted({owned.rank for owned in act.processes if owned.rank is not None}),
-                nodes=sorted(incident.target.nodes),
-                held_ranks=sorted(armed.arrived),
-                processes=[owned.to_dict() for owned in act.processes],
-            )
-            self._ledger.applied(incident.incident, incident.fault)
-            evidence = await fault.verify(act, VERIFY_TIMEOUT_SECONDS)
-            self._emit("verified", step=step, incident=incident.incident, evidence=evidence)
-            undone = fault.undo(act.undo_record)
-            self._ledger.strike(incident.incident, incident.fault)
-            self._emit("undone", step=step, incident=incident.incident, evidence=undone)
+            try:
+                await self._act(armed, act, step)
+            finally:
+                # Seen or not: what may have been done is undone.
+                self._undo(armed, act, step)
         except ChaosError as error:
             self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
         finally:
@@ -169,3 +153,34 @@ class Injector:
                 release()
             armed.arrived.clear()
             self._emit("released", step=step, incident=incident.incident, ranks=released)
+
+    async def _act(self, armed: _Armed, act: Act, step: int) -> None:
+        incident, fault = armed.incident, armed.fault
+        applied = time.monotonic()
+        fault.apply(act)
+        self._emit(
+            "injected",
+            step=step,
+            monotonic_seconds=applied,
+            incident=incident.incident,
+            fault=incident.fault,
+            target=incident.target_text,
+            phase=incident.trigger.phase,
+            ranks=sorted({owned.rank for owned in act.processes if owned.rank is not None}),
+            nodes=sorted(incident.target.nodes),
+            held_ranks=sorted(armed.arrived),
+            processes=[owned.to_dict() for owned in act.processes],
+        )
+        self._ledger.applied(incident.incident, incident.fault)
+        evidence = await fault.verify(act, VERIFY_TIMEOUT_SECONDS)
+        self._emit("verified", step=step, incident=incident.incident, evidence=evidence)
+
+    def _undo(self, armed: _Armed, act: Act, step: int) -> None:
+        incident, fault = armed.incident, armed.fault
+        try:
+            evidence = fault.undo(act.undo_record)
+            self._ledger.strike(incident.incident, incident.fault)
+        except ChaosError as error:
+            self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
+        else:
+            self._emit("undone", step=step, incident=incident.incident, evidence=evidence)

@@ -1,0 +1,1 @@
+"""Runs experiments and judges them: backends, the conductor, and everything that is computed from the event log."""

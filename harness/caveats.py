@@ -12,6 +12,9 @@ from harness.timeline import RESTORED_STEPS, Timeline
 _FEW_STEPS = 10
 """Medians over fewer steps than this are named as such."""
 
+_MUCH_OVERRUN = 0.05
+"""Compute that took this much longer than the dilation says is named."""
+
 
 def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadable: int) -> list[str]:
     """The caveats of a run; `summary` holds its figures already."""
@@ -44,6 +47,12 @@ def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
             f"Time dilation {dilation:g} was in force: every compute segment was padded to {dilation:g} times its CPU "
             "time, so that each rank behaves like a device of its own. Compare the throughputs of this run with each "
             "other; they are not this machine's speed."
+        )
+    overrun = summary["dilation_overrun_ratio"]
+    if overrun is not None and overrun > _MUCH_OVERRUN:
+        found.append(
+            f"The machine was too busy for the dilation: compute took {overrun:.0%} longer than it should have, and "
+            "the throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
         )
     if summary["data_parallel"] == 1:
         found.append(

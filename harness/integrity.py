@@ -90,6 +90,24 @@ def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | 
     return {unit: ranks for unit, ranks in sorted(held.items()) if len(set(ranks.values())) > 1}
 
 
+def dilation_overrun_ratio(events: Iterable[Event], dilation_ratio: float | None) -> float | None:
+    """How much longer the ranks' compute took than the dilation says; near 0 when it held.
+
+    More means that the machine was too busy: its contention then shows in the throughput. None without dilation, or
+    when no rank told.
+    """
+    if dilation_ratio is None or dilation_ratio <= 1:
+        return None
+    told = [
+        e.fields
+        for e in events
+        if e.job == MAIN_JOB and e.kind == "rank_finished" and "compute_wall_seconds" in e.fields
+    ]
+    cpu_seconds = sum(float(fields["compute_cpu_seconds"]) for fields in told)
+    wall_seconds = sum(float(fields["compute_wall_seconds"]) for fields in told)
+    return wall_seconds / (dilation_ratio * cpu_seconds) - 1 if cpu_seconds > 0 else None
+
+
 def _samples_lost(step: CommittedStep, samples_per_step: int) -> int:
     if step.samples != samples_per_step:
         return abs((step.samples or 0) - samples_per_step)

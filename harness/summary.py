@@ -36,6 +36,9 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         summary |= _figures(times, problems)
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
     summary["diverged_units"] = None if diverged is None else len(diverged)
+    summary["dilation_overrun_ratio"] = _attempt(
+        "dilation", lambda: integrity.dilation_overrun_ratio(events, summary["dilation_ratio"]), problems
+    )
     summary["caveats"] = _attempt("caveats", lambda: caveats(summary, times, num_unreadable), problems) or []
     results = evaluate_all(_asked_gates(events), summary)
     summary["gates"] = [result.to_dict() for result in results]

@@ -25,14 +25,17 @@ def automatic_ratio(num_ranks: int, num_cores: int) -> float:
 class Pacer:
     """Pads compute segments; use as `with pacer: forward()`. Not re-entrant, one per training thread.
 
-    `compute_seconds` accumulates the CPU time of all segments, before padding.
+    It keeps account: `compute_seconds` is the CPU time of all segments, `wall_seconds` what they took with their
+    padding. Where that is much more than `ratio * compute_seconds`, the machine was too busy for the dilation to hide
+    it.
     """
 
     def __init__(self, ratio: float) -> None:
         if ratio < NO_DILATION:
             raise ValueError(f"dilation must be at least 1, not {ratio}")
-        self._ratio = ratio
+        self.ratio = ratio
         self.compute_seconds = 0.0
+        self.wall_seconds = 0.0
         self._began_wall = 0.0
         self._began_cpu = 0.0
 
@@ -45,7 +48,8 @@ class Pacer:
     ) -> None:
         cpu_seconds = time.thread_time() - self._began_cpu
         self.compute_seconds += cpu_seconds
-        if self._ratio > NO_DILATION:
-            remaining = self._began_wall + self._ratio * cpu_seconds - time.monotonic()
+        if self.ratio > NO_DILATION:
+            remaining = self._began_wall + self.ratio * cpu_seconds - time.monotonic()
             if remaining > 0:
                 time.sleep(remaining)
+        self.wall_seconds += time.monotonic() - self._began_wall

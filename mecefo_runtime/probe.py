@@ -1,7 +1,7 @@
 """Whether peers can be reached, asked before groups are formed.
 
-gloo takes five time-outs to give up on a blocked peer while a group is being formed (torch 2.11-2.13); a plain connection to
-every peer tells it in one, and says which peer it is.
+gloo takes five time-outs to give up on a blocked peer while a group is being formed (torch 2.11-2.13); a plain
+connection to every peer tells it in one, and says which peer it is.
 """
 
 from __future__ import annotations

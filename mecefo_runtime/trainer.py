@@ -113,7 +113,13 @@ class Trainer:
                 elif self._run_epoch(orders):
                     break
             checksums = {name: unit.checksum() for name, unit in self._units.items()}
-            self._emitter.emit("rank_finished", step=self._progress.committed_step, checksums=checksums)
+            self._emitter.emit(
+                "rank_finished",
+                step=self._progress.committed_step,
+                checksums=checksums,
+                compute_cpu_seconds=self._pacer.compute_seconds,
+                compute_wall_seconds=self._pacer.wall_seconds,
+            )
         finally:
             self._membership.close()
             self._probe_desk.close()

@@ -1,0 +1,1 @@
+"""Backends: where the nodes of a job run."""

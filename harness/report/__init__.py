@@ -1,0 +1,1 @@
+"""Reports: what a summary and its events look like on a terminal, in a browser and to a test runner."""

@@ -2,7 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.integrity import compare_losses, count_samples_lost, count_steps_lost, find_diverged_units
+from harness.integrity import (
+    compare_losses,
+    count_samples_lost,
+    count_steps_lost,
+    dilation_overrun_ratio,
+    find_diverged_units,
+)
 from harness.summary import summarize
 from harness.timeline import build
 from mecefo_runtime.events import Event
@@ -139,3 +145,22 @@ def test_the_twin_is_another_job_and_silence_is_no_agreement():
 def test_a_run_whose_holders_diverged_fails():
     summary = summarize([*run(), finished(0, {"head": 1}), finished(1, {"head": 2})])
     assert (summary["verdict"], summary["diverged_units"]) == ("fail", 1)
+
+
+def computed(cpu_seconds: float, wall_seconds: float) -> Event:
+    fields = {"checksums": {}, "compute_cpu_seconds": cpu_seconds, "compute_wall_seconds": wall_seconds}
+    return Event("rank_finished", "rank", 1.0, 1.0, 100, rank=0, step=60, fields=fields)
+
+
+def test_compute_that_took_longer_than_the_dilation_says_is_an_overrun():
+    events = [computed(1.0, 5.0), computed(1.0, 6.0)]
+    assert dilation_overrun_ratio(events, 5.0) == pytest.approx(0.1)
+    assert dilation_overrun_ratio(events, 1.0) is None
+    assert dilation_overrun_ratio([], 5.0) is None
+
+
+def test_a_machine_that_was_too_busy_is_a_caveat():
+    busy = summarize([*run(dilation_ratio=5.0), computed(1.0, 6.0)])
+    quiet = summarize([*run(dilation_ratio=5.0), computed(1.0, 5.01)])
+    assert any("too busy" in caveat for caveat in busy["caveats"])
+    assert not any("too busy" in caveat for caveat in quiet["caveats"])

@@ -17,6 +17,7 @@ from typing import Any
 
 from mecefo_runtime.data import checksum, samples_of_step
 from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.layout import Layout
 from mecefo_runtime.process import ProcessId
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -202,12 +203,23 @@ def assert_sound(run: Finished, steps: int) -> None:
     for step, fields in committed.items():
         assert fields["samples"] == per_step, step
         assert fields["samples_checksum"] == checksum(samples_of_step(step, per_step)), step
+    assert_holders_agree(run)
+    assert summary["diverged_units"] == 0
     assert_time_adds_up(summary)
     for incident in summary["incidents"]:
         assert_time_adds_up(incident)
     (residue,) = run.of("residue")
     assert (residue.fields["processes"], residue.fields["undo_pending"]) == ([], [])
     assert run.of("run_ended")[0].fields["reason"] == "completed"
+
+
+def assert_holders_agree(run: Finished, job: str = MAIN_JOB) -> None:
+    """That at the end every rank of the layout told its checksums, and all holders of a unit had the same."""
+    layout = Layout.from_dict(run.of("layout", job)[-1].fields["layout"])
+    told = {event.rank: event.fields["checksums"] for event in run.of("rank_finished", job)}
+    assert told.keys() >= layout.ranks()
+    for unit, ranks in layout.holders().items():
+        assert len({told[rank][unit] for rank in ranks}) == 1, f"{unit} differs among {ranks}"
 
 
 def assert_time_adds_up(figures: Mapping[str, Any]) -> None:
@@ -236,8 +248,9 @@ def assert_survived(
         assert {(event.step, event.fields["phase"]) for event in held} == {(at, phase)}
         assert held[0].monotonic_seconds <= injected.monotonic_seconds
         assert (injected.step, injected.fields["phase"]) == (at, phase)
-        # Held there means: the step before was over, and this one cannot have been committed without the held rank.
-        assert _committed(run, at - 1) <= injected.monotonic_seconds
+        # The held rank has shared its part of the step before, for which the leader had to be over the one before that;
+        # and without the held rank this one cannot have been committed.
+        assert _committed(run, at - 2) <= injected.monotonic_seconds
         if phase not in ("optimizer", "commit"):
             assert injected.monotonic_seconds <= _committed(run, at)
     _assert_killed(run, incident)

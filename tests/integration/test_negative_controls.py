@@ -35,6 +35,19 @@ DROP_A_MICROBATCH = f"""{IN_RANKS}
 REPEAT_A_MICROBATCH = DROP_A_MICROBATCH.replace(
     "= self._microbatches[:-1]", "= [self._microbatches[0], *self._microbatches[:-1]]"
 )
+# One survivor's parameters change behind everybody's back.
+DIVERGE = f"""{IN_RANKS}
+    from mecefo_runtime.trainer import Trainer
+
+    step = Trainer._step
+
+    def diverge(self, epoch, number):
+        if number == 15 and self._rank == max(epoch.members):
+            self._units["head"].parameters.mul_(1.001)
+        return step(self, epoch, number)
+
+    Trainer._step = diverge
+"""
 # The last survivor stops for ever in its first step after the takeover, while its signs of life go on.
 FREEZE = f"""{IN_RANKS}
     import threading
@@ -76,6 +89,13 @@ def test_runtime_that_loses_samples_fails(tmp_path, patch):
     assert run.summary["steps_lost"] == 0
     assert "samples_lost" in run.summary["reasons"][0]
     assert run.summary["incidents"][0]["verified"]
+
+
+def test_runtime_whose_replicas_drift_apart_fails(tmp_path):
+    run = run_chaos(tmp_path, *KILL, patch=DIVERGE)
+    assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
+    assert run.summary["diverged_units"] >= 1
+    assert "ended up different" in run.summary["reasons"][0]
 
 
 def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):

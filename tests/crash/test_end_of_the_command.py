@@ -1,0 +1,129 @@
+"""`chaos` is killed or interrupted: nothing of its run lives on, and its log is readable up to the last line."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.runs import SMALL, ChaosRun, assert_nothing_left, marked_environment, read_log
+
+pytestmark = pytest.mark.crash
+
+# No rank may outlive the command for longer.
+GRACE_SECONDS = 10.0
+LONG = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--steps", "100000", *SMALL)
+# The target's two stages wait for each other, so that one of them is held until the injector's patience ends; here, never.
+HELD = ("kill-process", "--at", "step=5,phase=backward", "--on", "replica=0", "--steps", "100000", *SMALL)
+HOLD_FOR_EVER = """
+import sys
+
+if sys.orig_argv[1] == "-c":
+    import chaos.injector
+
+    chaos.injector.HOLD_GRACE_SECONDS = 3600.0
+"""
+
+
+def chaos(run, *arguments):
+    """Another `chaos` command on the same OUT: (exit code, standard output)."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
+        env=marked_environment(run.mark, run.out),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_killed_in_the_middle(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+        run.wait_for("rejoined")
+        before = run.wait_for("step_committed")
+        run.process.kill()
+        assert run.wait() == -signal.SIGKILL
+        events = read_log(run.folder / "events.jsonl")
+        assert len([event for event in events if event.kind == "process_started"]) >= 10
+        assert_nothing_left(run, events, GRACE_SECONDS)
+        assert before in events
+
+        exit_code, stdout = chaos(run, "report", "latest", "--json")
+        summary = json.loads(stdout)
+        assert (summary["verdict"], summary["exit_code"], exit_code) == ("inconclusive", 5, 5)
+        assert summary["status"] == "cut off"
+        assert any("cut off" in reason for reason in summary["reasons"])
+        assert summary["incidents"][0]["verified"]
+        exit_code, stdout = chaos(run, "report")
+        assert exit_code == 5
+        assert "cut off" in stdout
+        (listed,) = json.loads(chaos(run, "runs", "--json")[1])
+        assert (listed["verdict"], listed["fault"]) == ("cut off", "kill-node")
+
+
+def assert_interrupted(run, number):
+    """That the command ended in order, and said so."""
+    assert run.wait() == 2, run.stderr
+    assert "Traceback" not in run.stderr, run.stderr
+    events = read_log(run.folder / "events.jsonl")
+    assert_nothing_left(run, events)
+    by_kind = {event.kind: event.fields for event in events}
+    assert by_kind["interrupted"]["signal"] == number.name
+    assert by_kind["run_ended"]["reason"] == "interrupted"
+    assert (by_kind["residue"]["processes"], by_kind["residue"]["undo_pending"]) == ([], [])
+    assert events[-1].kind == "run_ended"
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["verdict"], summary["exit_code"]) == ("halted", 2)
+    assert any(number.name in reason for reason in summary["reasons"])
+    return events
+
+
+def test_interrupted_before_the_job(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+        run.wait_for("incidents_planned")
+        run.process.send_signal(signal.SIGINT)
+        events = assert_interrupted(run, signal.SIGINT)
+    assert not any(event.kind == "step_committed" for event in events)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_while_it_trains(tmp_path, number):
+    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+        run.wait_for("step_committed", step=3)
+        run.process.send_signal(number)
+        assert_interrupted(run, number)
+
+
+def test_interrupted_twice_in_a_row(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+        run.wait_for("regrouped", reason="loss")
+        run.process.send_signal(signal.SIGINT)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 2, run.stderr
+        events = read_log(run.folder / "events.jsonl")
+        assert_nothing_left(run, events)
+    assert events[-1].kind == "run_ended"
+
+
+def test_interrupted_while_a_rank_is_held(tmp_path):
+    with ChaosRun(tmp_path, ["run", *HELD], patch=HOLD_FOR_EVER) as run:
+        run.wait_for("held")
+        run.process.send_signal(signal.SIGINT)
+        events = assert_interrupted(run, signal.SIGINT)
+    kinds = {event.kind for event in events}
+    assert "held" in kinds
+    assert "injected" not in kinds, "nothing may be done after the command was told to end"
+
+
+def test_interrupted_in_the_twin(tmp_path):
+    arguments = [*LONG, "--twin"]
+    arguments[arguments.index("--steps") + 1] = "60"
+    with ChaosRun(tmp_path, ["run", *arguments]) as run:
+        run.wait_for("job_started", job="twin")
+        run.process.send_signal(signal.SIGINT)
+        events = assert_interrupted(run, signal.SIGINT)
+    assert {event.fields["outcome"] for event in events if event.kind == "job_ended" and event.job == "main"} == {
+        "completed"
+    }

@@ -1,0 +1,154 @@
+"""The ground is taken from under `chaos`: no space, no permission, nobody who listens, no fork server."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mecefo_runtime.process import ProcessId
+from tests.integration.runs import SMALL, ChaosRun, assert_nothing_left, assert_survived, marked_processes, read_log, read_run
+
+pytestmark = pytest.mark.crash
+
+SHORT = ("kill-node", "--at", "step=8", "--on", "node=1", "--repair", "4steps", "--steps", "20", *SMALL)
+LONG = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--steps", "100000", *SMALL)
+
+
+def assert_refused(run, *words):
+    """Exit code 3, a message with `words` in it, no traceback, and nothing left."""
+    assert run.wait() == 3, run.stderr
+    assert "Traceback" not in run.stderr, run.stderr
+    for word in words:
+        assert word in run.stderr
+    assert_nothing_left(run)
+
+
+def test_log_that_cannot_grow(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG], limits={resource.RLIMIT_FSIZE: 20_000}) as run:
+        assert_refused(run, "event log", "--out")
+        lines = (run.folder / "events.jsonl").read_bytes().splitlines()
+    assert json.loads(lines[0])["kind"] == "run_started"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_full_disk_in_the_middle(tmp_path, small_disk):
+    with ChaosRun(tmp_path, ["run", *LONG], out=small_disk) as run:
+        assert_refused(run, "event log", "--out")
+        events = [line for line in (run.folder / "events.jsonl").read_bytes().splitlines(keepends=True)]
+    assert all(json.loads(line) for line in events[:-1])
+
+
+def test_full_disk_from_the_start(tmp_path, small_disk):
+    with (small_disk / "filler").open("wb") as filler, pytest.raises(OSError):
+        while True:
+            filler.write(bytes(4096))
+            filler.flush()
+    with ChaosRun(tmp_path, ["run", *LONG], out=small_disk) as run:
+        assert_refused(run, "space")
+
+
+def test_unwritable_out(tmp_path):
+    # Not by permissions, which mean nothing to root: no folder can be made in a file's place.
+    (tmp_path / "file").write_text("in the way")
+    with ChaosRun(tmp_path / "run", ["run", *SHORT], out=tmp_path / "file" / "out") as run:
+        assert_refused(run, "--out")
+
+
+def test_out_that_root_alone_may_write(tmp_path):
+    if os.geteuid() == 0:
+        with ChaosRun(tmp_path, ["run", *SHORT], out=Path("/proc/chaos")) as run:
+            assert_refused(run, "/proc/chaos", "--out")
+    else:
+        with ChaosRun(tmp_path, ["run", *SHORT], out=Path("/root/chaos")) as run:
+            assert_refused(run, "/root/chaos", "--out")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["report", "json"])
+def test_nobody_reads_standard_output(tmp_path, form):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with ChaosRun(tmp_path, ["run", *SHORT, *form], stdout=writing) as run:
+        os.close(writing)
+        exit_code = run.wait()
+        assert "Traceback" not in run.stderr, run.stderr
+        assert "Exception ignored" not in run.stderr, run.stderr
+        finished = read_run(run.folder, exit_code)
+        assert_nothing_left(run, finished.events)
+    # Whoever stops reading (`chaos run ... | head`) changes nothing about the run.
+    assert_survived(finished, 20, at=8)
+
+
+def test_standard_output_on_a_full_disk(tmp_path):
+    with Path("/dev/full").open("wb") as full, ChaosRun(tmp_path, ["run", *SHORT], stdout=full) as run:
+        exit_code = run.wait()
+        assert "Traceback" not in run.stderr, run.stderr
+        assert exit_code == 3
+        assert "standard output" in run.stderr
+        assert read_run(run.folder, exit_code).summary["verdict"] == "pass"
+
+
+def test_two_runs_at_once_in_one_place(tmp_path):
+    out = tmp_path / "out"
+    with (
+        ChaosRun(tmp_path / "one", ["run", *SHORT], out=out) as one,
+        ChaosRun(tmp_path / "two", ["run", *SHORT, "--seed", "1"], out=out) as two,
+    ):
+        codes = [one.wait(), two.wait()]
+        for run in (one, two):
+            assert_nothing_left(run)
+    folders = [log.parent for log in out.glob("*/*/events.jsonl")]
+    assert len(folders) == 2
+    finished = [read_run(folder, code) for folder, code in zip(folders, codes, strict=True)]
+    for run in finished:
+        assert_survived(run, 20, at=8)
+    assert {run.summary["seed"] for run in finished} == {0, 1}
+    assert (out / "latest").resolve() in folders
+
+
+def test_fork_server_killed(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG, "--twin"]) as run:
+        run.wait_for("step_committed", step=3)
+        _fork_server(run).signal(signal.SIGKILL)
+        assert run.wait() == 3, run.stderr
+        assert "Traceback" not in run.stderr, run.stderr
+        assert "fork server" in run.stderr
+        events = read_log(run.folder / "events.jsonl")
+        assert_nothing_left(run, events)
+    assert not any(event.job == "twin" for event in events)
+    assert events[-1].kind == "run_ended"
+    assert "fork server" in events[-1].fields["message"]
+
+
+def test_fork_server_killed_before_the_job(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+        run.wait_for("incidents_planned")
+        while _fork_server(run) is None:
+            assert run.process.poll() is None, run.stderr
+        _fork_server(run).signal(signal.SIGKILL)
+        assert_refused(run, "fork server")
+
+
+def _fork_server(run):
+    """The fork server of a run, if it is there: the command's only child."""
+    for process in marked_processes(run.mark):
+        parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
+        if int(parent) == run.process.pid:
+            return ProcessId.of(process.pid)
+    return None

@@ -1,0 +1,261 @@
+"""The house itself: which way imports point, what others build on, and that the documents say what is so."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from click import Command, Group
+
+from chaos.cli import cli, run_cli
+from chaos.errors import UsageError
+from chaos.faults import registry
+from harness.metrics import METRICS
+from harness.verdict import EXIT_CODES
+from mecefo_runtime import planners
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks")
+MAX_LINES = 400
+# A table of cases is one idea at any length.
+MAX_TEST_LINES = 600
+LONGER_FILES: Mapping[str, tuple[int, str]] = {
+    "mecefo_runtime/membership.py": (460, "one state machine: its transitions are read against each other"),
+    "mecefo_runtime/trainer.py": (420, "the loop of a rank, readable from top to bottom"),
+}
+"""Files that may be longer, each up to its own limit, and why."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def statements(node: ast.AST, *, at_import_time: bool) -> Iterator[ast.AST]:
+    """All nodes below `node`; at import time neither bodies of functions nor what only type checkers see."""
+    for child in ast.iter_child_nodes(node):
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if at_import_time and (is_function or is_type_checking(child)):
+            continue
+        yield child
+        yield from statements(child, at_import_time=at_import_time)
+
+
+def imports(module: str, *, at_import_time: bool = False) -> set[str]:
+    """The modules that `module` names in its import statements, as far as they are ours; whole names otherwise."""
+    found: set[str] = set()
+    for node in statements(TREES[module], at_import_time=at_import_time):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module} has a relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in SOURCES else node.module for name in names}
+    return found
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_point_downwards(module):
+    if within(module, "mecefo_runtime"):
+        above = ("chaos", "harness", "benchmarks", "tests")
+    elif within(module, "chaos") and module != "chaos.cli":
+        above = ("chaos.cli", "harness", "benchmarks", "tests")
+    elif within(module, "chaos", "harness"):
+        above = ("chaos.cli", "benchmarks", "tests")
+    else:
+        above = ("chaos.cli", "tests")
+    assert not {name for name in imports(module) if within(name, *above)}
+
+
+def test_there_are_no_import_cycles():
+    graph = {}
+    for module in SOURCES:
+        needed = imports(module, at_import_time=True)
+        # Importing a.b runs a's own code too, unless one is inside a already.
+        parents = {".".join(name.split(".")[:end]) for name in needed for end in range(1, name.count(".") + 1)}
+        outer = {parent for parent in parents if not within(module, parent)}
+        graph[module] = {name for name in needed | outer if name in SOURCES}
+    assert graph["chaos.experiment"] >= {"chaos.target", "mecefo_runtime.config"}, "the graph has no edges"
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_command_line_answers_without_heavy_imports():
+    script = (
+        "import json, sys, chaos.cli\n"
+        "code = chaos.cli.run_cli(['run', '--help'])\n"
+        "heavy = sorted({'torch', 'rich', 'numpy', 'jinja2'} & sys.modules.keys())\n"
+        "print(json.dumps([code, heavy]))\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "--at" in answer.stdout
+    assert json.loads(answer.stdout.splitlines()[-1]) == [0, []]
+
+
+COMMANDS = ("faults", "plan", "report", "run", "runs", "schema")
+OPTIONS_OF_RUN = (
+    *("--at", "--on", "--repair"),
+    *("--nodes", "--gpus-per-node", "--data-parallel", "--pipeline", "--model", "--data", "--steps", "--strategy"),
+    *("--seed", "--dilation", "--gate", "--twin", "--no-twin", "--backend"),
+    *("--out", "--json", "--junit", "--dry-run"),
+)
+
+
+def test_the_command_line_is_what_others_build_on():
+    # Scripts and pipelines use these: whoever takes one away breaks them. Adding one means adding it here.
+    assert isinstance(cli, Group)
+    assert sorted(cli.commands) == sorted(COMMANDS)
+    run = cli.commands["run"]
+    assert sorted(option_names(run)) == sorted(OPTIONS_OF_RUN)
+    assert [parameter.name for parameter in run.params if parameter.param_type_name == "argument"] == ["subject"]
+    understand_json = {name for name, command in cli.commands.items() if "--json" in option_names(command)}
+    assert understand_json == set(COMMANDS) - {"schema"}
+
+
+def option_names(command: Command) -> list[str]:
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    return [name for option in options for name in (*option.opts, *option.secondary_opts)]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_module_says_what_it_is(module):
+    docstring = ast.get_docstring(TREES[module])
+    assert docstring and docstring.splitlines()[0].endswith((".", ":", ";", ","))
+
+
+def test_files_are_short():
+    files = [(path, MAX_LINES) for path in SOURCES.values()]
+    files += [(path, MAX_TEST_LINES) for path in sorted((ROOT / "tests").rglob("*.py"))]
+    too_long = {}
+    for path, limit in files:
+        name, length = str(path.relative_to(ROOT)), len(path.read_text().splitlines())
+        if length > LONGER_FILES.get(name, (limit, ""))[0]:
+            too_long[name] = length
+    assert not too_long, "look for the second idea that moved in"
+
+
+def test_every_emitted_event_is_documented():
+    documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE))
+    emitted = {kind: module for module, tree in TREES.items() for kind in emitted_kinds(tree)}
+    assert {"step_committed", "injected", "run_started", "process_exited"} <= emitted.keys()
+    assert not {kind: module for kind, module in emitted.items() if kind not in documented}
+
+
+def emitted_kinds(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("emit", "_emit") and isinstance(node.args[0].value, str):
+                yield node.args[0].value
+
+
+# ---- documents ----
+
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+README = (ROOT / "README.md").read_text()
+TEST_COMMANDS = ("pip install -e '.[test]' -c constraints.txt", "pytest -n auto")
+MAIN_COMMANDS = ("pip install . -c constraints.txt", "chaos run kill-node --at step=500")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def chaos_lines(text: str) -> Iterator[str]:
+    """Lines of shell examples that call chaos, without comment and redirection."""
+    for block in blocks(text, "sh"):
+        for line in block.splitlines():
+            if line.startswith("chaos "):
+                yield re.sub(r"\s+[#>].*$", "", line)
+
+
+def test_readme_has_the_two_commands():
+    shell = "\n".join(blocks(README, "sh"))
+    assert " && ".join(MAIN_COMMANDS) in shell
+    assert " && ".join(TEST_COMMANDS) in shell
+
+
+def test_ci_runs_the_tests_as_the_readme_says():
+    script = (ROOT / ".ci/run").read_text()
+    lines = [re.sub(r" --quiet", "", line.strip()) for line in script.splitlines()]
+    assert set(TEST_COMMANDS) <= set(lines)
+    assert lines[-1] == TEST_COMMANDS[-1], "the closing line of pytest must be the last one printed"
+    assert "set -euo pipefail" in lines
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111, ".ci/run is not executable"
+
+
+def test_ci_and_contributors_have_the_same_gates():
+    hooks = re.findall(r"^ +entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    assert hooks == ["ruff check", "ruff format --check", "mypy"]
+    assert "pre-commit run --all-files" in (ROOT / ".ci/run").read_text()
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert all(f"`{hook}`" in contributing for hook in hooks)
+
+
+def test_readme_names_every_fault_and_strategy():
+    assert not {name for name in (*registry(), *planners.names()) if f"`{name}`" not in README}
+
+
+def test_readme_tells_every_exit_code():
+    table = {int(code): verdict for code, verdict in re.findall(r"^\| (\d) \| (\w+) \|", README, re.MULTILINE)}
+    assert table == {code: verdict for verdict, code in EXIT_CODES.items()} | {UsageError.exit_code: "usage"}
+
+
+@pytest.mark.parametrize("line", [line for line in chaos_lines(README) if line.startswith("chaos run ")])
+def test_examples_in_the_readme_are_accepted(line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node-loss.yaml").write_text(blocks(README, "yaml")[0])
+    code = run_cli([*shlex.split(line)[1:], "--dry-run"])
+    assert code == 0, capsys.readouterr().err
+    assert "incident 0: " in capsys.readouterr().out or "--json" in line
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/experiments.md"])
+def test_experiment_files_in_documents_are_accepted(document, capsys, tmp_path):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(blocks((ROOT / document).read_text(), "yaml")[0])
+    assert run_cli(["plan", str(path)]) == 0, capsys.readouterr().err
+    assert "incident 1: " in capsys.readouterr().out
+
+
+def test_every_metric_is_documented():
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs/measuring.md").read_text()))
+    named |= {f"badput_{name}_seconds" for name in named}
+    assert not METRICS.keys() - named
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
+    local = [target for target in targets if not target.startswith(("http://", "https://"))]
+    assert not [target for target in local if not (document.parent / target).exists()]
+
+
+def test_every_decision_is_in_the_list():
+    folder = ROOT / "docs/decisions"
+    index = (folder / "README.md").read_text()
+    decisions = sorted(path.name for path in folder.glob("*.md") if path.name != "README.md")
+    assert decisions and [name for name in re.findall(r"\(([^)]+\.md)\)", index) if "/" not in name] == decisions
+    for number, name in enumerate(decisions, start=1):
+        assert name.startswith(f"{number:04}-")
+        assert (folder / name).read_text().startswith(f"# {number:04} ")
