@@ -59,6 +59,12 @@ class Coordinator:
         if writer is not None:
             writer.write(encode(message))
 
+    def hang_up(self, rank: int) -> None:
+        """Close the connection of `rank`."""
+        writer = self._writers.pop(rank, None)
+        if writer is not None:
+            writer.close()
+
     def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
         """Emit an event as the coordinator."""
         self._emitter.emit(kind, step=step, **fields)

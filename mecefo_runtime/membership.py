@@ -33,6 +33,9 @@ class Effects(Protocol):
     def send(self, rank: int, message: Message) -> None:
         """Queue `message` for `rank`; if it cannot be delivered, `lost` will be called."""
 
+    def hang_up(self, rank: int) -> None:
+        """Close the connection of `rank`; `lost` will not be called for it."""
+
     def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> object:
         """Emit an event."""
 
@@ -199,6 +202,8 @@ class Membership:
         for member in list(self._connected.values()):
             if now - member.last_heard_seconds > self._heartbeat_timeout_seconds:
                 self._lose(member.rank, "heartbeat")
+                # Should it wake up, it must find out that it is out, by having to say hello again.
+                self._effects.hang_up(member.rank)
         if self._losses and (self._losses.are_settled(self._connected) or now >= self._losses.deadline_seconds()):
             self._losses.clear()
             self._after_loss()

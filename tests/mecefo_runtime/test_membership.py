@@ -61,6 +61,7 @@ class World:
     def __init__(self, strategy: str = "ndb", steps: int = 100) -> None:
         self.now = 0.0
         self.sent: list[tuple[int, dict]] = []
+        self.hung_up: list[int] = []
         self.events: list[tuple[str, dict]] = []
         self.ranks = {rank: SimulatedRank(rank) for rank in range(CLUSTER.num_ranks)}
         self.strategy, self.steps = strategy, steps
@@ -71,6 +72,9 @@ class World:
 
     def send(self, rank: int, message: dict) -> None:
         self.sent.append((rank, message))
+
+    def hang_up(self, rank: int) -> None:
+        self.hung_up.append(rank)
 
     def emit(self, kind: str, *, step: int | None = None, **fields: object) -> None:
         self.events.append((kind, {"step": step, **fields}))
@@ -251,6 +255,7 @@ def test_silent_rank_is_lost_by_heartbeat() -> None:
     world.pass_time(3.0)
     assert world.last("detected") == {"step": None, "epoch": 1, "lost": [5], "how": "heartbeat"}
     assert 5 not in world.coordinator.members
+    assert world.hung_up == [5]
 
 
 def test_repaired_node_rejoins_at_a_boundary_and_the_layout_is_the_configured_one_again() -> None:

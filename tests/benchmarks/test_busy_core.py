@@ -1,0 +1,54 @@
+import os
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from benchmarks._busy_core import BusyCore
+
+pytestmark = pytest.mark.unit
+
+CORE = min(os.sched_getaffinity(0))
+
+
+def test_it_is_pinned_works_and_is_gone_afterwards():
+    with BusyCore(CORE) as busy:
+        (child,) = [
+            process for process in psutil.Process().children() if "_busy_core.py" in " ".join(process.cmdline())
+        ]
+        while sum(child.cpu_times()[:2]) < 0.2:
+            assert child.is_running()
+        assert child.cpu_affinity() == [CORE]
+    assert not psutil.pid_exists(child.pid)
+    assert 0.0 < busy.cpu_ratio <= 1.0
+
+
+def test_it_is_gone_when_the_benchmark_fails():
+    with pytest.raises(RuntimeError), BusyCore(CORE):
+        children = psutil.Process().children()
+        raise RuntimeError
+    assert children
+    assert not any(child.is_running() for child in children)
+
+
+def test_it_does_not_outlive_a_benchmark_that_is_killed():
+    script = textwrap.dedent(
+        f"""
+        import os, psutil, signal
+        from benchmarks._busy_core import BusyCore
+        BusyCore({CORE}).__enter__()
+        (child,) = psutil.Process().children()
+        while sum(child.cpu_times()[:2]) < 0.1:
+            continue
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert killed.returncode < 0, killed.stderr
+    try:
+        psutil.Process(int(killed.stdout)).wait(timeout=30)
+    except psutil.NoSuchProcess:
+        return
