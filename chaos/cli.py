@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos.errors import ChaosError, UsageError
+from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 
 if TYPE_CHECKING:
     from chaos.experiment import Experiment
@@ -110,6 +112,8 @@ def cli() -> None:
 def run(subject: str, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
     """Run an experiment: FAULT at its trigger on the default job, or all that FILE.yaml says."""
     experiment = _experiment(subject, options)
+    if junit is not None and not junit.absolute().parent.is_dir():
+        raise UsageError(f"--junit: there is no folder {junit.parent} for it to be written to")
     if dry_run:
         _print_plan(experiment, as_json)
         return 0
@@ -152,9 +156,9 @@ def faults(as_json: bool) -> int:
         _print_json(rows)
         return 0
     for row in rows:
-        click.echo(f"{row['kind']}\n    {row['summary']}")
         needs = ", ".join(row["needs"]) or "nothing"
-        click.echo(f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {needs}   undo: {row['undo']}")
+        _print(f"{row['kind']}\n    {row['summary']}")
+        _print(f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {needs}   undo: {row['undo']}")
     return 0
 
 
@@ -165,10 +169,16 @@ def faults(as_json: bool) -> int:
 def report(reference: str, out: Path, as_json: bool) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
     from harness.execute import judge
-    from harness.runs import find_run
+    from harness.log import LogError
+    from harness.runs import RunNotFound, StoreError, find_run
 
-    folder = find_run(out, reference)
-    summary, events = judge(folder)
+    try:
+        folder = find_run(out, reference)
+        summary, events = judge(folder)
+    except RunNotFound as error:
+        raise UsageError(str(error)) from error
+    except (StoreError, LogError) as error:
+        raise EnvironmentFailure(str(error)) from error
     _print_report(summary, folder, as_json, events)
     return int(summary["exit_code"])
 
@@ -178,9 +188,12 @@ def report(reference: str, out: Path, as_json: bool) -> int:
 @JSON_OPTION
 def runs(out: Path, as_json: bool) -> int:
     """List the runs in OUT, the newest last."""
-    from harness.runs import list_runs
+    from harness.runs import StoreError, list_runs
 
-    entries = list_runs(out)
+    try:
+        entries = list_runs(out)
+    except StoreError as error:
+        raise EnvironmentFailure(str(error)) from error
     if as_json:
         _print_json([entry.to_dict() for entry in entries])
         return 0
@@ -189,7 +202,7 @@ def runs(out: Path, as_json: bool) -> int:
     width = max((len(entry.reference) for entry in entries), default=0)
     for entry in entries:
         steps = "?" if entry.steps is None else str(entry.steps)
-        click.echo(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
+        _print(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
     return 0
 
 
@@ -216,16 +229,16 @@ def _print_plan(experiment: Experiment, as_json: bool) -> None:
         _print_json({"experiment": experiment.model_dump(mode="json"), "incidents": [i.to_dict() for i in incidents]})
         return
     cluster = job.cluster()
-    click.echo(
+    _print(
         f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
         f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
         f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
     )
     for incident in incidents:
-        click.echo(str(incident))
+        _print(str(incident))
     for gate in experiment.gates:
-        click.echo(f"gate: {gate}")
-    click.echo(
+        _print(f"gate: {gate}")
+    _print(
         "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
     )
 
@@ -239,11 +252,30 @@ def _print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, event
     from harness.execute import judge
     from harness.report.terminal import render
 
-    render(summary, judge(folder)[1] if events is None else events, Console(), folder=folder)
+    console = Console()
+    with console.capture() as report:
+        render(summary, judge(folder)[1] if events is None else events, console, folder=folder)
+    _print(report.get().rstrip("\n"))
 
 
 def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
+    _print(json.dumps(document, indent=2))
+
+
+def _print(text: str) -> None:
+    """Print a line or several; nobody reading any more (`chaos runs | head`) is no failure.
+
+    Raises:
+        EnvironmentFailure: standard output takes nothing, such as on a full disk.
+    """
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail once more when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise EnvironmentFailure(f"cannot write to standard output: {error.strerror}") from error
 
 
 def main() -> None:
@@ -269,5 +301,7 @@ def run_cli(arguments: list[str]) -> int:
     except ChaosError as error:
         click.echo(f"chaos: {error}", err=True)
         return error.exit_code
-    except BrokenPipeError:
+    except Exception:
+        # A mistake of ours. Python's own exit code for it would say that a gate failed.
+        traceback.print_exc()
         return EXIT_FAILED

@@ -164,6 +164,7 @@ class Injector:
             monotonic_seconds=applied,
             incident=incident.incident,
             fault=incident.fault,
+            is_loss=incident.is_loss,
             target=incident.target_text,
             phase=incident.trigger.phase,
             ranks=sorted({owned.rank for owned in act.processes if owned.rank is not None}),

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError
 from chaos.experiment import Experiment, FaultSpec
-from chaos.target import DEFAULT_TARGET, ResolvedTarget, Scope, resolve
+from chaos.target import DEFAULT_TARGET, ResolvedTarget, resolve
 from chaos.trigger import PHASES, Duration, Trigger
 from mecefo_runtime.layout import Cluster
 
 if TYPE_CHECKING:
     from chaos.experiment import Registry
+    from chaos.faults.base import Fault
 
 # Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
 DEFAULT_KILL_REPAIR = Duration(steps=40)
-_KILLS = "kill-"
 
 # A step and how many of its phases went before.
 _Moment = tuple[float, int]
@@ -29,10 +29,14 @@ _NEVER: _Moment = (math.inf, 0)
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One planned firing of a fault; `repair` None leaves it as it is (a role comes back by itself)."""
+    """One planned firing of a fault; `repair` None leaves it as it is (a role comes back by itself).
+
+    `is_loss`: its ranks are gone until they are repaired.
+    """
 
     incident: int
     fault: str
+    is_loss: bool
     parameters: Mapping[str, Any]
     target: ResolvedTarget
     target_text: str
@@ -80,8 +84,8 @@ def plan_incidents(
     # Those with a choice last, in the order in which they fire, so that they can go out of the others' way.
     for index in sorted(range(len(experiment.faults)), key=lambda i: _turn(experiment.faults[i], i)):
         fault = experiment.faults[index]
-        scope = registry[fault.kind].scope
-        planned[index] = _plan(index, fault, scope, experiment.seed, cluster, list(planned.values()))
+        kind = registry[fault.kind]
+        planned[index] = _plan(index, fault, kind, experiment.seed, cluster, list(planned.values()))
     incidents = tuple(planned[index] for index in range(len(experiment.faults)))
     _check(incidents, cluster)
     return incidents
@@ -91,23 +95,26 @@ def _turn(fault: FaultSpec, index: int) -> tuple[bool, _Moment, int]:
     return ((fault.on or DEFAULT_TARGET).random is not None, _moment(fault.at), index)
 
 
-def _plan(index: int, fault: FaultSpec, scope: Scope, seed: int, cluster: Cluster, others: list[Incident]) -> Incident:
+def _plan(
+    index: int, fault: FaultSpec, kind: type[Fault[Any]], seed: int, cluster: Cluster, others: list[Incident]
+) -> Incident:
     wanted = fault.on or DEFAULT_TARGET
-    repair = _repair(fault)
+    repair = _repair(fault, kind)
     taken = {
         rank
         for other in others
-        if _is_kill(other.fault) and _is_kill(fault.kind) and _overlap(other.trigger, other.repair, fault.at, repair)
+        if other.is_loss and kind.is_loss and _overlap(other.trigger, other.repair, fault.at, repair)
         for rank in other.target.ranks
     }
     try:
-        target = resolve(wanted, cluster, scope, _rng(seed, index), unavailable=taken)
+        target = resolve(wanted, cluster, kind.scope, _rng(seed, index), unavailable=taken)
     except UsageError as error:
         why = f" ({len(taken)} of {cluster.num_ranks} ranks are down then)" if taken else ""
         raise UsageError(f"{error.message}{why}", key=f"faults[{index}].on") from error
     return Incident(
         incident=index,
         fault=fault.kind,
+        is_loss=kind.is_loss,
         parameters=fault.parameters,
         target=target,
         target_text=str(wanted if wanted.random is None else target),
@@ -116,14 +123,10 @@ def _plan(index: int, fault: FaultSpec, scope: Scope, seed: int, cluster: Cluste
     )
 
 
-def _repair(fault: FaultSpec) -> Duration | None:
+def _repair(fault: FaultSpec, kind: type[Fault[Any]]) -> Duration | None:
     if fault.repair is None:
-        return DEFAULT_KILL_REPAIR if _is_kill(fault.kind) else None
+        return DEFAULT_KILL_REPAIR if kind.is_loss else None
     return None if isinstance(fault.repair, str) else fault.repair
-
-
-def _is_kill(kind: str) -> bool:
-    return kind.startswith(_KILLS)
 
 
 def _rng(seed: int, index: int) -> Random:
@@ -157,7 +160,7 @@ def _overlap(one: Trigger, one_repair: Duration | None, other: Trigger, other_re
 
 def _check(incidents: tuple[Incident, ...], cluster: Cluster) -> None:
     """Refuse what cannot be: see `plan_incidents`."""
-    kills = sorted((i for i in incidents if _is_kill(i.fault) and i.target.ranks), key=lambda i: _moment(i.trigger))
+    kills = sorted((i for i in incidents if i.is_loss and i.target.ranks), key=lambda i: _moment(i.trigger))
     for position, kill in enumerate(kills):
         down = [
             earlier

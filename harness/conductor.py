@@ -22,7 +22,7 @@ from chaos.faults.base import Fault
 from chaos.injector import Injector
 from chaos.ledger import Ledger, read_pending
 from chaos.schedule import Incident
-from harness.backends.base import RunningJob
+from harness.backends.base import Outcome, RunningJob
 from harness.backends.local import LocalBackend
 from harness.gates import HaltCondition
 from harness.hub import Hub
@@ -64,7 +64,10 @@ class Conductor:
         self._emitter = Emitter(self._on_event, "conductor")
         self._hub = Hub(token := new_token(), self._on_event)
         logs = folder / LOGS_FOLDER
-        logs.mkdir(exist_ok=True)
+        try:
+            logs.mkdir(exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
         self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
@@ -76,7 +79,8 @@ class Conductor:
         self._usual_step_seconds = 0.0
         self._end: asyncio.Future[str] | None = None
         self._end_message = ""
-        self._failure: ChaosError | None = None
+        self._log_failure: EnvironmentFailure | None = None
+        self._main_outcome: Outcome | None = None
 
     async def run(self) -> None:
         """Conduct the run. What goes wrong on the way stands in the log, and in the verdict that comes of it.
@@ -91,17 +95,16 @@ class Conductor:
                 self._announce()
                 await self._unless_ended(self._open())
                 await self._unless_ended(self._run_main())
-                if self._experiment.twin:
+                if self._experiment.twin and self._main_outcome == "completed":
                     await self._unless_ended(self._run_twin())
             except _Ended as ended:
                 reason, message = ended.reason, ended.message
             except ChaosError as error:
                 reason, message = "failed", str(error)
-                self._failure = error
             finally:
                 await self._close(reason, message)
-        if isinstance(self._failure, EnvironmentFailure):
-            raise self._failure
+        if self._log_failure is not None:
+            raise self._log_failure
 
     # ---- the run ----
 
@@ -141,7 +144,7 @@ class Conductor:
             await running.start()
             self._injector.start()
             try:
-                await self._finish_job(running)
+                self._main_outcome = await self._finish_job(running)
             finally:
                 await self._injector.finish()
                 self._injector = None
@@ -167,8 +170,8 @@ class Conductor:
         self._running = await self._backend.prepare_job(name, job, with_agents=with_agents)
         return self._running
 
-    async def _finish_job(self, running: RunningJob) -> None:
-        outcome = "stopped"
+    async def _finish_job(self, running: RunningJob) -> Outcome:
+        outcome: Outcome = "stopped"
         stall_watch = asyncio.create_task(self._watch_for_stall(running))
         try:
             outcome = await running.ended()
@@ -179,6 +182,7 @@ class Conductor:
                 "job_ended", outcome=outcome, steps_committed=self._committed_steps
             )
             self._running = None
+        return outcome
 
     async def _watch_for_stall(self, running: RunningJob) -> None:
         loop = asyncio.get_running_loop()
@@ -209,11 +213,11 @@ class Conductor:
     # ---- what happens ----
 
     def _on_event(self, event: Event) -> None:
-        if self._failure is None:
+        if self._log_failure is None:
             try:
                 self._recorder.write(event)
             except EnvironmentFailure as error:
-                self._failure = error
+                self._log_failure = error
                 self._finish("failed", str(error))
         self._view.feed(event)
         if self._running is None or event.job != self._running.name:

@@ -30,6 +30,7 @@ class IncidentProgress:
     injected_monotonic_seconds: float | None = None
     recovery_seconds: float | None = None
     ranks: tuple[int, ...] = ()
+    is_loss: bool = False
 
     def advance(self, stage: str) -> None:
         """Move forwards to `stage`, never back."""
@@ -183,12 +184,13 @@ class Progress:
         incident.advance("repairing" if event.kind == "repair_started" else event.kind)
         if event.kind in ("verified", "unverified"):
             incident.verified = event.kind == "verified"
-            if incident.verified and incident.fault.startswith("kill-"):
+            if incident.verified and incident.is_loss:
                 self._mark(incident.ranks, "gone")
         if event.kind == "injected":
             incident.injected_monotonic_seconds = event.monotonic_seconds
             incident.target = str(fields.get("target") or incident.target)
             incident.ranks = tuple(fields.get("ranks") or ())
+            incident.is_loss = bool(fields.get("is_loss"))
             if self.tokens_per_second_before is None and self._recent:
                 self.tokens_per_second_before = median(self._recent)
 

@@ -60,7 +60,7 @@ class Narrator:
         self._is_striking = False
         injected = self._injected.get(fields.get("incident", 0))
         evidence = evidence_text(fields.get("evidence"))
-        if injected is None or not str(injected.fields.get("fault")).startswith("kill-"):
+        if injected is None or not injected.fields.get("is_loss"):
             return f"effect seen: {evidence}" if evidence else "effect seen"
         whom = _whom(injected.fields)
         target = target_text(injected.fields.get("target"))

@@ -89,6 +89,8 @@ class Fault(ABC, Generic[ParametersT]):
     fidelity: ClassVar[Fidelity]
     needs: ClassVar[tuple[str, ...]] = ()
     undo_summary: ClassVar[str]
+    # Whether the ranks that it strikes are gone until they are repaired.
+    is_loss: ClassVar[bool] = False
     Parameters: ClassVar[type[BaseModel]] = NoParameters
 
     def __init__(self, parameters: ParametersT) -> None:

@@ -19,6 +19,7 @@ class _Kill(Fault[NoParameters]):
     """Kills every process of the target; they are gone when the process table says so."""
 
     fidelity: ClassVar[Fidelity] = "real"
+    is_loss: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
 
     def prepare(self, target: ResolvedTarget, host: ProcessHost) -> Act:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import EnvironmentFailure
+from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from harness.backends.base import Outcome
 from harness.hub import LOOPBACK, Hub
@@ -26,6 +26,7 @@ from mecefo_runtime.process import ProcessId
 START_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0
+FORK_SERVER_LOG = "forkserver.log"
 # A coordinator that crashes by itself (no signal) is started again this often before the job counts as failed.
 MAX_COORDINATOR_CRASHES = 3
 
@@ -41,17 +42,25 @@ class LocalBackend:
         self._emitter = emitter
         self._server: asyncio.subprocess.Process | None = None
         self._replies: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()
-        self._ports: dict[str, asyncio.Future[int]] = {}
-        self._started: dict[int, asyncio.Future[ProcessId]] = {}
+        # The answers that the fork server owes.
+        self._owed: dict[str, asyncio.Future[Any]] = {}
         self._next_id = 0
+        self._is_closing = False
+        self._loss: EnvironmentFailure | None = None
         self.jobs: list[LocalJob] = []
 
     async def open(self) -> None:
         """Start the fork server and wait until it has torch."""
-        log = (self._logs / "forkserver.log").open("ab")
         try:
-            self._server = await asyncio.create_subprocess_exec(
+            self._server = await self._start_server()
+        except OSError as error:
+            raise EnvironmentFailure(f"the fork server cannot be started: {error.strerror}") from error
+        self._replies = asyncio.create_task(self._read_replies(self._server))
+        await self._answer("ready")
+
+    async def _start_server(self) -> asyncio.subprocess.Process:
+        with (self._logs / FORK_SERVER_LOG).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "harness.backends.forkserver",
@@ -63,19 +72,11 @@ class LocalBackend:
                 # Ctrl-C is ours to handle: it must not reach the ranks.
                 start_new_session=True,
             )
-        finally:
-            log.close()
-        self._replies = asyncio.create_task(self._read_replies(self._server))
-        try:
-            await asyncio.wait_for(self._ready.wait(), START_TIMEOUT_SECONDS)
-        except TimeoutError:
-            raise EnvironmentFailure(f"the fork server did not start; see {self._logs / 'forkserver.log'}") from None
 
     async def prepare_job(self, name: str, job: JobConfig, *, with_agents: bool) -> LocalJob:
         """Everything but the start: whoever is to hold ranks can get ready in between."""
-        self._ports[name] = asyncio.get_running_loop().create_future()
         self.command({"command": "listen", "job": name})
-        port = await asyncio.wait_for(self._ports[name], STOP_TIMEOUT_SECONDS)
+        port: int = await self._answer(f"listening {name}")
         environment = {
             "MECEFO_JOB": json.dumps(job.to_dict()),
             "MECEFO_JOB_NAME": name,
@@ -97,6 +98,7 @@ class LocalBackend:
         """Stop what runs, then the fork server."""
         for job in self.jobs:
             await job.stop()
+        self._is_closing = True
         if self._server is None:
             return
         assert self._server.stdin is not None
@@ -111,6 +113,8 @@ class LocalBackend:
 
     def command(self, command: Mapping[str, Any]) -> None:
         """Send one command to the fork server."""
+        if self._loss is not None:
+            raise self._loss
         if self._server is None or self._server.stdin is None or self._server.stdin.is_closing():
             raise EnvironmentFailure("the fork server is not running")
         self._server.stdin.write(json.dumps(command).encode() + b"\n")
@@ -118,9 +122,24 @@ class LocalBackend:
     async def fork(self, command: Mapping[str, Any]) -> ProcessId:
         """Have a process started; returns it."""
         self._next_id += 1
-        future = self._started[self._next_id] = asyncio.get_running_loop().create_future()
         self.command({**command, "id": self._next_id, "logs": str(self._logs)})
-        return await asyncio.wait_for(future, START_TIMEOUT_SECONDS)
+        process: ProcessId = await self._answer(f"started {self._next_id}")
+        return process
+
+    async def _answer(self, to: str) -> Any:
+        future = self._owed[to] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(future, START_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise EnvironmentFailure(
+                f"the fork server did not answer within {START_TIMEOUT_SECONDS:g} s; see {self._logs / FORK_SERVER_LOG}"
+            ) from None
+
+    def _settle(self, to: str, answer: object) -> None:
+        future = self._owed.pop(to)
+        # Whoever waited for it may have been cancelled.
+        if not future.done():
+            future.set_result(answer)
 
     async def _read_replies(self, server: asyncio.subprocess.Process) -> None:
         assert server.stdout is not None
@@ -128,17 +147,27 @@ class LocalBackend:
             reply = json.loads(line)
             match reply["reply"]:
                 case "ready":
-                    self._ready.set()
+                    self._settle("ready", None)
                 case "listening":
-                    self._ports[reply["job"]].set_result(reply["port"])
+                    self._settle(f"listening {reply['job']}", reply["port"])
                 case "started":
-                    self._started.pop(reply["id"]).set_result(ProcessId(reply["pid"], reply["start_ticks"]))
+                    self._settle(f"started {reply['id']}", ProcessId(reply["pid"], reply["start_ticks"]))
                 case "exited":
                     process = ProcessId(reply["pid"], reply["start_ticks"])
                     for job in self.jobs:
                         job.on_exit(process, reply["exit"])
+        code = await server.wait()
+        if self._is_closing:
+            return
+        self._loss = loss = EnvironmentFailure(
+            f"the fork server died, and all processes of the run with it (exit code {code}); "
+            f"see {self._logs / FORK_SERVER_LOG}"
+        )
+        for future in self._owed.values():
+            if not future.done():
+                future.set_exception(loss)
         for job in self.jobs:
-            job.on_backend_lost()
+            job.on_backend_lost(loss)
 
 
 class LocalJob:
@@ -212,13 +241,17 @@ class LocalJob:
                 del self._supervisors[node]
                 self._emit_exit("supervisor", process, code, exited_node=node)
 
-    def on_backend_lost(self) -> None:
-        """The fork server is gone, and all processes with it."""
-        if not self._is_stopping:
-            self._finish("failed")
+    def on_backend_lost(self, loss: ChaosError) -> None:
+        """The fork server is gone, and all processes with it: nothing can be said of the job."""
+        if not self._outcome.done():
+            self._outcome.set_exception(loss)
 
     async def ended(self) -> Outcome:
-        """Wait until the job has completed or cannot go on."""
+        """Wait until the job has completed or cannot go on.
+
+        Raises:
+            EnvironmentFailure: the ground was taken from under it.
+        """
         return await asyncio.shield(self._outcome)
 
     def _on_coordinator_exit(self, code: int) -> None:
@@ -261,7 +294,7 @@ class LocalJob:
         """Kill what is left, after those who said goodbye had time to go."""
         self._is_stopping = True
         self._finish("stopped")
-        if self._outcome.result() == "completed":
+        if self._outcome.exception() is None and self._outcome.result() == "completed":
             await self._wait_gone(list(self._ranks.values()), FAREWELL_SECONDS)
         for task in self._tasks:
             task.cancel()
@@ -320,7 +353,13 @@ class LocalJob:
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._outcome.done():
+            self._outcome.set_exception(error)
 
     def _emit_start(self, role: str, process: ProcessId, **fields: Any) -> None:
         self._emitter.emit(

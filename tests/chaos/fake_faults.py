@@ -30,6 +30,7 @@ class KillNode:
     """
 
     kind = "kill-node"
+    is_loss = True
     scope = "node"
     Parameters = NoParameters
 
@@ -38,6 +39,7 @@ class KillProcess:
     """Kill a process."""
 
     kind = "kill-process"
+    is_loss = True
     scope = "rank"
     Parameters = NoParameters
 
@@ -46,6 +48,7 @@ class SlowLink:
     """Slow a link."""
 
     kind = "slow-link"
+    is_loss = False
     scope = "rank"
     Parameters = LinkParameters
 

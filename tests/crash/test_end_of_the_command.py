@@ -14,7 +14,7 @@ pytestmark = pytest.mark.crash
 # No rank may outlive the command for longer.
 GRACE_SECONDS = 10.0
 LONG = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--steps", "100000", *SMALL)
-# The target's two stages wait for each other, so that one of them is held until the injector's patience ends; here, never.
+# The target's two stages wait for each other, so that one of them is held until the injector's patience ends: never.
 HELD = ("kill-process", "--at", "step=5,phase=backward", "--on", "replica=0", "--steps", "100000", *SMALL)
 HOLD_FOR_EVER = """
 import sys

@@ -329,6 +329,7 @@ class _Story:
             step,
             incident=index,
             fault=fault.kind,
+            is_loss=fault.kind.startswith("kill-"),
             target=fault.target,
             phase=fault.phase,
             ranks=fault.ranks,

@@ -113,7 +113,9 @@ class TestProcessExits:
         narrator = Narrator()
         narrator.tell(event("held", incident=0, phase="backward", held_rank=4))
         assert narrator.tell(self.exited) is None, "before its pid was announced"
-        narrator.tell(event("injected", incident=0, fault="kill-node", target="node=2", processes=[{"pid": 7}]))
+        narrator.tell(
+            event("injected", incident=0, fault="kill-node", is_loss=True, target="node=2", processes=[{"pid": 7}])
+        )
         narrator.tell(event("verified", incident=0, evidence="gone"))
         assert narrator.tell(self.exited) is None, "announced as the fault's"
         assert narrator.tell(event("process_exited", role="rank", exited_pid=8, exit=-9)) is not None
