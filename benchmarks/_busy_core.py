@@ -30,7 +30,7 @@ class BusyCore:
     def __enter__(self) -> Self:
         arguments = [sys.executable, "-I", __file__, str(self._core), str(os.getpid())]
         self._began_seconds = time.monotonic()
-        self._pid = os.posix_spawn(sys.executable, arguments, os.environ)
+        self._pid = os.posix_spawn(sys.executable, arguments, os.environ, setsid=True)
         return self
 
     def __exit__(

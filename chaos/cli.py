@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +86,23 @@ def experiment_options(command: Any) -> Any:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+# \b keeps click from filling the paragraph that follows it.
+_HELP = """Break a real distributed training run at an exact step, watch it survive, and know what the failure cost.
+
+\b
+chaos run kill-node --at step=500    the whole story on this machine, in about three minutes
+chaos faults                         what can be broken
+chaos report                         the newest run, judged again from its log
+
+Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
+5 inconclusive, 6 something was left behind.
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP)
 @click.version_option(package_name="mecefo-chaos", prog_name="chaos")
 def cli() -> None:
-    r"""Break a real distributed training run at an exact step, watch it survive, and know what the failure cost.
-
-    \b
-    chaos run kill-node --at step=500      the whole story on this machine, in about three minutes
-    chaos faults                           what can be broken
-
-    Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
-    5 inconclusive, 6 something was left behind.
-    """
+    """The `chaos` command."""
 
 
 @cli.command()
@@ -252,10 +258,14 @@ def _print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, event
     from harness.execute import judge
     from harness.report.terminal import render
 
-    console = Console()
-    with console.capture() as report:
-        render(summary, judge(folder)[1] if events is None else events, console, folder=folder)
-    _print(report.get().rstrip("\n"))
+    class ReportConsole(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich's own would end the process with 1: a gate failed.
+            raise BrokenPipeError
+
+    events = judge(folder)[1] if events is None else events
+    with _standard_output():
+        render(summary, events, ReportConsole(), folder=folder)
 
 
 def _print_json(document: Any) -> None:
@@ -263,13 +273,19 @@ def _print_json(document: Any) -> None:
 
 
 def _print(text: str) -> None:
-    """Print a line or several; nobody reading any more (`chaos runs | head`) is no failure.
+    with _standard_output():
+        click.echo(text)
+
+
+@contextmanager
+def _standard_output() -> Iterator[None]:
+    """While something is printed: nobody reading any more (`chaos runs | head`) is no failure.
 
     Raises:
         EnvironmentFailure: standard output takes nothing, such as on a full disk.
     """
     try:
-        click.echo(text)
+        yield
         sys.stdout.flush()
     except OSError as error:
         # What is still in the buffer would fail once more when Python exits.

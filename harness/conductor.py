@@ -202,6 +202,9 @@ class Conductor:
         with suppress(ChaosError):
             await self._backend.close()
         await self._hub.close()
+        for job in self._backend.jobs:
+            # The last events may have told of processes that nobody knew of before.
+            await job.stop()
         self._emitter.emit(
             "residue",
             processes=[owned.to_dict() for job in self._backend.jobs for owned in job.leftovers()],

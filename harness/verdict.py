@@ -63,18 +63,25 @@ def _left_behind(main: Sequence[Event]) -> Iterable[tuple[Outcome, str]]:
     if audits:
         processes, pending = audits[-1].fields.get("processes"), audits[-1].fields.get("undo_pending")
         if processes:
-            yield "dirty", f"processes were left behind: {_listed(processes)}; run 'chaos heal'"
+            yield "dirty", f"processes were left behind: {_listed(processes)}; end them by pid"
         if pending:
-            yield "dirty", f"not everything was undone: {_listed(pending)}; run 'chaos heal'"
+            yield (
+                "dirty",
+                f"not everything was undone: incidents {_listed(pending)}; the run's ledger.jsonl says what it was",
+            )
     elif any(event.kind == "injected" for event in main):
-        yield "inconclusive", "no audit says whether anything was left behind; run 'chaos heal' to be sure"
+        yield "inconclusive", "no audit says whether anything was left behind"
     for event in main:
         later = [e for e in main if e.kind == "undone" and e.monotonic_seconds >= event.monotonic_seconds]
         if event.kind == "undo_failed" and not any(
             e.fields.get("incident") == event.fields.get("incident") for e in later
         ):
             reason = event.fields.get("reason", "no reason given")
-            yield "dirty", f"incident {event.fields.get('incident')} was not undone: {reason}; run 'chaos heal'"
+            yield (
+                "dirty",
+                f"incident {event.fields.get('incident')} was not undone: {reason}; "
+                "the run's ledger.jsonl says what it was",
+            )
 
 
 def _ending(main: Sequence[Event], timeline: Timeline | None) -> Iterable[tuple[Outcome, str]]:

@@ -13,8 +13,9 @@ from typing import Any
 
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Emitter
-from mecefo_runtime.membership import Membership, Stage
+from mecefo_runtime.membership import Membership
 from mecefo_runtime.planners import find
+from mecefo_runtime.roster import Stage
 from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
 
 # After the end: how long ranks may take to hear of it and hang up.

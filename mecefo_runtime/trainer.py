@@ -14,6 +14,7 @@ from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import Corpus, read_corpus, samples_of_step
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.events import Emitter
+from mecefo_runtime.exchange import exchange
 from mecefo_runtime.groups import LOOPBACK, EpochBroken, Formation, Groups, RendezvousStore, wait
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.layout import Layout, Transfer, layer_unit
@@ -25,8 +26,6 @@ from mecefo_runtime.state import Bank, UnitState, move_units
 from mecefo_runtime.tally import TALLY_SIZE, Tally
 from mecefo_runtime.wire import Message
 
-# Tags of the commit, between those of activations and those of state.
-COMMIT_TAG = 1 << 18
 # Forming groups has its own time-outs inside; this one catches what gloo forgets.
 FORMATION_DEADLINE_SECONDS = 10.0
 
@@ -296,7 +295,8 @@ class Trainer:
             "tally": asdict(Tally.decode(bank.tally)) if bank.tally.numel() else None,
             "totals": None,
         }
-        totals, everybody_parks = self._exchange(epoch)
+        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch)).tolist()
+        totals = {"squared_norm": total[1], "tally": asdict(Tally(total[2], *map(int, total[3:])))}
         # One assignment: a hello from the other thread sees the step with its totals or without them, never halves.
         self._progress.ready = {**self._progress.ready, "totals": totals}
         announce("optimizer")
@@ -306,36 +306,7 @@ class Trainer:
         announce("commit")
         if self._rank == epoch.leader and self._progress.record is not None:
             self._emit_committed(self._progress.record, repeated=False)
-        return everybody_parks
-
-    def _exchange(self, epoch: Epoch) -> tuple[Message, bool]:
-        """Commit: nobody gets the totals before everybody has its reduced gradients.
-
-        By way of the leader: two hops, where a ring over n members takes 2 (n - 1).
-        """
-        own = self._contribution(epoch)
-        others = [member for member in epoch.members if member != epoch.leader]
-        if self._rank == epoch.leader:
-            received = [torch.empty_like(own) for _ in others]
-            works = [
-                epoch.groups.start_receive(tensor, member, COMMIT_TAG)
-                for tensor, member in zip(received, others, strict=True)
-            ]
-            for work in works:
-                wait(work)
-            total = own
-            for tensor in received:
-                total = total + tensor
-            for work in [epoch.groups.send(total, member, COMMIT_TAG + 1) for member in others]:
-                wait(work)
-        else:
-            total = torch.empty_like(own)
-            sending = epoch.groups.send(own, epoch.leader, COMMIT_TAG)
-            epoch.groups.receive(total, epoch.leader, COMMIT_TAG + 1)
-            wait(sending)
-        values = total.tolist()
-        tally = Tally(values[2], int(values[3]), int(values[4]), int(values[5]))
-        return {"squared_norm": values[1], "tally": asdict(tally)}, values[0] == len(epoch.members)
+        return bool(total[0] == len(epoch.members))
 
     def _contribution(self, epoch: Epoch) -> Tensor:
         """[sees the call to park, squared norm, tally]; each unit and the tally by the lowest of its holders only."""

@@ -26,6 +26,7 @@ from mecefo_runtime.process import ProcessId
 START_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0
+POLL_SECONDS = 0.02
 FORK_SERVER_LOG = "forkserver.log"
 # A coordinator that crashes by itself (no signal) is started again this often before the job counts as failed.
 MAX_COORDINATOR_CRASHES = 3
@@ -295,13 +296,19 @@ class LocalJob:
         self._is_stopping = True
         self._finish("stopped")
         if self._outcome.exception() is None and self._outcome.result() == "completed":
-            await self._wait_gone(list(self._ranks.values()), FAREWELL_SECONDS)
+            deadline = asyncio.get_running_loop().time() + FAREWELL_SECONDS
+            while any(owned.process.is_running() for owned in self._ranks.values()):
+                if asyncio.get_running_loop().time() > deadline:
+                    break
+                await asyncio.sleep(POLL_SECONDS)
         for task in self._tasks:
             task.cancel()
-        everything = self._all_processes()
-        for owned in everything:
-            owned.process.signal(signal.SIGKILL)
-        await self._wait_gone(everything, STOP_TIMEOUT_SECONDS)
+        deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_SECONDS
+        # More than once: the start of a process may be heard of only after its supervisor is dead.
+        while (left := self.leftovers()) and asyncio.get_running_loop().time() < deadline:
+            for owned in left:
+                owned.process.signal(signal.SIGKILL)
+            await asyncio.sleep(POLL_SECONDS)
 
     def leftovers(self) -> tuple[OwnedProcess, ...]:
         """What of the job is still running."""
@@ -310,13 +317,6 @@ class LocalJob:
     def _all_processes(self) -> list[OwnedProcess]:
         coordinator = [] if self._coordinator is None else [self._coordinator]
         return [*coordinator, *self._supervisors.values(), *self._ranks.values()]
-
-    async def _wait_gone(self, processes: list[OwnedProcess], timeout_seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_seconds
-        while any(owned.process.is_running() for owned in processes):
-            if asyncio.get_running_loop().time() > deadline:
-                return
-            await asyncio.sleep(0.02)
 
     async def _start_coordinator(self) -> None:
         self._coordinator_attempt += 1

@@ -154,7 +154,7 @@ def read_log(path: Path) -> tuple[Event, ...]:
 
 
 def marked_environment(mark: str, folder: Path, patch: str = "") -> dict[str, str]:
-    """This environment with `mark` in it; `patch` is Python that every process of the run executes as it starts."""
+    """Our environment with `mark` in it; `patch` is Python that every process of the run executes as it starts."""
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     if patch:
         site = folder / "site"

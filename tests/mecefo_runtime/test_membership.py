@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecefo_runtime.layout import Cluster, Layout
-from mecefo_runtime.membership import Membership, Stage
+from mecefo_runtime.membership import Membership
 from mecefo_runtime.planners import find
+from mecefo_runtime.roster import Stage
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,40 @@
+"""The commit: every member adds its part, and nobody gets the sum before everybody has added.
+
+So whoever has the sum knows that all members have their reduced gradients (see `commit`). By way of the leader: two
+hops, where a ring over n members takes 2 (n - 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mecefo_runtime.groups import Groups, wait
+
+# Between the tags of activations and those of state.
+_COMMIT_TAG = 1 << 18
+
+
+def exchange(groups: Groups, leader: int, part: Tensor) -> Tensor:
+    """The sum of every member's `part` (equal shapes), in the same order of addition for all.
+
+    Raises:
+        mecefo_runtime.groups.EpochBroken: a member is gone; then nobody may have the sum, or some.
+    """
+    if groups.rank != leader:
+        total = torch.empty_like(part)
+        sending = groups.send(part, leader, _COMMIT_TAG)
+        groups.receive(total, leader, _COMMIT_TAG + 1)
+        wait(sending)
+        return total
+    others = [member for member in groups.members if member != leader]
+    received = [torch.empty_like(part) for _ in others]
+    works = [groups.start_receive(t, member, _COMMIT_TAG) for t, member in zip(received, others, strict=True)]
+    for work in works:
+        wait(work)
+    total = part
+    for tensor in received:
+        total = total + tensor
+    for work in [groups.send(total, member, _COMMIT_TAG + 1) for member in others]:
+        wait(work)
+    return total

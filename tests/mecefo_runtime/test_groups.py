@@ -1,0 +1,160 @@
+"""Real gloo groups between the threads of one process: what a blocked operation needs to end, and what carries it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mecefo_runtime.exchange import exchange
+from mecefo_runtime.groups import EpochBroken, Formation, Groups, RendezvousStore, gloo_listener_port
+from mecefo_runtime.layout import Cluster
+from mecefo_runtime.planners import find
+
+pytestmark = pytest.mark.unit
+
+CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=2, num_microbatches=2)
+LAYOUT = find("exact")(CLUSTER, range(4))
+DEADLINE_SECONDS = 20.0
+
+
+class Rendezvous:
+    """Values that threads publish for each other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+    def put(self, key: str, value: bytes) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_seconds):
+                raise EpochBroken(f"nobody published {key}")
+            return self.values[key]
+
+
+def form(rendezvous: Rendezvous, rank: int) -> Groups:
+    store = RendezvousStore(rendezvous.put, rendezvous.take)
+    return Groups(store, 1, rank, range(4), LAYOUT, timeout_seconds=60.0)
+
+
+def on_all_ranks(act: Callable[[int], object]) -> dict[int, object]:
+    """Run `act` as each rank on a thread of its own; exceptions are results too."""
+    results: dict[int, object] = {}
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = act(rank)
+        except EpochBroken as error:
+            results[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
+    return results
+
+
+@pytest.fixture
+def groups():
+    rendezvous = Rendezvous()
+    formed = on_all_ranks(lambda rank: form(rendezvous, rank))
+    yield formed
+    for group in formed.values():
+        group.close()
+
+
+def test_every_rank_gets_the_very_same_sum(groups):
+    parts = {rank: torch.tensor([0.1 * rank, 1.0], dtype=torch.float64) for rank in range(4)}
+    sums = on_all_ranks(lambda rank: exchange(groups[rank], 0, parts[rank]))
+    assert all(torch.equal(sums[rank], sums[0]) for rank in range(4))
+    assert sums[0].tolist() == pytest.approx([0.6, 4.0])
+
+
+def test_nobody_has_the_sum_before_everybody_has_added(groups):
+    may_add = threading.Event()
+    has_sum = threading.Event()
+
+    def add(rank: int) -> None:
+        if rank == 3:
+            assert may_add.wait(DEADLINE_SECONDS)
+        exchange(groups[rank], 0, torch.ones(1))
+        has_sum.set()
+
+    watcher: list[bool] = []
+
+    def watch() -> None:
+        watcher.append(has_sum.wait(0.3))
+        may_add.set()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    on_all_ranks(add)
+    thread.join()
+    assert watcher == [False]
+    assert has_sum.is_set()
+
+
+def test_gradients_are_summed_over_the_holders_of_a_unit(groups):
+    holders = LAYOUT.holders()["layer.0"]
+
+    def reduce(rank: int) -> float | None:
+        if rank not in holders:
+            return None
+        tensor = torch.tensor([float(rank + 1)])
+        work = groups[rank].start_all_reduce(tensor, holders)
+        assert work is not None
+        work.wait()
+        return float(tensor)
+
+    sums = on_all_ranks(reduce)
+    assert {sums[rank] for rank in holders} == {float(sum(rank + 1 for rank in holders))}
+
+
+def test_abort_ends_a_blocked_receive_long_before_its_time_out(groups):
+    blocked = threading.Event()
+
+    def act(rank: int) -> object:
+        if rank == 0:
+            assert blocked.wait(DEADLINE_SECONDS)
+            return groups[1].abort()
+        if rank == 1:
+            work = groups[1].start_receive(torch.empty(1), 2, 7)
+            blocked.set()
+            with pytest.raises(RuntimeError):
+                work.wait()
+            return "ended"
+        return None
+
+    results = on_all_ranks(act)
+    assert results[1] == "ended"
+    assert isinstance(results[0], int) and results[0] > 0
+
+
+def test_an_address_that_gloo_publishes_names_its_listening_port(groups):
+    store = groups[0]._store
+    assert store.listener_ports
+    assert all(1024 < port < 65536 for port in store.listener_ports)
+
+
+@pytest.mark.parametrize("blob", [b"", b"1234567", bytes(8), b"\xff" * 40])
+def test_something_else_names_none(blob):
+    assert gloo_listener_port(blob) is None
+
+
+def test_a_formation_whose_peers_never_come_is_given_up_by_its_own_time_out():
+    rendezvous = Rendezvous()
+    told = threading.Event()
+    formation = Formation(lambda: form(rendezvous, 0), told.set)
+    assert told.wait(DEADLINE_SECONDS)
+    assert formation.done
+    with pytest.raises(EpochBroken):
+        formation.take()
