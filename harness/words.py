@@ -102,7 +102,7 @@ class Narrator:
         return f"the coordinator is back: it learned the state from {count(_size(fields.get('members')), 'rank')}"
 
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"a fault could NOT be undone: {fields.get('reason')}"
+        return f"a fault could NOT be undone: {fields.get('reason')}. ledger.jsonl in the run's folder says what it was"
 
     def _tell_process_exited(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
@@ -139,7 +139,7 @@ class Narrator:
             for key, noun in (("processes", "process"), ("undo_pending", "fault not undone"))
             if _size(fields.get(key))
         ]
-        return f"left behind: {', '.join(left)}" if left else None
+        return f"left behind: {', '.join(left)}. ledger.jsonl and events.jsonl say which" if left else None
 
     def _tell_run_ended(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "completed":

@@ -138,9 +138,9 @@ class TestProcessExits:
         assert narrator.tell(self.exited) is None
 
 
-def test_what_needs_a_person_names_the_command_that_helps():
+def test_what_needs_a_person_says_where_to_look():
     narrator = Narrator()
-    assert "chaos heal" in str(narrator.tell(event("undo_failed", incident=0, reason="busy")))
+    assert "ledger.jsonl" in str(narrator.tell(event("undo_failed", incident=0, reason="busy")))
     left = str(narrator.tell(event("residue", processes=[1, 2], undo_pending=[{}])))
     assert left.startswith("left behind: 2 processes, 1 fault not undone.")
 
