@@ -79,6 +79,9 @@ class Trainer:
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
         self._progress = Progress()
         self._units: dict[str, UnitState] = {}
+        # What this rank gave away in the last regroup. Until a step is committed it is as good as what others hold, and
+        # they may be lost before they are done.
+        self._given_away: dict[str, UnitState] = {}
         self._bank: Bank | None = None
         self._step_began = 0.0
         self._layout: Layout | None = None
@@ -154,9 +157,10 @@ class Trainer:
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
-            bank = Bank(self._job, layout, self._rank, self._units, TALLY_SIZE)
+            held = self._given_away | self._units
+            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE)
             transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
-            transfer_seconds, transfer_bytes = move_units(groups, bank, self._units, transfers)
+            transfer_seconds, transfer_bytes = move_units(groups, bank, held, transfers)
             self._degrade(layout, bank)
             pipeline = None
             if layout.find(self._rank) is not None:
@@ -174,6 +178,7 @@ class Trainer:
         finally:
             self._forming = None
         self._bank, self._units = bank, bank.units
+        self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
         self._layout, self._members = layout, members
         self._progress.committed_step = orders["resume_step"] - 1
         self._status = "training"
@@ -224,7 +229,8 @@ class Trainer:
     def _start_over(self) -> None:
         self._leave()
         self._progress = Progress()
-        self._units, self._layout, self._members = {}, None, ()
+        self._units, self._given_away = {}, {}
+        self._layout, self._members = None, ()
         self._status = "fresh"
         self._membership.start_over()
 
@@ -237,7 +243,8 @@ class Trainer:
             "committed_step": progress.committed_step,
             "totals": progress.totals,
             "ready": progress.ready,
-            "holdings": list(self._units),
+            # What was given away has no gradients: if the step in flight is committed after all, it is out of date.
+            "holdings": [*self._units, *(self._given_away if progress.ready is None else ())],
             "is_stateless": self._layout is None,
             "members": list(self._members),
             "layout": None if self._layout is None else self._layout.to_dict(),
@@ -334,6 +341,7 @@ class Trainer:
 
     def _finish_step(self, epoch_number: int, step: int, totals: Message) -> None:
         tally = totals["tally"]
+        self._given_away.clear()
         self._progress = Progress(
             committed_step=step,
             totals=totals,
