@@ -93,20 +93,23 @@ class Injector:
 
     def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None:
         """`rank` waits at (step, phase) until `release` is called."""
-        is_wanted = False
-        for armed in self._armed:
-            trigger = armed.incident.trigger
-            if armed.fired is not None or rank not in armed.witnesses or (trigger.step, trigger.phase) != (step, phase):
-                continue
-            is_wanted = True
+        wanted = [
+            armed
+            for armed in self._armed
+            if armed.fired is None
+            and rank in armed.witnesses
+            and (armed.incident.trigger.step, armed.incident.trigger.phase) == (step, phase)
+        ]
+        let_go = _last_of(len(wanted), release)
+        if not wanted:
+            release()
+        for armed in wanted:
             self._emit("held", step=step, incident=armed.incident.incident, phase=phase, held_rank=rank)
-            armed.arrived[rank] = release
+            armed.arrived[rank] = let_go
             if len(armed.arrived) >= armed.quorum:
                 self._fire(armed)
             elif armed.timer is None:
                 armed.timer = asyncio.get_running_loop().call_later(HOLD_GRACE_SECONDS, self._fire, armed)
-        if not is_wanted:
-            release()
 
     async def finish(self) -> None:
         """The job is over: wait for what is under way, and say what never came to pass."""
@@ -185,3 +188,16 @@ class Injector:
             self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
         else:
             self._emit("undone", step=step, incident=incident.incident, evidence=evidence)
+
+
+def _last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:
+    """Calls `release` when it is called for the last of `count` times: as often as incidents hold the rank."""
+    calls = 0
+
+    def let_go() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            release()
+
+    return let_go

@@ -103,8 +103,9 @@ class Trigger:
         """
         if isinstance(value, Trigger):
             return value
-        if isinstance(value, int) and not isinstance(value, bool):
-            raise UsageError(f"{value} of what? write step={value} or time={value}s")
+        number = whole_number(value)
+        if number is not None:
+            raise UsageError(f"{number} of what? write step={number} or time={number}s")
         parts: Mapping[object, object]
         if isinstance(value, str):
             parts = dict(split_pairs(value))

@@ -21,7 +21,7 @@ MAX_BYTES = 128 * 1024
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
 
-_INT = re.compile(r"[-+]?[0-9]{1,18}")
+_INT = re.compile(r"[-+]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", re.IGNORECASE)
 
 KeyPath = tuple[str | int, ...]

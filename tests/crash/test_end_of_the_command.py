@@ -63,6 +63,20 @@ def test_killed_in_the_middle(tmp_path):
         assert (listed["verdict"], listed["fault"]) == ("cut off", "kill-node")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "moment"),
+    [(LONG, "incidents_planned"), (HELD, "held")],
+    ids=["before the job", "while a rank is held"],
+)
+def test_killed_at_a_delicate_moment(tmp_path, arguments, moment):
+    with ChaosRun(tmp_path, ["run", *arguments], patch=HOLD_FOR_EVER) as run:
+        run.wait_for(moment)
+        run.process.kill()
+        run.wait()
+        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), GRACE_SECONDS)
+        assert chaos(run, "report", "latest")[0] == 5
+
+
 def assert_interrupted(run, number):
     """That the command ended in order, and said so."""
     assert run.wait() == 2, run.stderr

@@ -44,11 +44,11 @@ def test_log_that_cannot_grow(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 64 KiB."""
+    """A file system of 32 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")

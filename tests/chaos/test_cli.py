@@ -1,0 +1,318 @@
+"""The command line without a job: what is refused and how, what is planned, what is printed where."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import run_cli
+
+pytestmark = pytest.mark.unit
+
+KILL = ("kill-node", "--at", "step=10")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_our_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # The width of the message must not depend on the terminal that the tests run in.
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def chaos(capsys):
+    """Runs a command line; returns (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        code = run_cli([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return run
+
+
+def write(name, text):
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+class TestHelp:
+    def test_the_command(self, chaos):
+        code, out, _ = chaos("--help")
+        assert code == 0
+        for word in ("run", "plan", "faults", "report", "runs", "schema", "Exit codes", "chaos run kill-node"):
+            assert word in out
+
+    @pytest.mark.parametrize("command", ["run", "plan", "faults", "report", "runs", "schema"])
+    def test_each_command(self, chaos, command):
+        code, out, _ = chaos(command, "--help")
+        assert code == 0
+        assert f"chaos {command}" in out
+
+    def test_version(self, chaos):
+        code, out, _ = chaos("--version")
+        assert code == 0
+        assert "chaos" in out
+
+    def test_it_needs_neither_torch_nor_rich(self):
+        code = """
+import sys
+from chaos.cli import run_cli
+assert run_cli(["--help"]) == 0
+sys.exit(", ".join({"torch", "rich", "pydantic", "yaml", "jinja2"} & set(sys.modules)) or None)
+"""
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+# Arguments, and what the message must say.
+MISTAKES = {
+    "unknown fault": (("run", "kill-nod", "--at", "step=10"), ["kill-nod", "did you mean 'kill-node'"]),
+    "unknown command": (("rum", *KILL), ["rum"]),
+    "unknown option": (("run", *KILL, "--stepz", "10"), ["--stepz"]),
+    "no trigger": (("run", "kill-node"), ["at"]),
+    "empty trigger": (("run", "kill-node", "--at", ""), ["--at"]),
+    "trigger of what": (("run", "kill-node", "--at", "10"), ["--at", "step=10"]),
+    "step zero": (("run", "kill-node", "--at", "step=0"), ["--at", "from 1"]),
+    "step beyond the last": (("run", "kill-node", "--at", "step=700"), ["step=700", "600 steps", "--steps"]),
+    "unknown phase": (("run", "kill-node", "--at", "step=5,phase=foward"), ["foward", "did you mean 'forward'"]),
+    "node that is not there": (("run", *KILL, "--on", "node=7"), ["node=7", "nodes 0 to 3"]),
+    "rank that is not there": (("run", *KILL, "--on", "rank=8"), ["rank=8", "ranks 0 to 7"]),
+    "unknown target": (("run", *KILL, "--on", "nod=1"), ["nod", "did you mean 'node'"]),
+    "more than there are": (("run", *KILL, "--on", "random:9"), ["random:9", "4 nodes"]),
+    "everybody": (("run", *KILL, "--on", "random:4"), ["none of the job's 8 ranks"]),
+    "shape that does not fit": (
+        ("run", *KILL, "--data-parallel", "3", "--pipeline", "2"),
+        ["data_parallel 3", "8 ranks", "4 x 2"],
+    ),
+    "no nodes": (("run", *KILL, "--nodes", "0"), ["--nodes", "0"]),
+    "steps that are no number": (("run", *KILL, "--steps", "many"), ["--steps", "many"]),
+    "unknown strategy": (("run", *KILL, "--strategy", "ndc"), ["ndc", "did you mean 'ndb'"]),
+    "unknown model": (("run", *KILL, "--model", "llama-tinny"), ["llama-tinny", "did you mean 'llama-tiny'"]),
+    "dilation of less than one": (("run", *KILL, "--dilation", "0.5"), ["--dilation", "0.5"]),
+    "repair without a unit": (("run", *KILL, "--repair", "40"), ["--repair", "40steps"]),
+    "gate that is none": (("run", *KILL, "--gate", "throughput_drop below 4"), ["throughput_drop below 4"]),
+    "gate on an unknown metric": (
+        ("run", *KILL, "--gate", "troughput_drop <= 4%"),
+        ["troughput_drop", "throughput_drop"],
+    ),
+    "data that is not there": (("run", *KILL, "--data", "nowhere"), ["nowhere"]),
+    "file that is not there": (("run", "nowhere.yaml"), ["nowhere.yaml"]),
+    "run that is not there": (("report", "nonsense"), ["nonsense"]),
+    "junit into nowhere": (("run", *KILL, "--junit", "nowhere/junit.xml"), ["--junit", "nowhere"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_told_in_one_message_and_nothing_is_started(chaos, tmp_path, arguments, words):
+    code, out, err = chaos(*arguments)
+    assert code == 4, err
+    assert out == ""
+    for word in words:
+        assert word in err
+    assert len(err.strip().splitlines()) <= 4, err
+    assert list(tmp_path.iterdir()) == []
+    if arguments[0] == "run":
+        assert chaos(*arguments, "--dry-run") == (code, out, err)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b"", ["empty.txt"]),
+        ("binary.bin", bytes(range(256)) * 64, ["binary.bin", "UTF-8"]),
+        ("short.txt", b"hello", ["short.txt"]),
+    ],
+)
+def test_data_that_cannot_be_trained_on(chaos, tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    code, out, err = chaos("run", *KILL, "--data", name)
+    assert (code, out) == (4, "")
+    for word in words:
+        assert word in err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "name: x\nfaults:\n  - {kind: kill-nod, at: step=5}\n",
+            ["bad.yaml:3", "kill-nod", "did you mean 'kill-node'"],
+        ),
+        ("name: x\nfalts: []\n", ["bad.yaml:2", "falts", "did you mean 'faults'"]),
+        ("name: x\njob:\n  steps: many\n", ["bad.yaml:3", "steps"]),
+        ("name: x\nfaults:\n  - {kind: kill-node, at: step=5, force: 9}\n", ["bad.yaml:3", "force"]),
+        ("name: x\nname: y\n", ["bad.yaml:2", "name"]),
+        ("name: [x\n", ["bad.yaml"]),
+        ("", ["bad.yaml"]),
+        ("- a\n- b\n", ["bad.yaml", "mapping"]),
+    ],
+)
+def test_mistakes_in_a_file_are_told_with_their_line(chaos, text, words):
+    code, out, err = chaos("run", write("bad.yaml", text))
+    assert (code, out) == (4, "")
+    for word in words:
+        assert word in err
+
+
+def test_all_mistakes_in_a_file_at_once(chaos):
+    text = "name: x\njob: {steps: 50, model: big}\nfaults:\n  - {kind: kill-node, at: step=5, on: nobody=1}\n"
+    code, _, err = chaos("plan", write("bad.yaml", text))
+    assert code == 4
+    assert "bad.yaml:2" in err
+    assert "bad.yaml:4" in err
+
+
+class TestPlan:
+    def test_it_says_what_would_be_done_and_starts_nothing(self, chaos, tmp_path):
+        code, out, err = chaos("run", *KILL, "--on", "node=2", "--gate", "recovery_seconds < 2", "--dry-run")
+        assert (code, err) == (0, "")
+        for word in ("4 nodes x 2 ranks", "4 replicas x 2 stages", "kill-node on node=2 at step=10", "40steps", "twin"):
+            assert word in out
+        assert "gate: recovery_seconds < 2" in out
+        assert list(tmp_path.iterdir()) == []
+
+    def test_it_is_the_dry_run(self, chaos):
+        assert chaos("plan", *KILL, "--json") == chaos("run", *KILL, "--dry-run", "--json")
+
+    def test_the_same_seed_gives_the_same_plan(self, chaos):
+        plans = {seed: [chaos("plan", *KILL, "--seed", seed, "--json")[1] for _ in range(2)] for seed in range(6)}
+        assert all(one == other for one, other in plans.values())
+        targets = {json.loads(plan)["incidents"][0]["target"] for plan, _ in plans.values()}
+        assert len(targets) > 1
+
+    def test_a_file_can_be_planned_again_from_its_plan(self, chaos):
+        write(
+            "two.yaml", "name: two\nfaults:\n  - {kind: kill-node, at: step=5}\n  - {kind: kill-process, at: step=9}\n"
+        )
+        code, out, _ = chaos("plan", "two.yaml", "--json")
+        assert code == 0
+        plan = json.loads(out)
+        assert [incident["fault"] for incident in plan["incidents"]] == ["kill-node", "kill-process"]
+        Path("again.yaml").write_text(json.dumps(plan["experiment"]))
+        assert json.loads(chaos("plan", "again.yaml", "--json")[1]) == plan
+
+
+class TestOneDocument:
+    """With --json, standard output is one JSON document and nothing else."""
+
+    def test_faults(self, chaos):
+        code, out, err = chaos("faults", "--json")
+        assert (code, err) == (0, "")
+        kinds = [row["kind"] for row in json.loads(out)]
+        assert kinds == sorted(kinds)
+        assert {"kill-node", "kill-process"} <= set(kinds)
+        assert {"kind", "scope", "fidelity", "needs", "undo", "summary"} <= set(json.loads(out)[0])
+
+    def test_faults_for_people(self, chaos):
+        code, out, _ = chaos("faults")
+        assert code == 0
+        for row in json.loads(chaos("faults", "--json")[1]):
+            assert row["kind"] in out
+            assert row["summary"] in out
+
+    def test_schema(self, chaos):
+        code, out, _ = chaos("schema")
+        assert code == 0
+        assert json.loads(out)["$schema"].startswith("https://json-schema.org/")
+
+    def test_no_runs(self, chaos):
+        code, out, _ = chaos("runs", "--json")
+        assert (code, json.loads(out)) == (0, [])
+        code, out, err = chaos("runs")
+        assert (code, out) == (0, "")
+        assert "chaos run" in err
+
+    def test_runs_and_report(self, chaos, stored_run):
+        code, out, _ = chaos("runs", "--json")
+        assert code == 0
+        (listed,) = json.loads(out)
+        assert (listed["name"], listed["verdict"]) == ("cut", "cut off")
+        code, out, _ = chaos("report", "--json")
+        summary = json.loads(out)
+        assert (code, summary["exit_code"], summary["verdict"]) == (5, 5, "inconclusive")
+        assert summary["status"] == "cut off"
+        code, out, _ = chaos("report", "cut")
+        assert code == 5
+        assert "cut off" in out
+        assert listed["reference"] in chaos("runs")[1]
+
+
+@pytest.fixture
+def stored_run(tmp_path):
+    """A run that was cut off in the middle of its third line."""
+    folder = tmp_path / "chaos-runs" / "cut" / "20260101T000000Z"
+    folder.mkdir(parents=True)
+    base = {
+        "job": "main",
+        "source": "conductor",
+        "rank": None,
+        "node": None,
+        "pid": 2**22 + 1,
+        "attempt": 1,
+        "step": None,
+    }
+    lines = [
+        {**base, "time": 1.0, "monotonic": 1.0, "kind": "run_started", "fields": {"experiment": {"name": "cut"}}},
+        {**base, "time": 2.0, "monotonic": 2.0, "kind": "job_started", "fields": {"steps": 5, "num_ranks": 1}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "events.jsonl").write_text(text + text[:50])
+    return folder
+
+
+class TestReport:
+    def test_nearest_run(self, chaos, stored_run):
+        code, out, err = chaos("report", "cat")
+        assert (code, out) == (4, "")
+        assert "cut" in err
+
+    def test_empty_log(self, chaos, stored_run):
+        (stored_run / "events.jsonl").write_text("")
+        code, out, err = chaos("report", "cut")
+        assert (code, out) == (3, "")
+        assert "no events" in err
+
+    def test_store_that_is_a_file(self, chaos):
+        write("file", "in the way")
+        for command in ("runs", "report"):
+            code, out, err = chaos(command, "--out", "file")
+            assert (code, out) == (4, "")
+            assert "file" in err
+
+    def test_store_that_cannot_be_read(self, chaos, stored_run, monkeypatch):
+        def refuse(_):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "iterdir", refuse)
+        code, out, err = chaos("runs")
+        assert (code, out) == (3, "")
+        assert "chaos-runs" in err
+        assert "Permission denied" in err
+
+
+def test_a_mistake_of_ours_shows_its_traceback_and_is_no_failed_gate(capsys, monkeypatch):
+    def break_down(*_):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("chaos.experiment.json_schema", break_down)
+    assert run_cli(["schema"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" in err
+    assert "ZeroDivisionError: ours" in err
+
+
+def test_interrupted_before_anything(capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("chaos.experiment.json_schema", interrupt)
+    assert run_cli(["schema"]) == 2
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,304 @@
+"""The order of the injector's acts, whom it holds, and that it lets go whatever happens."""
+
+import asyncio
+import json
+
+import pytest
+
+import chaos.injector
+from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
+from chaos.faults.base import Act, Fault, OwnedProcess
+from chaos.injector import Injector
+from chaos.ledger import Ledger, read_pending
+from chaos.schedule import Incident
+from chaos.target import ResolvedTarget
+from chaos.trigger import Trigger
+from mecefo_runtime.process import ProcessId
+
+pytestmark = pytest.mark.unit
+
+ALL_RANKS = frozenset(range(4))
+RECORD = {"rule": 42}
+PROCESS = OwnedProcess("rank", ProcessId(2_000_000_000, 1), rank=2, node=1)
+
+
+def create_fault(trace, *, failing=None, error=None):
+    """A kind of fault that notes its acts in `trace`; the act called `failing` raises `error`."""
+
+    def note(act):
+        trace.append(act)
+        if act == failing:
+            raise error
+
+    class Noting(Fault):
+        """Notes what is asked of it."""
+
+        kind, scope, fidelity, undo_summary = "note-acts", "rank", "real", "notes that, too"
+
+        def prepare(self, target, host):
+            note("prepare")
+            return Act((PROCESS,), RECORD)
+
+        def apply(self, act):
+            note("apply")
+
+        async def verify(self, act, timeout_seconds):
+            assert timeout_seconds > 0
+            # Others get their turn meanwhile, as with a real wait.
+            await asyncio.sleep(0)
+            note("verify")
+            return {"summary": "seen"}
+
+        @classmethod
+        def undo(cls, record):
+            assert record == RECORD
+            note("undo")
+            return {"undone": "all"}
+
+    return Noting
+
+
+def incident(number=0, *, ranks=(2,), role=None, trigger=None):
+    target = ResolvedTarget(ranks=ranks, role=role)
+    return Incident(
+        incident=number,
+        fault="note-acts",
+        is_loss=False,
+        parameters={},
+        target=target,
+        target_text=str(target),
+        trigger=trigger or Trigger(step=5, phase="backward"),
+        repair=None,
+    )
+
+
+class Stage:
+    """An injector with all that it acts on; `trace` is what happened, in order."""
+
+    def __init__(self, folder, *incidents, **failure):
+        self.trace = []
+        self.events = []
+        self.path = folder / "ledger.jsonl"
+        self.ledger = NotingLedger(self.path, self.trace)
+        faults = {"note-acts": create_fault(self.trace, **failure)}
+        self.injector = Injector(incidents or [incident()], faults, ALL_RANKS, None, self.ledger, self.emit)
+
+    def emit(self, kind, *, step=None, monotonic_seconds=None, **fields):
+        self.trace.append(kind)
+        self.events.append((kind, step, fields))
+
+    def arrive(self, rank, step=5, phase="backward"):
+        """`rank` comes to a hold."""
+        self.injector.on_at(rank, step, phase, lambda: self.trace.append(f"release {rank}"))
+
+    def play(self, *acts):
+        """Run `acts`, each followed by a turn of the loop, then the end of the job."""
+
+        async def run():
+            self.injector.start()
+            for act in acts:
+                act()
+                await asyncio.sleep(0)
+            await self.injector.finish()
+
+        with self.ledger:
+            asyncio.run(run())
+
+    def fields(self, kind):
+        (found,) = (fields for name, _, fields in self.events if name == kind)
+        return found
+
+
+class NotingLedger(Ledger):
+    def __init__(self, path, trace):
+        super().__init__(path)
+        self._trace = trace
+
+    def _write(self, incident, fault, state, record):
+        super()._write(incident, fault, state, record)
+        self._trace.append(state)
+
+
+def test_the_order_of_acts(tmp_path):
+    stage = Stage(tmp_path)
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace == [
+        "held",
+        "prepare",
+        "prepared",
+        "apply",
+        "injected",
+        "applied",
+        "verify",
+        "verified",
+        "undo",
+        "struck",
+        "undone",
+        "release 2",
+        "released",
+    ]
+    assert {step for _, step, _ in stage.events} == {5}
+    assert stage.fields("held") == {"incident": 0, "phase": "backward", "held_rank": 2}
+    assert stage.fields("injected") == {
+        "incident": 0,
+        "fault": "note-acts",
+        "is_loss": False,
+        "target": "rank=2",
+        "phase": "backward",
+        "ranks": [2],
+        "nodes": [],
+        "held_ranks": [2],
+        "processes": [PROCESS.to_dict()],
+    }
+    assert stage.fields("verified")["evidence"] == {"summary": "seen"}
+    assert stage.fields("released")["ranks"] == [2]
+    assert read_pending(stage.path) == ()
+    assert json.loads(stage.path.read_text().splitlines()[0])["record"] == RECORD
+
+
+@pytest.mark.parametrize(("rank", "step", "phase"), [(1, 5, "backward"), (2, 4, "backward"), (2, 5, "forward")])
+def test_whoever_is_not_at_the_trigger_is_let_through(tmp_path, rank, step, phase):
+    stage = Stage(tmp_path)
+    stage.play(lambda: stage.arrive(rank, step, phase))
+    assert stage.trace == [f"release {rank}", "unverified"]
+    assert "never fired" in stage.fields("unverified")["reason"]
+    assert "rank=2" in stage.fields("unverified")["reason"]
+
+
+def test_holds_are_told_to_the_targets_agents_until_it_has_fired(tmp_path):
+    timed = incident(1, trigger=Trigger(at_seconds=3600.0))
+    stage = Stage(tmp_path, incident(), timed, incident(2, ranks=(), role="coordinator", trigger=Trigger(step=9)))
+    told = []
+
+    def ask():
+        told.append([stage.injector.holds_for(rank) for rank in (1, 2)])
+
+    stage.play(ask, lambda: stage.arrive(2), ask)
+    assert told == [[[(9, "forward")], [(5, "backward"), (9, "forward")]], [[(9, "forward")], [(9, "forward")]]]
+
+
+def test_it_fires_once_only(tmp_path):
+    stage = Stage(tmp_path)
+    stage.play(lambda: stage.arrive(2), lambda: stage.arrive(2))
+    assert stage.trace.count("apply") == 1
+    assert stage.trace.count("release 2") == 2
+
+
+def test_it_waits_for_all_ranks_of_the_target(tmp_path):
+    stage = Stage(tmp_path, incident(ranks=(1, 2)))
+    stage.play(
+        lambda: stage.arrive(1),
+        lambda: stage.trace.append("one is not enough"),
+        lambda: stage.arrive(2),
+    )
+    assert stage.trace[:4] == ["held", "one is not enough", "held", "prepare"]
+    assert stage.trace[-3:] == ["release 1", "release 2", "released"]
+    assert stage.fields("injected")["held_ranks"] == [1, 2]
+
+
+def test_it_does_not_wait_for_ever_for_ranks_that_wait_for_a_held_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(chaos.injector, "HOLD_GRACE_SECONDS", 0.01)
+    stage = Stage(tmp_path, incident(ranks=(1, 2)))
+
+    async def run():
+        stage.arrive(1)
+        while "released" not in stage.trace:
+            await asyncio.sleep(0.001)
+        stage.arrive(2)
+        await stage.injector.finish()
+
+    with stage.ledger:
+        asyncio.run(asyncio.wait_for(run(), 10.0))
+    assert stage.fields("injected")["held_ranks"] == [1]
+    assert stage.trace[-3:] == ["release 1", "released", "release 2"], "who comes late is not held"
+
+
+def test_a_target_without_ranks_has_any_rank_as_its_witness(tmp_path):
+    stage = Stage(tmp_path, incident(ranks=(), role="coordinator"))
+    stage.play(lambda: stage.arrive(3), lambda: stage.arrive(0))
+    assert stage.fields("injected")["held_ranks"] == [3]
+    assert stage.fields("injected")["target"] == "role=coordinator"
+    assert stage.trace.count("apply") == 1
+
+
+def test_two_incidents_at_one_place_both_fire(tmp_path):
+    stage = Stage(tmp_path, incident(0), incident(1))
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace.count("apply") == 2
+    assert sorted(fields["incident"] for kind, _, fields in stage.events if kind == "verified") == [0, 1]
+    assert stage.trace.count("release 2") == 1, "a second word would let the rank through its next hold"
+    last_act = max(index for index, act in enumerate(stage.trace) if act == "undone")
+    assert stage.trace.index("release 2") > last_act, "it goes on only when both are through with it"
+
+
+def test_a_fault_at_a_time_belongs_to_the_step_under_way(tmp_path):
+    stage = Stage(tmp_path, incident(trigger=Trigger(at_seconds=0.02)))
+
+    async def run():
+        stage.injector.start()
+        stage.injector.on_step(7)
+        while "released" not in stage.trace:
+            await asyncio.sleep(0.001)
+        await stage.injector.finish()
+
+    with stage.ledger:
+        asyncio.run(asyncio.wait_for(run(), 10.0))
+    assert {step for _, step, _ in stage.events} == {8}
+    assert stage.fields("injected")["held_ranks"] == []
+
+
+def test_a_target_that_is_gone_is_said_and_nothing_is_done(tmp_path):
+    stage = Stage(tmp_path, failing="prepare", error=TargetNotFound("rank 2 is gone"))
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace == ["held", "prepare", "unverified", "release 2", "released"]
+    assert stage.fields("unverified")["reason"] == "rank 2 is gone"
+    assert stage.path.read_bytes() == b""
+
+
+def test_without_its_undo_record_on_disk_nothing_is_applied(tmp_path, monkeypatch):
+    stage = Stage(tmp_path)
+
+    def refuse(*_):
+        raise EnvironmentFailure("no space left")
+
+    monkeypatch.setattr(stage.ledger, "prepare", refuse)
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace == ["held", "prepare", "unverified", "release 2", "released"]
+    assert stage.fields("unverified")["reason"] == "no space left"
+
+
+@pytest.mark.parametrize("failing", ["apply", "verify"])
+def test_what_was_not_seen_is_undone_all_the_same(tmp_path, failing):
+    stage = Stage(tmp_path, failing=failing, error=EffectNotSeen("still there"))
+    stage.play(lambda: stage.arrive(2))
+    assert "verified" not in stage.trace
+    assert stage.fields("unverified")["reason"] == "still there"
+    assert ("injected" in stage.trace) == (failing == "verify")
+    assert stage.trace.index(failing) < stage.trace.index("undo") < stage.trace.index("struck")
+    assert stage.trace[-2:] == ["release 2", "released"]
+    assert read_pending(stage.path) == ()
+
+
+def test_what_cannot_be_undone_stays_pending(tmp_path):
+    stage = Stage(tmp_path, failing="undo", error=HealError("the rule is still there"))
+    stage.play(lambda: stage.arrive(2))
+    assert "verified" in stage.trace
+    assert stage.fields("undo_failed")["reason"] == "the rule is still there"
+    assert stage.trace[-2:] == ["release 2", "released"]
+    (pending,) = read_pending(stage.path)
+    assert (pending.incident, pending.record) == (0, RECORD)
+
+
+def test_a_fault_that_breaks_down_is_undone_and_lets_go(tmp_path):
+    stage = Stage(tmp_path, failing="apply", error=ZeroDivisionError("a mistake in the fault"))
+    with pytest.raises(ZeroDivisionError):
+        stage.play(lambda: stage.arrive(2))
+    assert "undone" in stage.trace
+    assert stage.trace[-2:] == ["release 2", "released"]
+    assert read_pending(stage.path) == ()
+
+
+def test_whoever_is_held_when_the_job_ends_is_let_go(tmp_path):
+    stage = Stage(tmp_path, incident(ranks=(1, 2)))
+    stage.play(lambda: stage.arrive(1))
+    assert stage.trace == ["held", "release 1", "unverified"]
