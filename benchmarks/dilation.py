@@ -28,7 +28,7 @@ DILATIONS: Mapping[Dilation, str] = {"auto": "dilated", "off": "not dilated"}
 NUM_CORES = 2
 # Many short runs rather than few long ones: what a core gets done in a second of CPU time drifts within a minute.
 NUM_ROUNDS, NUM_STEPS = 10, 25
-QUICK_NUM_ROUNDS, QUICK_NUM_STEPS = 2, 12
+QUICK_NUM_ROUNDS, QUICK_NUM_STEPS = 1, 12
 
 
 @dataclass(frozen=True, slots=True)
