@@ -49,14 +49,15 @@ CONDITIONS = tuple(Condition(dilation, is_busy) for dilation in DILATIONS for is
 class Measurement:
     """One run. `others_cores` is how many cores others used meanwhile, the busy loop left out.
 
-    `busy_loop_ratio` is what the busy loop got of its core, None on an idle machine. `tokens_per_second` is None where
-    the run has a `failure`.
+    `busy_loop_ratio` is what the busy loop got of its core, None on an idle machine. `tokens_per_second` and
+    `compute_cpu_seconds` (of all ranks) are None where the run has a `failure`.
     """
 
     round_number: int
     condition: Condition
     dilation_ratio: float | None
     tokens_per_second: float | None
+    compute_cpu_seconds: float | None
     others_cores: float
     busy_loop_ratio: float | None
     failure: str | None
@@ -85,6 +86,7 @@ def measure(condition: Condition, round_number: int, num_steps: int, cores: Sequ
         condition=condition,
         dilation_ratio=summary["dilation_ratio"],
         tokens_per_second=None if failure else summary["throughput_tokens_per_second"]["before"],
+        compute_cpu_seconds=None if failure else summary["compute_cpu_seconds"],
         others_cores=others.num_cores,
         busy_loop_ratio=None if busy is None else busy.cpu_ratio,
         failure=failure,
@@ -103,6 +105,25 @@ def speeds(measurements: Sequence[Measurement], condition: Condition) -> dict[in
 def busy_over_idle(measurements: Sequence[Measurement], dilation: Dilation) -> Spread:
     """Speed beside the busy loop over that on the idle machine, of every round."""
     idle, busy = (speeds(measurements, Condition(dilation, is_busy)) for is_busy in (False, True))
+    return spread(busy[number] / idle[number] for number in idle if number in busy)
+
+
+def busy_over_idle_per_cpu_second(measurements: Sequence[Measurement], dilation: Dilation) -> Spread:
+    """As `busy_over_idle`, with what the same work cost in CPU time divided out.
+
+    That cost drifts from run to run, with or without the loop; dilation multiplies it and cannot remove it.
+    """
+
+    def paces(is_busy: bool) -> dict[int, float]:
+        return {
+            m.round_number: m.tokens_per_second * m.compute_cpu_seconds
+            for m in measurements
+            if m.condition == Condition(dilation, is_busy)
+            and m.tokens_per_second is not None
+            and m.compute_cpu_seconds is not None
+        }
+
+    idle, busy = paces(False), paces(True)
     return spread(busy[number] / idle[number] for number in idle if number in busy)
 
 
@@ -130,7 +151,11 @@ def report(measurements: Sequence[Measurement], machine: Machine, num_steps: int
     ratios = [
         (f"{kind}, {name}", *ratio(measurements, dilation).to_text(lambda value: f"{value:.3f}"))
         for dilation, name in DILATIONS.items()
-        for kind, ratio in (("busy / idle", busy_over_idle), ("idle / idle before", idle_over_idle))
+        for kind, ratio in (
+            ("busy / idle", busy_over_idle),
+            ("busy / idle, per CPU second", busy_over_idle_per_cpu_second),
+            ("idle / idle before", idle_over_idle),
+        )
     ]
     dilation_ratio = next((m.dilation_ratio for m in measurements if m.condition.dilation == "auto"), None)
     failures = [f"round {m.round_number}, {m.condition}: FAILED: {m.failure}" for m in measurements if m.failure]
@@ -163,6 +188,7 @@ def to_document(measurements: Sequence[Measurement], machine: Machine, num_steps
         "ratios": {
             name: {
                 "busy_over_idle": busy_over_idle(measurements, dilation).to_dict(),
+                "busy_over_idle_per_cpu_second": busy_over_idle_per_cpu_second(measurements, dilation).to_dict(),
                 "idle_over_idle": idle_over_idle(measurements, dilation).to_dict(),
             }
             for dilation, name in DILATIONS.items()

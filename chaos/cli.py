@@ -59,7 +59,7 @@ def experiment_options(command: Any) -> Any:
             type=click.Path(),
             help="Text file or folder to train on. Default: the Python standard library's sources.",
         ),
-        click.option("--steps", type=int, help="Training steps. Default: 600."),
+        click.option("--steps", type=int, help="Training steps. Default: 560."),
         click.option("--strategy", help="Who takes over lost layers, and how: ndb, exact. Default: ndb."),
         click.option("--seed", type=int, help="Seed of everything random. Default: 0."),
         click.option(

@@ -90,22 +90,26 @@ def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | 
     return {unit: ranks for unit, ranks in sorted(held.items()) if len(set(ranks.values())) > 1}
 
 
+def compute_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
+    """(CPU seconds, wall seconds) of all compute of the main job's ranks that finished; None when none told."""
+    told = [event.fields for event in events if event.job == MAIN_JOB and event.kind == "rank_finished"]
+    told = [fields for fields in told if "compute_wall_seconds" in fields]
+    if not told:
+        return None
+    cpu_seconds = sum(float(fields["compute_cpu_seconds"]) for fields in told)
+    return cpu_seconds, sum(float(fields["compute_wall_seconds"]) for fields in told)
+
+
 def dilation_overrun_ratio(events: Iterable[Event], dilation_ratio: float | None) -> float | None:
     """How much longer the ranks' compute took than the dilation says; near 0 when it held.
 
     More means that the machine was too busy: its contention then shows in the throughput. None without dilation, or
     when no rank told.
     """
-    if dilation_ratio is None or dilation_ratio <= 1:
+    seconds = compute_seconds(events)
+    if dilation_ratio is None or dilation_ratio <= 1 or seconds is None or not seconds[0]:
         return None
-    told = [
-        e.fields
-        for e in events
-        if e.job == MAIN_JOB and e.kind == "rank_finished" and "compute_wall_seconds" in e.fields
-    ]
-    cpu_seconds = sum(float(fields["compute_cpu_seconds"]) for fields in told)
-    wall_seconds = sum(float(fields["compute_wall_seconds"]) for fields in told)
-    return wall_seconds / (dilation_ratio * cpu_seconds) - 1 if cpu_seconds > 0 else None
+    return seconds[1] / (dilation_ratio * seconds[0]) - 1
 
 
 def _samples_lost(step: CommittedStep, samples_per_step: int) -> int:

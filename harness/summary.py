@@ -36,6 +36,8 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         summary |= _figures(times, problems)
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
     summary["diverged_units"] = None if diverged is None else len(diverged)
+    seconds = _attempt("compute", lambda: integrity.compute_seconds(events), problems)
+    summary["compute_cpu_seconds"] = None if seconds is None else seconds[0]
     summary["dilation_overrun_ratio"] = _attempt(
         "dilation", lambda: integrity.dilation_overrun_ratio(events, summary["dilation_ratio"]), problems
     )

@@ -81,12 +81,12 @@ class JobConfig:
     gpus_per_node: int = 2
     data_parallel: int = 4
     pipeline: int = 2
-    steps: int = 600
+    steps: int = 560
     seed: int = 0
     strategy: str = "ndb"
     sequence_length: int = 64
     microbatch_size: int = 2
-    microbatches_per_replica: int = 4
+    microbatches_per_replica: int = 3
     learning_rate: float = 3e-3
     min_learning_rate_ratio: float = 0.1
     warmup_steps: int = 20

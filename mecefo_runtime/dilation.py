@@ -12,14 +12,20 @@ from types import TracebackType
 
 # Below one a segment cannot be padded; above it, every rank owns 1 / ratio of a core.
 NO_DILATION = 1.0
-# Share of the cores that dilated ranks ask for together. The rest is for communication threads, the conductor and
-# whatever else the machine does: what a busy loop on one of two cores leaves must still be enough.
-TARGET_UTILISATION = 0.7
+# Share of the cores that dilated ranks ask for together at most. The rest is for communication threads and the
+# conductor.
+MAX_UTILISATION = 0.7
+# Ranks sleep most of the time and must run at once when they wake up: with slices this short the scheduler sees to it.
+SLICE_SECONDS = 0.0002
 
 
 def automatic_ratio(num_ranks: int, num_cores: int) -> float:
-    """The ratio at which `num_ranks` ranks that compute all at once fill `TARGET_UTILISATION` of `num_cores` cores."""
-    return max(NO_DILATION, round(num_ranks / (num_cores * TARGET_UTILISATION), 2))
+    """The ratio at which `num_ranks` ranks that compute all at once leave the machine to others.
+
+    They leave a whole core, where there are two or more, and at least `1 - MAX_UTILISATION` of all cores.
+    """
+    asked_cores = min(MAX_UTILISATION * num_cores, max(num_cores - 1.0, num_cores / 2))
+    return max(NO_DILATION, round(num_ranks / asked_cores, 2))
 
 
 class Pacer:

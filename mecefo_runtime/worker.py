@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from mecefo_runtime.config import JobConfig
+from mecefo_runtime.dilation import NO_DILATION, SLICE_SECONDS
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event, SocketSink
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.member import Stopped
+from mecefo_runtime.process import ask_for_short_slices
 from mecefo_runtime.trainer import Trainer
 from mecefo_runtime.wire import encode, limit_send_time, parse_address
 
@@ -44,6 +46,8 @@ def run_worker(environment: Mapping[str, str]) -> int:
     faulthandler.register(signal.SIGUSR1)
     rank, node, attempt = (int(environment[name]) for name in ("RANK", "MECEFO_NODE", "MECEFO_ATTEMPT"))
     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
+    if job.dilation_ratio > NO_DILATION:
+        ask_for_short_slices(SLICE_SECONDS)
     emitter = Emitter(
         connect_sink(environment),
         "rank",

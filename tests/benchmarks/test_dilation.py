@@ -10,6 +10,7 @@ from benchmarks.dilation import (
     Condition,
     Measurement,
     busy_over_idle,
+    busy_over_idle_per_cpu_second,
     idle_over_idle,
     job_of,
     plan_rounds,
@@ -21,12 +22,13 @@ MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11
 DILATED_IDLE, DILATED_BUSY, IDLE, BUSY = CONDITIONS
 
 
-def run(round_number, condition, speed, failure=None):
+def run(round_number, condition, speed, failure=None, cpu_seconds=10.0):
     return Measurement(
         round_number=round_number,
         condition=condition,
         dilation_ratio=5.71 if condition.dilation == "auto" else 1.0,
         tokens_per_second=speed,
+        compute_cpu_seconds=None if speed is None else cpu_seconds,
         others_cores=0.02,
         busy_loop_ratio=0.8 if condition.is_busy else None,
         failure=failure,
@@ -57,6 +59,13 @@ def test_the_conditions_differ_in_nothing_but_dilation():
 def test_busy_is_compared_with_idle_of_the_same_round():
     assert busy_over_idle(measured(), "auto").values == pytest.approx((0.99, 1.0))
     assert busy_over_idle(measured(), "off").values == pytest.approx((0.5, 0.75))
+
+
+@pytest.mark.unit
+def test_what_the_work_cost_in_cpu_time_can_be_divided_out():
+    measurements = [run(1, DILATED_IDLE, 100, cpu_seconds=10.0), run(1, DILATED_BUSY, 80, cpu_seconds=12.5)]
+    assert busy_over_idle(measurements, "auto").median == pytest.approx(0.8)
+    assert busy_over_idle_per_cpu_second(measurements, "auto").median == pytest.approx(1.0)
 
 
 @pytest.mark.unit

@@ -79,7 +79,7 @@ MISTAKES = {
     "empty trigger": (("run", "kill-node", "--at", ""), ["--at"]),
     "trigger of what": (("run", "kill-node", "--at", "10"), ["--at", "step=10"]),
     "step zero": (("run", "kill-node", "--at", "step=0"), ["--at", "from 1"]),
-    "step beyond the last": (("run", "kill-node", "--at", "step=700"), ["step=700", "600 steps", "--steps"]),
+    "step beyond the last": (("run", "kill-node", "--at", "step=700"), ["step=700", "560 steps", "--steps"]),
     "unknown phase": (("run", "kill-node", "--at", "step=5,phase=foward"), ["foward", "did you mean 'forward'"]),
     "node that is not there": (("run", *KILL, "--on", "node=7"), ["node=7", "nodes 0 to 3"]),
     "rank that is not there": (("run", *KILL, "--on", "rank=8"), ["rank=8", "ranks 0 to 7"]),

@@ -335,7 +335,7 @@ class TestIdentity:
                 ),
                 "faults": st.lists(
                     st.fixed_dictionaries(
-                        {"kind": st.just("kill-node"), "at": st.sampled_from(["step=600,phase=commit", "time=1.5s"])},
+                        {"kind": st.just("kill-node"), "at": st.sampled_from(["step=560,phase=commit", "time=1.5s"])},
                         optional={
                             "on": st.sampled_from(["random:2", "rank=7"]),
                             "repair": st.sampled_from(["none", "3s"]),
@@ -385,7 +385,7 @@ class TestOptions:
             ({"at": "step=5,phase=x"}, "--at: there is no phase 'x'"),
             (
                 {"at": "step=601"},
-                "--at: step=601, but the job has 600 steps: choose a step from 1 to 600, or raise --steps",
+                "--at: step=601, but the job has 560 steps: choose a step from 1 to 560, or raise --steps",
             ),
             ({"on": "node=7"}, "--on: node=7 does not exist"),
             ({"repair": "3"}, "--repair: '3' has no unit"),

@@ -151,7 +151,7 @@ class TestRefusals:
         [
             (kill(100, "node=2"), kill(120, "node=2")),
             (kill(100, "node=2"), kill(140, "node=2")),
-            (kill(100, "node=2", "none"), kill(599, "node=2")),
+            (kill(100, "node=2", "none"), kill(559, "node=2")),
             (kill(100, "node=2"), kill(120, "rank=5", kind="kill-process")),
             (kill(100, "node=2"), kill(100, "node=2")),
             (kill(100, "rank=5", kind="kill-process"), kill(120, "rank=5", kind="kill-process")),
