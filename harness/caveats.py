@@ -71,6 +71,12 @@ def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
             f"The throughput before the fault is a median over {before} steps only (the first {WARM_UP_STEPS} are left "
             "out where enough others remain): a fault at a later step gives a steadier one."
         )
+    drop, noise = summary["throughput_drop_ratio"], summary["throughput_noise_ratio"]
+    if drop is not None and noise is not None and abs(drop) <= noise:
+        found.append(
+            f"The drop of {drop:.1%} is within the run's own noise: without any fault, two neighbouring stretches of "
+            f"as many steps differ by {noise:.1%} (median)."
+        )
     if not after:
         found.append("No step came after the repair, so there is no throughput after it.")
     elif after < _FEW_STEPS:

@@ -53,6 +53,7 @@ METRICS: Mapping[str, Metric] = {
     for metric in (
         _run("throughput_drop_ratio", "ratio"),
         _run("throughput_drop_whole_run_ratio", "ratio"),
+        _run("throughput_noise_ratio", "ratio"),
         *(
             _run(f"throughput_{when}_tokens_per_second", "number", "throughput_tokens_per_second", when)
             for when in ("before", "during", "after")

@@ -91,6 +91,7 @@ def _figures(times: Timeline, problems: list[str]) -> dict[str, Any]:
             "after": speed and speed.after,
         },
         "throughput_drop_ratio": speed and speed.drop_ratio,
+        "throughput_noise_ratio": speed and speed.noise_ratio,
         "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
         "num_steps_before": speed and speed.num_steps_before,
         "num_steps_after": speed and speed.num_steps_after,

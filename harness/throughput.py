@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
-from harness.steps import CommittedStep, median_tokens_per_second
+from harness.steps import WARM_UP_STEPS, CommittedStep, median_tokens_per_second
 from harness.timeline import Timeline
 
 
@@ -19,6 +21,9 @@ class Throughput:
     `drop_ratio` is 1 - during/before.
     `after`: the median over the steps that began after the last repair, and after the last lost rank was back.
     `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step.
+    `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
+    such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no larger than
+    this cannot be told from none.
     """
 
     before: float | None
@@ -26,6 +31,7 @@ class Throughput:
     after: float | None
     drop_ratio: float | None
     whole_run_drop_ratio: float | None
+    noise_ratio: float | None
     num_steps_before: int
     num_steps_after: int
 
@@ -48,6 +54,7 @@ def measure(timeline: Timeline) -> Throughput:
         after=median_tokens_per_second(after),
         drop_ratio=_drop(during, before),
         whole_run_drop_ratio=_drop(whole_run, before),
+        noise_ratio=_noise(timeline, sum(_is_within(step, windows) for step in steps)),
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
     )
@@ -83,6 +90,25 @@ def _tokens_between(steps: Sequence[CommittedStep], start: float, end: float) ->
         if within > 0.0:
             tokens += step.tokens * within / (step.committed_seconds - began)
     return tokens
+
+
+def _is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
+    return any(start <= step.committed_seconds < end for start, end in windows)
+
+
+def _noise(timeline: Timeline, num_steps: int) -> float | None:
+    """See `Throughput.noise_ratio`; None where there are no two stretches of `num_steps` before the first fault."""
+    until = timeline.first_injected
+    before = [step for step in timeline.steps.first if until is not None and step.committed_seconds <= until]
+    before = before[WARM_UP_STEPS:]
+    if num_steps == 0 or len(before) < 2 * num_steps:
+        return None
+    stretches = [before[i : i + num_steps] for i in range(len(before) % num_steps, len(before), num_steps)]
+    means = [
+        sum(step.tokens for step in stretch) / (stretch[-1].committed_seconds - stretch[0].previous_seconds)
+        for stretch in stretches
+    ]
+    return median(abs(1.0 - later / earlier) for earlier, later in pairwise(means))
 
 
 def _steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:

@@ -114,6 +114,9 @@ class _Report:
         whole = self._summary.get("throughput_drop_whole_run_ratio")
         if drop is not None:
             self._row("drop from the fault to the repair", wording.percent(drop, 2), style="bold")
+        noise = self._summary.get("throughput_noise_ratio")
+        if noise is not None:
+            self._row("usual difference of such stretches, no fault", wording.percent(noise, 2))
         if whole is not None:
             self._row("drop over the whole run", wording.percent(whole, 2))
         self._sparkline()

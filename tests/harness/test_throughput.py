@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from harness.caveats import caveats
+from harness.summary import summarize
 from harness.throughput import Throughput, measure
 from harness.timeline import build
 from mecefo_runtime.events import Event
@@ -82,3 +84,26 @@ def test_without_a_verified_fault_there_is_no_drop():
 def test_a_fault_in_the_first_step_has_no_baseline():
     found = figures(run(faults=(Fault(step=1),)))
     assert (found.before, found.drop_ratio) == (None, None)
+
+
+def test_without_noise_neighbouring_stretches_are_equal():
+    assert figures(run(steps=200, faults=(Fault(step=150),))).noise_ratio == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_noise_is_that_of_stretches_as_long_as_the_fault():
+    noisy = figures(run(steps=400, faults=(Fault(step=300),), jitter_ratio=0.2))
+    longer = figures(run(steps=400, faults=(Fault(step=300, repair_steps=60),), jitter_ratio=0.2))
+    assert noisy.noise_ratio is not None and longer.noise_ratio is not None
+    assert 0.0 < longer.noise_ratio < noisy.noise_ratio < 0.2
+
+
+def test_too_few_steps_before_the_fault_tell_no_noise():
+    assert figures(run(steps=60, faults=(Fault(step=20),))).noise_ratio is None
+
+
+def test_a_drop_within_the_noise_is_a_caveat():
+    quiet = summarize(run(steps=300, faults=(Fault(step=200),), degraded_step_seconds=0.2))
+    assert not any("own noise" in caveat for caveat in quiet["caveats"])
+    assert quiet["throughput_drop_ratio"] > quiet["throughput_noise_ratio"]
+    none = caveats(quiet | {"throughput_drop_ratio": -0.01, "throughput_noise_ratio": 0.02}, None, 0)
+    assert any("The drop of -1.0% is within the run's own noise" in caveat for caveat in none)
