@@ -54,6 +54,12 @@ def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
             f"The machine was too busy for the dilation: compute took {overrun:.0%} longer than it should have, and "
             "the throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
         )
+    bubble = summary["pipeline_bubble_ratio"]
+    if bubble:
+        found.append(
+            f"Between its microbatches a rank waits {bubble:.0%} of a fault-free step for its pipeline. A neighbour "
+            "that runs a lost stage too fills that time, so the drop is smaller here than with many microbatches."
+        )
     if summary["data_parallel"] == 1:
         found.append(
             "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."

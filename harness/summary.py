@@ -72,7 +72,19 @@ def _identity(events: Sequence[Event], times: Timeline | None) -> dict[str, Any]
         "dilation_ratio": job_started.get("dilation_ratio", run_started.get("dilation_ratio")),
         "twin_planned": bool(experiment.get("twin", False)),
         "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
+        "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
     }
+
+
+def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
+    """The share of a fault-free step in which a rank waits for its pipeline: (p - 1) / (m + p - 1).
+
+    For 1F1B with p stages and m microbatches (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    """
+    stages, microbatches = job.get("pipeline"), job.get("microbatches_per_replica")
+    if not isinstance(stages, int) or not isinstance(microbatches, int) or stages + microbatches < 2:
+        return None
+    return (stages - 1) / (microbatches + stages - 1)
 
 
 def _figures(times: Timeline, problems: list[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -129,3 +130,18 @@ def test_no_damage_to_a_log_turns_it_into_an_exception_or_nan(seed: int, num_fau
     summary = summarize(events)
     json.dumps(summary, allow_nan=False)
     assert summary["verdict"] in {"pass", "fail", "halted", "error", "inconclusive", "dirty"}
+
+
+def test_the_share_of_waiting_in_the_pipeline_is_said():
+    events = run()
+    job = {"pipeline": 2, "microbatches_per_replica": 3, "data_parallel": 4}
+    started = next(event for event in events if event.kind == "run_started")
+    experiment = dict(started.fields["experiment"]) | {"job": job}
+    changed = replace(started, fields={**started.fields, "experiment": experiment})
+    summary = summarize([changed if event is started else event for event in events])
+    assert summary["pipeline_bubble_ratio"] == 0.25
+    assert any("waits 25% of a fault-free step" in caveat for caveat in summary["caveats"])
+    job["pipeline"] = 1
+    summary = summarize([changed if event is started else event for event in events])
+    assert summary["pipeline_bubble_ratio"] == 0.0
+    assert not any("waits" in caveat for caveat in summary["caveats"])
