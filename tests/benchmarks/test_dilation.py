@@ -97,7 +97,10 @@ def test_the_report_names_the_figures_and_the_machine():
     assert lines[0] == "machine: 2 cores, a CPU, Python 3.11, torch 2.13"
     assert lines[1] == "job: the default one without faults, 45 steps; dilated means x5.71"
     assert [line.split()[-5:] for line in lines if line.startswith("busy / idle, ")] == [
+        # As it is, and per CPU second, of which every run here took as many.
         ["dilated", "0.995", "0.990", "1.000", "2"],
+        ["dilated", "0.995", "0.990", "1.000", "2"],
+        ["dilated", "0.625", "0.500", "0.750", "2"],
         ["dilated", "0.625", "0.500", "0.750", "2"],
     ]
 
