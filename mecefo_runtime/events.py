@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 MAIN_JOB = "main"
 TWIN_JOB = "twin"
@@ -126,14 +126,6 @@ class Emitter:
         )
         self._sink(event)
         return event
-
-
-class EventSink(Protocol):
-    """Takes events one by one; after `__call__` returned, the event survives the death of the emitting process."""
-
-    def __call__(self, event: Event) -> None:
-        """Take one event."""
-        ...
 
 
 class SocketSink:

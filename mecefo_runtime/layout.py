@@ -75,9 +75,9 @@ class Cluster:
 
     def stage_layers(self, stage: int) -> range:
         """The layers of `stage`: contiguous, sizes differing by at most one, the larger ones first."""
-        base, extra = divmod(self.num_layers, self.pipeline)
-        first = stage * base + min(stage, extra)
-        return range(first, first + base + (stage < extra))
+        sizes = split_evenly(self.num_layers, self.pipeline)
+        first = sum(sizes[:stage])
+        return range(first, first + sizes[stage])
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class Membership:
             return False
         return True
 
-    def park(self, describe: Callable[[], Message]) -> Message:
+    def park(self) -> Message:
         """Report this rank's state for the new epoch, and again for every newer one, until orders come; returns them.
 
         Raises:
@@ -117,7 +117,7 @@ class Membership:
                     self.changed.wait(timeout=1.0)
                     continue
             # Outside the lock: the listener may need it while the coordinator takes its time.
-            if target > self.epoch and not self.send({**describe(), "type": "parked", "epoch": target}):
+            if target > self.epoch and not self.send({**self._describe(), "type": "parked", "epoch": target}):
                 time.sleep(RECONNECT_SECONDS)
                 continue
             parked_for = target

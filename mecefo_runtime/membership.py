@@ -248,8 +248,8 @@ class Membership:
     def _resume(self) -> None:
         """A restarted coordinator knows enough: go on where the ranks are."""
         assert self._learned is not None
-        self.epoch = self.target = int(self._learned["epoch"])
-        self.target = max([self.target, *(int(m.report.get("target", 0)) for m in self._connected.values())])
+        self.epoch = int(self._learned["epoch"])
+        self.target = max([self.epoch, *(int(m.report.get("target", 0)) for m in self._connected.values())])
         self.members = frozenset(self._learned["members"])
         self._entered = self.members
         self.layout = Layout.from_dict(self._learned["layout"])

@@ -106,7 +106,7 @@ class Trainer:
         self._membership.start()
         try:
             while True:
-                orders = self._membership.park(self._describe)
+                orders = self._membership.park()
                 if orders["type"] == "goodbye":
                     self._commit_late(orders.get("commit"), is_last=True)
                     break
