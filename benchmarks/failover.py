@@ -1,12 +1,13 @@
-"""How long is a job without its dead ranks? `python -m benchmarks.failover [--kind KIND] [--json] [--quick]`.
+"""How long is a job without its dead ranks? `python -m benchmarks.failover [--kind KIND | --peers] [--json] [--quick]`.
 
 Runs of the default job, shorter, each with another seed and so another target, that loses a node (or one rank) to
 SIGKILL in the middle: from the kill to the first committed step that began after it, by phase, beside the usual step
-of the same runs.
+of the same runs. With --peers, undilated and with whole models, next to torchft and torchrun under the same kill.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machine
 from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder, run_once
 from benchmarks._spread import Spread, name_milliseconds, spread, table
+from benchmarks.peers import comparison
+from benchmarks.peers.comparison import Outcome, Way
+from benchmarks.peers.rounds import NOTES, Entry, peer_entries, run_rounds
 from chaos.experiment import Experiment, from_mapping
 
 KINDS = ("kill-node", "kill-process")
@@ -26,6 +31,11 @@ NUM_CORES = 2
 NUM_RUNS, QUICK_NUM_RUNS = 10, 2
 NUM_STEPS, FAULT_STEP = 60, 30
 QUICK_NUM_STEPS, QUICK_FAULT_STEP = 16, 8
+NUM_ROUNDS, QUICK_NUM_ROUNDS = 5, 1
+# The last one is half of that before the kill: what is done again is neither least nor most.
+CHECKPOINT_STEPS, QUICK_CHECKPOINT_STEPS = 20, 5
+# The peers know neither dilation nor pipelines: one replica per rank.
+PEERS_JOB: Mapping[str, Any] = {"dilation": "off", "data_parallel": 8, "pipeline": 1}
 MAX_DETECTION_SECONDS = 0.1
 MAX_REGROUP_SECONDS = 0.5
 
@@ -79,12 +89,18 @@ REGROUP = Figure("regroup + transfer", _regroup_and_transfer, MAX_REGROUP_SECOND
 RECOVERY = Figure("injected -> committed", lambda run: run.recovery_seconds)
 
 
-def experiment_of(kind: str, seed: int, *, quick: bool) -> Experiment:
-    """The default job with one kill that is not repaired; the seed draws the target."""
+def experiment_of(kind: str, seed: int, *, quick: bool, job: Mapping[str, Any] | None = None) -> Experiment:
+    """The default job, changed by `job`, with one kill that is not repaired; the seed draws the target."""
     num_steps, fault_step = (QUICK_NUM_STEPS, QUICK_FAULT_STEP) if quick else (NUM_STEPS, FAULT_STEP)
     fault = {"kind": kind, "at": {"step": fault_step}, "repair": "none"}
     return from_mapping(
-        {"name": f"failover-{kind}", "seed": seed, "job": {"steps": num_steps}, "faults": [fault], "twin": False}
+        {
+            "name": f"failover-{kind}",
+            "seed": seed,
+            "job": {"steps": num_steps, **(job or {})},
+            "faults": [fault],
+            "twin": False,
+        }
     )
 
 
@@ -180,11 +196,55 @@ def _name_multiple(ratio: float) -> str:
     return f"{ratio:.2f}" if math.isfinite(ratio) else "never"
 
 
+def our_entry(kind: str, *, quick: bool) -> Entry:
+    """Ours as a way of the comparison with the peers."""
+    strategy = experiment_of(kind, 0, quick=quick, job=PEERS_JOB).job.strategy
+    way = Way(f"ours, {kind}", "ours", f"strategy {strategy}, nothing repaired")
+
+    def run(round_number: int, folder: Path) -> Outcome:
+        experiment = experiment_of(kind, round_number, quick=quick, job=PEERS_JOB)
+        run = read_failover(run_once(experiment, folder), 0.0)
+        return Outcome(
+            way.name, round_number, run.target, run.is_injected, run.recovery_seconds, run.step_seconds, run.failure
+        )
+
+    return Entry(way, run)
+
+
+def compare(out: Path | None, *, quick: bool, as_json: bool) -> None:
+    """Run ours and the peers in turns, and print and judge the result."""
+    one_rank = functools.partial(experiment_of, "kill-process", quick=quick, job=PEERS_JOB)
+    peers, missing = peer_entries(one_rank, QUICK_CHECKPOINT_STEPS if quick else CHECKPOINT_STEPS)
+    entries = [*(our_entry(kind, quick=quick) for kind in reversed(KINDS)), *peers]
+    ways = [entry.way for entry in entries]
+    with confined_to(NUM_CORES) as cores, run_folder(out) as folder:
+        machine = describe_machine()
+        outcomes = run_rounds(entries, QUICK_NUM_ROUNDS if quick else NUM_ROUNDS, folder, cores)
+    experiment = one_rank(0)
+    job = experiment.job
+    shape = f"job: {job.model}, {job.num_ranks} ranks, {job.steps} steps; one rank killed at {experiment.faults[0].at}"
+    notes = [f"{shape} (kill-node: two)", *NOTES]
+    finish(
+        comparison.to_document(outcomes, ways, machine, job.model_dump(mode="json"), [*notes, *missing]),
+        comparison.report(outcomes, ways, machine, notes, missing),
+        as_json=as_json,
+        has_failures=comparison.has_failures(outcomes, ways),
+    )
+
+
 @click.command(help=__doc__)
 @benchmark_options
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="What is killed.")
-def main(as_json: bool, quick: bool, out: Path | None, kind: str) -> None:
+@click.option(
+    "--peers", is_flag=True, help="Compare with torchft (where it is installed) and torchrun; kills a rank and a node."
+)
+def main(as_json: bool, quick: bool, out: Path | None, kind: str, peers: bool) -> None:
     """Entry point."""
+    if peers:
+        if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--peers kills one rank and one node: leave out --kind")
+        compare(out, quick=quick, as_json=as_json)
+        return
     num_runs = QUICK_NUM_RUNS if quick else NUM_RUNS
     runs: list[Failover] = []
     with confined_to(NUM_CORES) as cores, run_folder(out) as folder:

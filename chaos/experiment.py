@@ -14,14 +14,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer
+from pydantic import Field, ValidationError, model_serializer
 
 from chaos.complaints import Source, explain
 from chaos.errors import UsageError, all_of, nearest, shown
-from chaos.fields import DilationText, ModelName, RepairText, TargetText, Text, TriggerText
+from chaos.fields import RepairText, Said, TargetText, Text, TriggerText
+from chaos.job import Approximation, Checkpoint, Health, Job
 from chaos.target import DEFAULT_TARGET, resolve
 from chaos.yaml_lines import Dumper, KeyPath, read
-from mecefo_runtime.config import PRESETS, ApproximationConfig, JobConfig
+from mecefo_runtime.config import PRESETS
 from mecefo_runtime.layout import Cluster
 
 if TYPE_CHECKING:
@@ -29,105 +30,8 @@ if TYPE_CHECKING:
 
     Registry = Mapping[str, type[Fault[Any]]]
 
-# The recipe's defaults are the runtime's.
-_DEFAULTS = JobConfig()
-_MAX_RANKS = 1024
 
-
-class _Said(BaseModel):
-    """What a user's text comes in as: nothing unknown, nothing converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Approximation(_Said):
-    """How degraded layers are approximated; see `mecefo_runtime.config.ApproximationConfig`."""
-
-    rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
-    refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
-    recompute_ffn: bool = _DEFAULTS.approximation.recompute_ffn
-    down_projection: Literal["left", "right"] = _DEFAULTS.approximation.down_projection
-
-
-class Job(_Said):
-    """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks."""
-
-    runtime: Literal["mecefo"] = "mecefo"
-    model: ModelName = "llama-tiny"
-    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
-    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
-    data_parallel: int | None = Field(default=None, ge=1)
-    pipeline: int | None = Field(default=None, ge=1)
-    steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
-    strategy: str = _DEFAULTS.strategy
-    data: Text | None = None
-    dilation: DilationText = "auto"
-    sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
-    microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
-    microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
-    learning_rate: float = Field(default=_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
-    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0, le=10**8)
-    approximation: Approximation = Approximation()
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks over all nodes."""
-        return self.nodes * self.gpus_per_node
-
-    def shape(self) -> tuple[int, int]:
-        """(data_parallel, pipeline). Where neither is given: two stages if that leaves two replicas or more, else one.
-
-        Raises:
-            UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
-        """
-        if self.num_ranks > _MAX_RANKS:
-            raise UsageError(f"{self.num_ranks} ranks are more than the {_MAX_RANKS} that a job can have", key="nodes")
-        num_layers = PRESETS[self.model].num_layers
-        fitting = [
-            (self.num_ranks // stages, stages)
-            for stages in range(1, min(self.num_ranks, num_layers) + 1)
-            if self.num_ranks % stages == 0
-        ]
-        wanted = [(d, p) for d, p in fitting if self.data_parallel in (None, d) and self.pipeline in (None, p)]
-        if not wanted:
-            given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
-            shapes = ", ".join(f"{d} x {p}" for d, p in fitting)
-            asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
-            raise UsageError(
-                f"{asked} cannot be shared out over {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
-                f"and {num_layers} layers: data_parallel x pipeline can be {shapes}",
-                key=next(key for key, value in given.items() if value is not None),
-            )
-        return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
-
-    def to_config(self, seed: int, dilation_ratio: float) -> JobConfig:
-        """The job as the runtime takes it.
-
-        Raises:
-            UsageError: the shape does not fit.
-        """
-        data_parallel, pipeline = self.shape()
-        return JobConfig(
-            model=PRESETS[self.model],
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            data_parallel=data_parallel,
-            pipeline=pipeline,
-            steps=self.steps,
-            seed=seed,
-            strategy=self.strategy,
-            sequence_length=self.sequence_length,
-            microbatch_size=self.microbatch_size,
-            microbatches_per_replica=self.microbatches_per_replica,
-            learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            data=self.data,
-            approximation=ApproximationConfig(**self.approximation.model_dump()),
-            dilation_ratio=dilation_ratio,
-        )
-
-
-class FaultSpec(_Said):
+class FaultSpec(Said):
     """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.
 
     `repair` None is what is usual for the kind, see `chaos.schedule`. `parameters` are the fault's own; in a file they
@@ -147,7 +51,7 @@ class FaultSpec(_Said):
         return {"kind": self.kind, **texts, **self.parameters}
 
 
-class Experiment(_Said):
+class Experiment(Said):
     """One experiment; `gates` and `halt` are expressions that the harness understands."""
 
     name: Text
@@ -169,6 +73,8 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     (): tuple(Experiment.model_fields),
     ("job",): tuple(Job.model_fields),
     ("job", "approximation"): tuple(Approximation.model_fields),
+    ("job", "health"): tuple(Health.model_fields),
+    ("job", "checkpoint"): tuple(Checkpoint.model_fields),
 }
 
 
@@ -365,6 +271,8 @@ def _contradictions(experiment: Experiment, kinds: Registry, source: Source) -> 
                 f"step={step}, but the job has {job.steps} steps: choose a step from 1 to {job.steps}, or raise --steps"
             )
             problems.append(source.problem((*where, "at", "step"), message))
+        if fault.at.phase == "checkpoint" and (complaint := job.complaint_about_checkpoint_of(step)):
+            problems.append(source.problem((*where, "at", "phase"), complaint))
         try:
             target = resolve(fault.on or DEFAULT_TARGET, cluster, kinds[fault.kind].scope, Random(0))
         except UsageError as error:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.complaints import said
 from chaos.errors import UsageError, nearest, shown
 from chaos.target import Target
 from chaos.trigger import PHASES, Duration, Trigger
 from mecefo_runtime.config import PRESETS
+
+
+class Said(BaseModel):
+    """What a user's text comes in as: nothing unknown, nothing converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _one_line(text: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chaos.errors import UsageError, nearest, shown
 
 # In the order in which a step goes through them; a rank can be held before it enters one.
-PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit")
+PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit", "checkpoint")
 DEFAULT_PHASE = "forward"
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}

@@ -36,6 +36,8 @@ from mecefo_runtime.wire import new_token
 EVENTS_FILE = "events.jsonl"
 LEDGER_FILE = "ledger.jsonl"
 LOGS_FOLDER = "logs"
+# What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
+CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_writer")
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
 STALL_SECONDS = 60.0
 STALL_STEPS = 50
@@ -68,7 +70,8 @@ class Conductor:
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
-        self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter)
+        modules = () if job.checkpoint is None else CHECKPOINT_MODULES
+        self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
@@ -150,7 +153,8 @@ class Conductor:
                 self._injector = None
 
     async def _run_twin(self) -> None:
-        running = await self._start_job(TWIN_JOB, replace(self._job, dilation_ratio=NO_DILATION), with_agents=False)
+        twin = replace(self._job, dilation_ratio=NO_DILATION, checkpoint=None)
+        running = await self._start_job(TWIN_JOB, twin, with_agents=False)
         await running.start()
         await self._finish_job(running)
 

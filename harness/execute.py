@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +24,7 @@ from harness.summary import summarize
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import DataError, read_corpus
 from mecefo_runtime.dilation import NO_DILATION, automatic_ratio
+from mecefo_runtime.durable import ForeignCheckpoint, newest_durable
 from mecefo_runtime.events import Event
 from mecefo_runtime.layout import LayoutError
 
@@ -30,6 +32,7 @@ SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
 JUNIT_FILE = "junit.xml"
 EXPERIMENT_FILE = "experiment.yaml"
+CHECKPOINTS_FOLDER = "checkpoints"
 
 
 def check(experiment: Experiment) -> tuple[JobConfig, tuple[Incident, ...]]:
@@ -46,7 +49,9 @@ def check(experiment: Experiment) -> tuple[JobConfig, tuple[Incident, ...]]:
         job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))
         incidents = plan_incidents(experiment, job.cluster())
         read_corpus(job.data, sequence_length=job.sequence_length)
-    except (GateError, LayoutError, DataError) as error:
+        if job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
+            newest_durable(job)
+    except (GateError, LayoutError, DataError, ForeignCheckpoint) as error:
         raise UsageError(str(error)) from error
     return job, incidents
 
@@ -66,6 +71,9 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
         raise EnvironmentFailure(str(error)) from error
     except OSError as error:
         raise EnvironmentFailure(f"cannot write to {out}: {error.strerror}. Choose another place with --out") from error
+    if job.checkpoint is not None and not job.checkpoint.folder:
+        checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
+        job = replace(job, checkpoint=checkpoint)
     with open_view(stream) as view:
         asyncio.run(Conductor(experiment, incidents, job, folder, view).run())
     return write_reports(folder), folder

@@ -59,7 +59,7 @@ def count_steps_lost(timeline: Timeline) -> int:
     """
     committed = {step.step for step in timeline.steps.first}
     last = max(timeline.steps_planned or 0, max(committed, default=0))
-    missing = len(set(range(1, last + 1)) - committed) if timeline.outcome == "completed" else 0
+    missing = len(set(range(timeline.first_step, last + 1)) - committed) if timeline.outcome == "completed" else 0
     return missing + len(timeline.steps.redone)
 
 

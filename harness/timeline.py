@@ -113,6 +113,7 @@ class Timeline:
 
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
+    `first_step` is 1, or the one after the checkpoint that the job began with.
     """
 
     started_seconds: float
@@ -122,6 +123,7 @@ class Timeline:
     job_failed: Event | None
     num_ranks: int | None
     steps_planned: int | None
+    first_step: int
     samples_per_step: int | None
     members_of: Mapping[int, int]
     steps: Steps
@@ -193,6 +195,7 @@ def build(events: Iterable[Event]) -> Timeline:
         job_failed=next((event for event in main if event.kind == "job_failed"), None),
         num_ranks=fields.get("num_ranks"),
         steps_planned=fields.get("steps"),
+        first_step=_first_step(main),
         samples_per_step=fields.get("samples_per_step"),
         members_of={
             int(event.fields["epoch"]): len(event.fields["members"])
@@ -205,6 +208,15 @@ def build(events: Iterable[Event]) -> Timeline:
         coordinator_downs=coordinator_downs(main, ended),
         incidents=_read_incidents(main, steps.first, stalls),
     )
+
+
+def _first_step(main: Iterable[Event]) -> int:
+    for event in main:
+        if event.kind == "checkpoint_restored":
+            return (event.step or 0) + 1
+        if event.kind == "step_committed":
+            break
+    return 1
 
 
 def _read_incidents(

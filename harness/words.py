@@ -13,6 +13,13 @@ _HOW_NOTICED = {
     "connection": "their connections closed",
     "heartbeat": "their heartbeats stopped",
     "peers": "other ranks cannot reach them",
+    "health": "they spoilt its steps",
+}
+_UNFIT = {
+    "repeat": "it is computed again",
+    "skip": "it is left out",
+    "evict": "the rank has to go",
+    "heal": "the state comes from the peers",
 }
 
 
@@ -76,8 +83,13 @@ class Narrator:
         return f"the job noticed the loss of {name_ranks(lost)}: {_HOW_NOTICED.get(how, how)}"
 
     def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
-        if fields.get("reason") not in ("loss", "retry"):
+        if fields.get("reason") == "heal":
+            return "state that differed is replaced by the peers'"
+        if fields.get("reason") not in ("loss", "retry", "balance"):
             return None
+        if (fetched := fields.get("num_fetched_in_background")) and fields["reason"] == "loss":
+            ranks = count(_size(fields.get("members")), "rank")
+            return f"{ranks} go on with what they have; {count(fetched, 'unit')} of state on the way meanwhile"
         again = "once more " if fields["reason"] == "retry" else ""
         degraded = num_degraded_layers(fields)
         approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
@@ -90,6 +102,12 @@ class Narrator:
         size, seconds = fields.get("transfer_bytes") or 0, fields.get("transfer_seconds") or 0.0
         moved = f"; {name_bytes(size)} of state moved in {seconds:.2f} s" if size else ""
         return f"{ranks} connected anew{moved}"
+
+    def _tell_step_unfit(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"the step is not fit to be committed ({fields.get('reason')}): {_UNFIT.get(str(fields.get('verdict')))}"
+
+    def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"all ranks go on from the checkpoint of step {event.step}"
 
     def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         nodes, ranks = name_nodes(fields.get("nodes", ())), name_ranks(fields.get("ranks", ()))

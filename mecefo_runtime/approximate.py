@@ -3,56 +3,46 @@
 I.   The attention and its norm run in the forward pass alone: y = x + stop_gradient(attention(norm(x))). Nothing of
      them is stored, their parameters get no gradient, and the residual carries the whole gradient of the input.
 II.  Of the feed-forward half only its input is stored; gate and up are computed again in the backward pass (the output
-     of the down projection is not needed there). Optional: without it gate's and up's outputs are stored too.
+     of the down projection is not needed there). A choice per block: without it gate's and up's outputs are stored too.
 III. The weight gradient G^T x of a linear map y = W x (G and x have a row for each token) is replaced by
      (G^T (x V)) V^T, with V the leading right singular vectors of W: 2 b r (m + n) + 2 r m n operations instead of
      2 b m n. For the down projection the left ones, U ((G U)^T x), cost the same and come nearer to the exact gradient;
-     they are the default, the paper's choice is "right".
+     they are the default, the paper's choice is "right". See `low_rank`.
 
 But for the attention that technique I leaves out, the gradient of the block's input is exact.
 
-Shape suffixes: B sequences, T tokens, X = B * T, H hidden, F intermediate, R rank; M x N is any weight.
+Shape suffixes: B sequences, T tokens, X = B * T, H hidden, F intermediate, R rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mecefo_runtime.anatomy import Anatomy, anatomy
 from mecefo_runtime.config import ApproximationConfig
-from mecefo_runtime.model import Block
-
-# Each iteration multiplies by W^T W. Once warm, one per refresh follows the weights, which hardly turn in tau steps.
-FIRST_ITERATIONS = 4
-WARM_ITERATIONS = 1
+from mecefo_runtime.low_rank import Bases, compute_bases
 
 
-@dataclass(frozen=True, slots=True)
-class Bases:
-    """Orthonormal columns that span what technique III keeps of each weight gradient.
+def degrade(block: nn.Module, config: ApproximationConfig, *, recompute: bool = False, seed: int = 0) -> None:
+    """Let `block` run approximated from now on, until `restore`.
 
-    `gate` and `up` are H x R: right singular vectors. `down` is H x R when it holds left ones, F x R when right ones.
-    """
-
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
-def degrade(block: nn.Module, config: ApproximationConfig, *, seed: int = 0) -> None:
-    """Let `block` run approximated from now on, until `restore`. A block that is degraded already begins anew.
-
-    The bases are computed at once, from the weights as they are now and from random starts drawn from `seed`: put the
-    weights in place before. The rank is capped at the smaller side of the weights.
+    `recompute` is technique II: less is stored, and gate and up are computed twice; no bit of a result depends on it.
+    The bases are computed at once, from the weights as they are now (see `compute_bases`): put the weights in place,
+    on their device and of their dtype, before. A block that is degraded already, with this config and seed, keeps its
+    bases; with others it begins anew.
 
     Raises:
         TypeError: the block is of a kind that cannot be degraded.
     """
-    block.__dict__["forward"] = _DegradedForward(_anatomy(block), config, seed)
+    current = block.forward
+    if isinstance(current, _DegradedForward) and current.has(config, seed):
+        current.recompute = recompute
+    else:
+        block.__dict__["forward"] = _DegradedForward(block, config, recompute, seed)
 
 
 def restore(block: nn.Module) -> None:
@@ -66,6 +56,20 @@ def is_degraded(block: nn.Module) -> bool:
     return isinstance(block.forward, _DegradedForward)
 
 
+def set_recompute(block: nn.Module, recompute: bool) -> None:
+    """Choose for a degraded block whether it recomputes (technique II), from its next forward pass on.
+
+    Raises:
+        ValueError: the block is not degraded.
+    """
+    _degraded_forward(block).recompute = recompute
+
+
+def recomputes(block: nn.Module) -> bool:
+    """Whether `block` is degraded and recomputes (technique II)."""
+    return isinstance(block.forward, _DegradedForward) and block.forward.recompute
+
+
 def refresh(block: nn.Module) -> None:
     """Compute the bases anew from the weights as they are now, starting from the last ones.
 
@@ -74,7 +78,7 @@ def refresh(block: nn.Module) -> None:
     Raises:
         ValueError: the block is not degraded.
     """
-    _degraded_forward(block).refresh()
+    _degraded_forward(block).refresh(block)
 
 
 def bases(block: nn.Module) -> Bases:
@@ -86,83 +90,35 @@ def bases(block: nn.Module) -> Bases:
     return _degraded_forward(block).bases
 
 
-def leading_right_singular_vectors(weight_MN: Tensor, start_NR: Tensor, num_iterations: int) -> Tensor:
-    """The subspace of the R leading right singular vectors, N x R with orthonormal columns, by subspace iteration.
-
-    `start_NR` is random, or the answer for a similar matrix (Halko, Martinsson and Tropp 2011, arXiv 0909.4061,
-    algorithm 4.4). Computed in fp32 at least; the result has the dtype of `weight_MN`.
-    """
-    wide_MN = weight_MN if weight_MN.dtype == torch.float64 else weight_MN.float()
-    basis_NR = start_NR.to(wide_MN)
-    for _ in range(num_iterations):
-        basis_NR = torch.linalg.qr(wide_MN.T @ (wide_MN @ basis_NR)).Q
-    return basis_NR.to(weight_MN.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Anatomy:
-    """The parts of a pre-norm block with RMSNorm and SwiGLU."""
-
-    attention_norm: nn.Module
-    attention: nn.Module
-    ffn_norm: nn.RMSNorm
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
-
-
-def _anatomy(block: nn.Module) -> _Anatomy:
-    """The one place that knows kinds of blocks: where each keeps its parts."""
-    if isinstance(block, Block):
-        ffn = block.ffn
-        return _Anatomy(block.attention_norm, block.attention, block.ffn_norm, ffn.gate, ffn.up, ffn.down)
-    raise TypeError(f"cannot degrade a {type(block).__name__}: only {Block.__module__}.{Block.__name__} is known")
-
-
 class _DegradedForward:
-    """What a degraded block has as its `forward`."""
+    """What a degraded block has as its `forward`: the same arguments, the same result."""
 
-    def __init__(self, anatomy: _Anatomy, config: ApproximationConfig, seed: int) -> None:
-        self._anatomy = anatomy
+    def __init__(self, block: nn.Module, config: ApproximationConfig, recompute: bool, seed: int) -> None:
+        self.recompute = recompute
+        self.bases = compute_bases(block, config, seed)
+        self._anatomy = anatomy(block)
         self._config = config
-        generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
 
-        def basis(weight_MN: Tensor) -> Tensor:
-            rank = min(config.rank, *weight_MN.shape)
-            start_NR = torch.randn(weight_MN.shape[1], rank, generator=generator)
-            return leading_right_singular_vectors(weight_MN, start_NR.to(weight_MN.device), FIRST_ITERATIONS)
+    def has(self, config: ApproximationConfig, seed: int) -> bool:
+        return (config, seed) == (self._config, self._seed)
 
-        gate_FH, up_FH, down = self._weights()
-        self.bases = Bases(basis(gate_FH), basis(up_FH), basis(down))
+    def refresh(self, block: nn.Module) -> None:
+        self.bases = compute_bases(block, self._config, self._seed, self.bases)
 
-    def refresh(self) -> None:
-        gate_FH, up_FH, down = self._weights()
-        self.bases = Bases(
-            leading_right_singular_vectors(gate_FH, self.bases.gate, WARM_ITERATIONS),
-            leading_right_singular_vectors(up_FH, self.bases.up, WARM_ITERATIONS),
-            leading_right_singular_vectors(down, self.bases.down, WARM_ITERATIONS),
-        )
-
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three weights without autograd, turned so that the wanted singular vectors are the right ones."""
-        parts = self._anatomy
-        down_HF = parts.down.weight.detach()
-        is_left = self._config.down_projection == "left"
-        return parts.gate.weight.detach(), parts.up.weight.detach(), down_HF.T if is_left else down_HF
-
-    def __call__(self, x_BTH: Tensor) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         parts = self._anatomy
         with torch.no_grad():
-            attended_BTH = parts.attention(parts.attention_norm(x_BTH))
+            x_BTH, attended_BTH = parts.attend(*args, **kwargs)
         output_BTH: Tensor = _FeedForwardHalf.apply(  # type: ignore[no-untyped-call]
             x_BTH + attended_BTH,
             parts.ffn_norm.weight,
             parts.gate.weight,
             parts.up.weight,
             parts.down.weight,
+            parts,
             self.bases,
-            parts.ffn_norm.eps,
-            self._config,
+            self.recompute,
         )
         return output_BTH
 
@@ -170,8 +126,9 @@ class _DegradedForward:
 class _FeedForwardHalf(torch.autograd.Function):
     """x + down(silu(gate(norm(x))) * up(norm(x))) with techniques II and III, as one function.
 
-    Norm and residual are part of it because then the input x is all there is to store: norm(x) follows from it by two
-    elementwise operations, so that keeping norm(x), or its product with V, would save no time worth the memory.
+    It stores x (X x H) and, without recomputation, gate's and up's outputs (X x F each); norm(x) is never stored. The
+    x V of technique III could be (X x R each for gate and up), but the backward pass of the norm needs x itself, and
+    x V costs the same from there: storing it too saves no time that can be measured.
     """
 
     @staticmethod
@@ -182,63 +139,69 @@ class _FeedForwardHalf(torch.autograd.Function):
         gate_FH: Tensor,
         up_FH: Tensor,
         down_HF: Tensor,
+        parts: Anatomy,
         bases: Bases,
-        epsilon: float,
-        config: ApproximationConfig,
+        recompute: bool,
     ) -> Tensor:
         x_XH = x_BTH.flatten(0, -2)
-        normal_XH = F.rms_norm(x_XH, norm_H.shape, norm_H, epsilon)
+        normal_XH = parts.ffn_norm(x_XH)
         gated_XF, raised_XF = F.linear(normal_XH, gate_FH), F.linear(normal_XH, up_FH)
-        kept = () if config.recompute_ffn else (gated_XF, raised_XF)
+        kept = () if recompute else (gated_XF, raised_XF)
         ctx.save_for_backward(x_XH, norm_H, gate_FH, up_FH, down_HF, *kept)
         # Shared by all microbatches, never written to: no need for autograd to watch over them.
-        ctx.bases, ctx.epsilon, ctx.is_left = bases, epsilon, config.down_projection == "left"
-        return torch.addmm(x_XH, F.silu(gated_XF).mul_(raised_XF), down_HF.T).view_as(x_BTH)
+        ctx.parts, ctx.bases = parts, bases
+        device = x_XH.device.type
+        ctx.autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return (x_XH + F.linear(F.silu(gated_XF).mul_(raised_XF), down_HF)).view_as(x_BTH)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BTH: Tensor) -> tuple[Tensor | None, ...]:
         x_XH, norm_H, gate_FH, up_FH, down_HF, *kept = ctx.saved_tensors
         needs_x, needs_norm, needs_gate, needs_up, needs_down = ctx.needs_input_grad[:5]
+        parts: Anatomy = ctx.parts
         bases: Bases = ctx.bases
         grad_XH = grad_BTH.flatten(0, -2)
 
-        wide_XH = x_XH if x_XH.dtype == torch.float64 else x_XH.float()
-        scale_X1 = wide_XH.square().mean(-1, keepdim=True).add_(ctx.epsilon).rsqrt_()
-        unit_XH = wide_XH * scale_X1
-        normal_XH = (unit_XH * norm_H).to(x_XH.dtype)
-        gated_XF, raised_XF = kept or (F.linear(normal_XH, gate_FH), F.linear(normal_XH, up_FH))
+        wide = torch.float64 if x_XH.dtype == torch.float64 else torch.float32
+        wide_norm_H = norm_H.to(wide)
+        length_X1 = torch.linalg.vector_norm(x_XH, dim=-1, keepdim=True, dtype=wide)
+        scale_X1 = length_X1.square_().div_(x_XH.shape[-1]).add_(parts.ffn_norm_epsilon).rsqrt_()
+        unit_XH = x_XH * scale_X1
 
-        grad_product_XF = grad_XH @ down_HF
-        active_XF = F.silu(gated_XF)
-        grad_gated_XF = torch.ops.aten.silu_backward(grad_product_XF * raised_XF, gated_XF)
-        grad_down = None
-        if needs_down:
-            product_XF = active_XF * raised_XF
-            if ctx.is_left:
-                grad_down = bases.down @ ((grad_XH @ bases.down).T @ product_XF)
+        with torch.autocast(x_XH.device.type, ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None):
+            if kept:
+                gated_XF, raised_XF = kept
             else:
-                grad_down = _project(grad_XH, product_XF, bases.down)
-        grad_raised_XF = grad_product_XF.mul_(active_XF)
-        grad_normal_XH = torch.addmm(grad_gated_XF @ gate_FH, grad_raised_XF, up_FH)
+                normal_XH = parts.ffn_norm(x_XH)
+                gated_XF, raised_XF = F.linear(normal_XH, gate_FH), F.linear(normal_XH, up_FH)
+            # Three buffers of X x F, each written over when its content has been used.
+            grad_raised_XF = grad_XH @ down_HF
+            grad_gated_XF = grad_raised_XF * raised_XF
+            torch.ops.aten.silu_backward.grad_input(grad_gated_XF, gated_XF, grad_input=grad_gated_XF)
+            product_XF = F.silu(gated_XF)
+            grad_raised_XF.mul_(product_XF)
+            grad_down = None
+            if needs_down:
+                product_XF.mul_(raised_XF)
+                if bases.down_side == "left":
+                    grad_down = bases.down @ ((grad_XH @ bases.down).T @ product_XF)
+                else:
+                    grad_down = _project(grad_XH, product_XF, bases.down)
+            grad_normal_XH = torch.addmm(grad_gated_XF @ gate_FH, grad_raised_XF, up_FH)
+            # With recomputation too, so that no bit depends on that choice.
+            normal_XH = (unit_XH * wide_norm_H).to(x_XH.dtype)
+            grad_gate = _project(grad_gated_XF, normal_XH, bases.gate) if needs_gate else None
+            grad_up = _project(grad_raised_XF, normal_XH, bases.up) if needs_up else None
 
+        along_XH = grad_normal_XH * unit_XH
         grad_input = None
-        grad_normal_wide_XH = grad_normal_XH.to(wide_XH.dtype)
         if needs_x:
-            weighted_XH = grad_normal_wide_XH * norm_H
-            along_X1 = (weighted_XH * unit_XH).mean(-1, keepdim=True)
-            grad_wide_XH = torch.addcmul(weighted_XH, unit_XH, along_X1, value=-1.0).mul_(scale_X1)
-            grad_input = grad_wide_XH.to(grad_XH.dtype).add_(grad_XH).view_as(grad_BTH)
-        return (
-            grad_input,
-            (grad_normal_wide_XH * unit_XH).sum(0).to(norm_H.dtype) if needs_norm else None,
-            _project(grad_gated_XF, normal_XH, bases.gate) if needs_gate else None,
-            _project(grad_raised_XF, normal_XH, bases.up) if needs_up else None,
-            grad_down,
-            None,
-            None,
-            None,
-        )
+            along_X1 = (along_XH @ wide_norm_H).unsqueeze_(-1).div_(x_XH.shape[-1])
+            turned_XH = (grad_normal_XH * wide_norm_H).addcmul_(unit_XH, along_X1, value=-1.0)
+            grad_input = torch.addcmul(grad_XH, turned_XH, scale_X1).to(grad_XH.dtype).view_as(grad_BTH)
+        grad_norm = along_XH.sum(0).to(norm_H.dtype) if needs_norm else None
+        return grad_input, grad_norm, grad_gate, grad_up, grad_down, None, None, None
 
 
 def _project(grad_XM: Tensor, x_XN: Tensor, basis_NR: Tensor) -> Tensor:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
+
+from mecefo_runtime.health import Verdict
 
 Report = Mapping[str, Any]
 """What a survivor has: `committed_step` (the last one applied) with its `totals`, and `ready`.
@@ -49,7 +52,8 @@ def decide(reports: Sequence[Report]) -> Decision:
     if not ready or any(r is None or r["step"] != committed + 1 for r in ready):
         return Decision(committed, None)
     totals = next((r["totals"] for r in ready if r["totals"] is not None), None) or _totals(ready)
-    if totals is None:
+    # A step that is not finite would not have been committed by the members either (see `health`).
+    if totals is None or not isfinite(totals["squared_norm"]):
         return Decision(committed, None)
     return Decision(committed + 1, {"step": committed + 1, "totals": totals})
 
@@ -62,4 +66,5 @@ def _totals(ready: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     tally = next((part["tally"] for part in ready if part["tally"] is not None), None)
     if tally is None:
         return None
-    return {"squared_norm": sum(norms[unit] for unit in sorted(norms)), "tally": tally}
+    squared_norm = sum(norms[unit] for unit in sorted(norms))
+    return {"squared_norm": squared_norm, "tally": tally, "verdict": int(Verdict.COMMIT)}

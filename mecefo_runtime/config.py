@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mecefo_runtime.layout import Cluster
 
@@ -54,14 +54,12 @@ PRESETS: Mapping[str, ModelConfig] = {
 class ApproximationConfig:
     """The MeCeFO techniques for degraded layers (arXiv 2510.16415, section 4).
 
-    `rank` is r of the low-rank weight gradient, `refresh_steps` is tau. `recompute_ffn` keeps only the FFN's input and
-    recomputes gate and up in the backward pass (technique II). `down_projection` says which singular vectors the down
-    projection's gradient is projected on: "left" is nearer to the exact gradient, "right" is the paper's.
+    `rank` is r of the low-rank weight gradient, `refresh_steps` is tau. `down_projection` says which singular vectors
+    the down projection's gradient is projected on: "left" is nearer to the exact gradient, "right" is the paper's.
     """
 
     rank: int = 16
     refresh_steps: int = 50
-    recompute_ffn: bool = True
     down_projection: Literal["left", "right"] = "left"
 
     def __post_init__(self) -> None:
@@ -72,9 +70,64 @@ class ApproximationConfig:
             raise ValueError(f"down_projection must be left or right, not {self.down_projection!r}")
 
 
+Unfit = Literal["commit", "repeat", "skip", "evict"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """What becomes of a step that is not fit to be committed; see `health`.
+
+    `nonfinite`: its loss or gradient is not finite. `outlier`: its gradient's norm is more than `outlier_ratio` times
+    the median of the last `window_steps`. `repeat` computes it again, `max_repeats` times; if that does not help, a
+    step that is not finite is skipped, and an outlier is committed for what it is. `skip` leaves it out at once.
+    `evict` repeats too, and then evicts the rank that spoilt it, if it is known. `commit` looks away.
+    `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
+    """
+
+    nonfinite: Unfit = "repeat"
+    outlier: Unfit = "repeat"
+    outlier_ratio: float = 50.0
+    window_steps: int = 20
+    max_repeats: int = 1
+    checksum_every_steps: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("nonfinite", "outlier"):
+            if getattr(self, name) not in get_args(Unfit):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(Unfit))}, not {getattr(self, name)!r}")
+        if not self.outlier_ratio > 1:
+            raise ValueError(f"outlier_ratio must be more than 1, not {self.outlier_ratio}")
+        for name, least in (("window_steps", 1), ("max_repeats", 0), ("checksum_every_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Durable checkpoints: one every `every_steps` into `folder`, of which the newest `keep` are kept.
+
+    With `resume` the job begins with the newest one that is there.
+    """
+
+    folder: str
+    every_steps: int
+    keep: int = 2
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """One training job. Batch sizes count sequences, lengths count tokens (bytes)."""
+    """One training job. Batch sizes count sequences, lengths count tokens (bytes).
+
+    `degraded_share_limit`: at most this share of a step's samples goes through degraded layers. `takeover`: whether
+    training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
+    what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
+    """
 
     model: ModelConfig = PRESETS["llama-tiny"]
     nodes: int = 4
@@ -83,7 +136,7 @@ class JobConfig:
     pipeline: int = 2
     steps: int = 560
     seed: int = 0
-    strategy: str = "ndb"
+    strategy: str = "mecefo"
     sequence_length: int = 64
     microbatch_size: int = 2
     microbatches_per_replica: int = 3
@@ -95,6 +148,11 @@ class JobConfig:
     clip_grad_norm: float = 1.0
     data: str | None = None
     approximation: ApproximationConfig = field(default_factory=ApproximationConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    checkpoint: CheckpointConfig | None = None
+    takeover: Literal["auto", "direct", "background"] = "auto"
+    degraded_share_limit: float = 1.0
+    rank_memory_bytes: int | None = None
     dilation_ratio: float = 1.0
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0
@@ -103,6 +161,8 @@ class JobConfig:
         for name in ("steps", "sequence_length", "microbatch_size", "microbatches_per_replica"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.degraded_share_limit <= 1:
+            raise ValueError(f"degraded_share_limit must be between 0 and 1, not {self.degraded_share_limit}")
         self.cluster()
 
     def cluster(self) -> Cluster:
@@ -140,5 +200,8 @@ class JobConfig:
         values = dict(raw)
         values["model"] = ModelConfig(**values["model"])
         values["approximation"] = ApproximationConfig(**values["approximation"])
+        values["health"] = HealthConfig(**values["health"])
+        if values["checkpoint"] is not None:
+            values["checkpoint"] = CheckpointConfig(**values["checkpoint"])
         values["betas"] = tuple(values["betas"])
         return cls(**values)

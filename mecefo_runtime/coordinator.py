@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from mecefo_runtime.config import JobConfig
+from mecefo_runtime.costs import Costs
+from mecefo_runtime.durable import Durable, ForeignCheckpoint, has_checkpoint, newest_durable
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.membership import Membership
 from mecefo_runtime.planners import find
+from mecefo_runtime.regroup import CannotGoOn, Rules
 from mecefo_runtime.roster import Stage
-from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
+from mecefo_runtime.wire import MAX_LINE_BYTES, Message, decode, encode, token_matches
 
 # After the end: how long ranks may take to hear of it and hang up.
 FAREWELL_SECONDS = 2.0
+# Turns of the event loop until what lies in the sockets has been acted upon: to poll, to hand over, to read.
+READING_TURNS = 3
 # The exit code that says that the job cannot go on; any other but 0 is a crash, after which the coordinator is
 # started again.
 JOB_FAILED = 3
@@ -36,9 +42,29 @@ class Coordinator:
         self._rendezvous: dict[str, str] = {}
         self._waiting: dict[str, list[int]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._catching_up: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
+        self._bug: Exception | None = None
         self._membership = Membership(
-            job.cluster(), find(job.strategy), job.steps, self, time.monotonic, job.heartbeat_timeout_seconds
+            Rules(
+                cluster=job.cluster(),
+                planner=find(job.strategy),
+                takeover=job.takeover,
+                degraded_share_limit=job.degraded_share_limit,
+                newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
+            ),
+            job.steps,
+            self,
+            time.monotonic,
+            job.heartbeat_timeout_seconds,
+            predicted_costs=Costs.from_flops(
+                job.model,
+                job.sequence_length,
+                job.microbatch_size,
+                job.approximation,
+                memory_bytes=job.rank_memory_bytes,
+            ),
+            must_resume=job.checkpoint is not None and job.checkpoint.resume and has_checkpoint(job),
         )
 
     async def serve(self) -> bool:
@@ -46,6 +72,9 @@ class Coordinator:
         server = await asyncio.start_server(self._on_connection, sock=self._listener, limit=MAX_LINE_BYTES)
         self._settle()
         await self._ended.wait()
+        if self._bug is not None:
+            server.close()
+            raise self._bug
         deadline = time.monotonic() + FAREWELL_SECONDS
         while self._writers and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -74,24 +103,32 @@ class Coordinator:
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = decode(await reader.readline())
+            try:
+                hello = decode(await reader.readline())
+            except (OSError, ValueError):
+                return
             if not token_matches(hello, self._token):
                 return
             if hello["role"] == "supervisor":
                 await self._serve_supervisor(reader, int(hello["node"]))
             else:
                 await self._serve_rank(reader, writer, hello)
-        except (WireError, OSError, ValueError, KeyError):
-            # A peer that died in the middle of a line, or a stranger.
-            return
+        except Exception as error:
+            self._crash(error)
         finally:
             writer.close()
+
+    def _crash(self, bug: Exception) -> None:
+        """A bug of ours: whoever is started in our place learns all from the ranks; to go on would be worse."""
+        self._bug = bug
+        self._ended.set()
 
     async def _serve_supervisor(self, reader: asyncio.StreamReader, node: int) -> None:
         self._membership.on_supervisor(node)
         try:
-            while line := await reader.readline():
-                message = decode(line)
+            async for message in _messages(reader):
+                if message["exit"] == 0:
+                    self._membership.on_completed()
                 self._membership.on_lost(int(message["rank"]), "supervisor", int(message["attempt"]))
                 self._settle()
         finally:
@@ -100,14 +137,16 @@ class Coordinator:
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
         rank = int(hello["rank"])
+        if rank in self._writers:
+            self.hang_up(rank)
         self._writers[rank] = writer
         try:
             self._on_message(rank, hello)
-            while line := await reader.readline():
-                self._on_message(rank, decode(line))
-        except OSError:
-            # A reset is as good as an end: the finally below says so.
-            return
+            async for message in _messages(reader):
+                if self._writers.get(rank) is not writer:
+                    # We hung up on it, or another process of this rank has come: what it still says counts no more.
+                    return
+                self._on_message(rank, message)
         finally:
             if self._writers.get(rank) is writer:
                 del self._writers[rank]
@@ -131,7 +170,13 @@ class Coordinator:
             case "formed":
                 membership.on_formed(rank, message)
             case "trouble":
-                membership.on_trouble(rank, int(message["epoch"]), str(message["error"]))
+                membership.on_trouble(rank, int(message["epoch"]), str(message["error"]), message.get("refused"))
+            case "background_done":
+                membership.on_background_done(int(message["epoch"]))
+            case "diverged":
+                membership.on_diverged(int(message["epoch"]))
+            case "unhealthy":
+                membership.on_unhealthy(int(message["epoch"]), int(message["rank"]), str(message["reason"]))
             case "finished":
                 membership.on_finished(rank)
             case "lost":
@@ -166,8 +211,37 @@ class Coordinator:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._membership.tick()
-        self._settle()
+        self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """What has arrived comes first: whoever was stopped for a while finds the signs of life behind the deadline."""
+        for _ in range(READING_TURNS):
+            await asyncio.sleep(0)
+        try:
+            self._membership.tick()
+            self._settle()
+        except Exception as error:
+            self._crash(error)
+
+
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
+    """What a peer says, until its connection ends: in order, by a reset, or in the middle of a line."""
+    while True:
+        try:
+            line = await reader.readline()
+            if not line:
+                return
+            message = decode(line)
+        except (OSError, ValueError):
+            return
+        yield message
+
+
+def _newest_or_stop(job: JobConfig, refused: Collection[str]) -> Durable | None:
+    try:
+        return newest_durable(job, refused)
+    except ForeignCheckpoint as error:
+        raise CannotGoOn(str(error)) from error
 
 
 def run_coordinator(job: JobConfig, listener: socket.socket, token: str, emitter: Emitter) -> int:

@@ -6,6 +6,8 @@ hops, where a ring over n members takes 2 (n - 1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,12 @@ from mecefo_runtime.groups import Groups, wait
 _COMMIT_TAG = 1 << 18
 
 
-def exchange(groups: Groups, leader: int, part: Tensor) -> Tensor:
+def exchange(
+    groups: Groups, leader: int, part: Tensor, decide: Callable[[Tensor], None] = lambda total: None
+) -> Tensor:
     """The sum of every member's `part` (equal shapes), in the same order of addition for all.
+
+    The leader calls `decide`, which may change the sum in place, before anybody else gets it.
 
     Raises:
         mecefo_runtime.groups.EpochBroken: a member is gone; then nobody may have the sum, or some.
@@ -35,6 +41,7 @@ def exchange(groups: Groups, leader: int, part: Tensor) -> Tensor:
     total = part
     for tensor in received:
         total = total + tensor
+    decide(total)
     for work in [groups.send(total, member, _COMMIT_TAG + 1) for member in others]:
         wait(work)
     return total

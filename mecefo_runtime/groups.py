@@ -22,8 +22,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from mecefo_runtime.layout import Layout
-
 FORM_TIMEOUT_SECONDS = 2.0
 # torch's stubs know neither gloo's options nor its operations.
 _Gloo: Any = ProcessGroupGloo
@@ -102,9 +100,10 @@ def gloo_listener_port(blob: bytes) -> int | None:
 class Groups:
     """World and reduction groups of one epoch, as seen by one member.
 
-    The world group carries activations, state and the commit; one group for every set of ranks that hold the same
-    units carries their gradients. All pairs are connected when the constructor returns, so that `abort` reaches every
-    operation: a lazily connecting pair whose peer died blocks for five time-outs, and nothing ends it.
+    The world group carries activations, state and the commit; one group for every set in `reductions` that this rank is
+    in carries gradients. `host` is this rank's own address. All pairs are connected when the constructor returns, so
+    that `abort` reaches every operation: a lazily connecting pair whose peer died blocks for five time-outs, and
+    nothing ends it.
     """
 
     def __init__(
@@ -113,9 +112,11 @@ class Groups:
         epoch: int,
         rank: int,
         members: Sequence[int],
-        layout: Layout,
+        reductions: Sequence[tuple[int, ...]],
         timeout_seconds: float,
+        host: str = LOOPBACK,
     ) -> None:
+        self._host = host
         self.epoch = epoch
         self.rank = rank
         self.members = tuple(sorted(members))
@@ -124,8 +125,8 @@ class Groups:
         self._groups: dict[tuple[int, ...], Any] = {}
         with breaking_epoch():
             self._world = self._form("world", self.members, timeout_seconds)
-            for holders in sorted(set(layout.holders().values())):
-                if len(holders) > 1 and rank in holders:
+            for holders in reductions:
+                if rank in holders:
                     name = "-".join(map(str, holders))
                     self._groups[holders] = self._form(name, holders, timeout_seconds)
 
@@ -133,7 +134,7 @@ class Groups:
         options = _Gloo._Options()
         options._timeout = timedelta(seconds=FORM_TIMEOUT_SECONDS)
         options._threads = 2
-        options._devices = [_Gloo.create_device(hostname=LOOPBACK, lazy_init=False)]
+        options._devices = [_Gloo.create_device(hostname=self._host, lazy_init=False)]
         store = PrefixStore(f"{self.epoch}/{name}", self._store)
         group = _Gloo(store, ranks.index(self.rank), len(ranks), options)
         group.set_timeout(timedelta(seconds=timeout_seconds))
@@ -162,6 +163,16 @@ class Groups:
         with breaking_epoch():
             work: dist.Work = self._groups[holders].allreduce([tensor])
         return work
+
+    def all_gather(self, tensor: torch.Tensor, holders: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        """Every holder's `tensor` (equal shapes), by rank."""
+        if len(holders) == 1:
+            return {self.rank: tensor}
+        gathered = [torch.empty_like(tensor) for _ in holders]
+        with breaking_epoch():
+            work = self._groups[holders].allgather([gathered], [tensor])
+        wait(work)
+        return dict(zip(holders, gathered, strict=True))
 
     def abort(self) -> int:
         """End every blocked operation, from any thread; returns how many connections were shut down.

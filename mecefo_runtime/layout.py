@@ -7,8 +7,10 @@ layers only: the embedding goes with the holder of layer 0 and the head with the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 from typing import Any
 
@@ -71,23 +73,32 @@ class Cluster:
 
     def rank_at(self, replica: int, stage: int) -> int:
         """The rank that holds `stage` of `replica` when nothing has failed."""
-        return next(rank for rank in range(self.num_ranks) if self.cell_of(rank) == (replica, stage))
+        return _ranks_by_cell(self)[replica, stage]
 
     def stage_layers(self, stage: int) -> range:
         """The layers of `stage`: contiguous, sizes differing by at most one, the larger ones first."""
-        sizes = split_evenly(self.num_layers, self.pipeline)
-        first = sum(sizes[:stage])
-        return range(first, first + sizes[stage])
+        base, extra = divmod(self.num_layers, self.pipeline)
+        first = stage * base + min(stage, extra)
+        return range(first, first + base + (stage < extra))
+
+
+@lru_cache(maxsize=8)
+def _ranks_by_cell(cluster: Cluster) -> dict[tuple[int, int], int]:
+    return {cluster.cell_of(rank): rank for rank in range(cluster.num_ranks)}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Layers `first` up to but without `end`, held by `rank` in one replica; those in `degraded` run approximated."""
+    """Layers `first` up to but without `end`, held by `rank` in one replica; those in `degraded` run approximated.
+
+    Those of them that are in `recomputed` too compute gate and up again in the backward pass instead of storing them.
+    """
 
     rank: int
     first: int
     end: int
     degraded: frozenset[int] = frozenset()
+    recomputed: frozenset[int] = frozenset()
 
     @property
     def layers(self) -> range:
@@ -180,6 +191,8 @@ class Layout:
                     raise LayoutError(f"rank {span.rank} holds two spans")
                 if not span.degraded <= set(span.layers):
                     raise LayoutError(f"rank {span.rank} degrades layers that it does not hold")
+                if not span.recomputed <= span.degraded:
+                    raise LayoutError(f"rank {span.rank} recomputes layers that it does not degrade")
                 seen.add(span.rank)
                 expected = span.end
             if expected != self.num_layers:
@@ -198,7 +211,13 @@ class Layout:
                     "replica": replica.replica,
                     "num_microbatches": replica.num_microbatches,
                     "spans": [
-                        {"rank": s.rank, "first": s.first, "end": s.end, "degraded": sorted(s.degraded)}
+                        {
+                            "rank": s.rank,
+                            "first": s.first,
+                            "end": s.end,
+                            "degraded": sorted(s.degraded),
+                            "recomputed": sorted(s.recomputed),
+                        }
                         for s in replica.spans
                     ],
                 }
@@ -215,11 +234,35 @@ class Layout:
                 Replica(
                     replica=r["replica"],
                     num_microbatches=r["num_microbatches"],
-                    spans=tuple(Span(s["rank"], s["first"], s["end"], frozenset(s["degraded"])) for s in r["spans"]),
+                    spans=tuple(
+                        Span(s["rank"], s["first"], s["end"], frozenset(s["degraded"]), frozenset(s["recomputed"]))
+                        for s in r["spans"]
+                    ),
                 )
                 for r in raw["replicas"]
             ),
         )
+
+
+@lru_cache(maxsize=8)
+def configured_layout(cluster: Cluster) -> Layout:
+    """The layout of `cluster` when nothing has failed; the first replicas take the microbatches that are left over."""
+    shares = split_evenly(cluster.num_microbatches, cluster.data_parallel)
+    stages = [cluster.stage_layers(stage) for stage in range(cluster.pipeline)]
+    return Layout(
+        num_layers=cluster.num_layers,
+        replicas=tuple(
+            Replica(
+                replica,
+                tuple(
+                    Span(cluster.rank_at(replica, stage), layers.start, layers.stop)
+                    for stage, layers in enumerate(stages)
+                ),
+                share,
+            )
+            for replica, share in enumerate(shares)
+        ),
+    )
 
 
 def layer_unit(layer: int) -> str:
@@ -230,6 +273,12 @@ def layer_unit(layer: int) -> str:
 def unit_layer(unit: str) -> int | None:
     """The layer that a unit name stands for, None for embedding and head."""
     return int(unit.removeprefix("layer.")) if unit.startswith("layer.") else None
+
+
+def unit_order(unit: str) -> int:
+    """A key that sorts units in pipeline order."""
+    layer = unit_layer(unit)
+    return (-1 if unit == EMBEDDING else sys.maxsize) if layer is None else layer
 
 
 def split_evenly(total: int, parts: int) -> list[int]:

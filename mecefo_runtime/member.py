@@ -56,6 +56,7 @@ class Membership:
         self.target = 0
         self.must_leave = False
         self._leave_for = 0
+        self._is_parked = False
         self.is_evicted = False
         self.orders: Message | None = None
         self.farewell: Message | None = None
@@ -104,13 +105,14 @@ class Membership:
         while True:
             with self.changed:
                 self.must_leave = False
+                self._is_parked = True
                 if self.farewell is not None:
                     return self._take_farewell()
                 if self.is_evicted:
                     return {"type": "evicted"}
                 if self.orders is not None and self.orders["epoch"] >= self.target:
                     orders, self.orders = self.orders, None
-                    self.target = int(orders["epoch"])
+                    self._is_parked = False
                     return orders
                 target = self.target
                 if parked_for == target:
@@ -201,16 +203,23 @@ class Membership:
         return self.farewell
 
     def _hello(self) -> Message:
-        return {"type": "hello", "role": "rank", "target": self.target, **self._identity, **self._describe()}
+        is_done = self.farewell is not None and self.farewell["type"] == "goodbye"
+        told = {"target": self.target, "is_done": is_done}
+        return {"type": "hello", "role": "rank", **told, **self._identity, **self._describe()}
 
     def _listen(self) -> None:
-        while not self._closed:
+        # Whoever has been told to stop has nothing more to say.
+        while not self._closed and (self.farewell is None or self.farewell["type"] != "stop"):
+            hello = self._hello()
             try:
-                connection = Connection.open(self._address, self._hello(), CONNECT_TIMEOUT_SECONDS)
+                connection = Connection.open(self._address, hello, CONNECT_TIMEOUT_SECONDS)
             except OSError:
                 time.sleep(RECONNECT_SECONDS)
                 continue
             self._connection = connection
+            if _moment(now := self._hello()) != _moment(hello):
+                # The training thread went on meanwhile, and had no connection to say so.
+                self.send(now)
             with suppress(WireError):
                 while True:
                     self._on_message(connection.receive())
@@ -229,6 +238,11 @@ class Membership:
                     self._leave()
                 case "form":
                     self.orders = message
+                    self.target = max(self.target, int(message["epoch"]))
+                    if not self._is_parked:
+                        # On its way by orders of a coordinator that is no more.
+                        self._leave_for = self.target
+                        self._leave()
                 case "evicted":
                     self.is_evicted = True
                     self._leave()
@@ -240,14 +254,19 @@ class Membership:
 
     def _leave(self) -> None:
         self.must_leave = True
-        if self._abort_thread is None or not self._abort_thread.is_alive():
+        if self._abort_thread is None:
             self._abort_thread = threading.Thread(target=self._keep_aborting, name="abort", daemon=True)
             self._abort_thread.start()
 
     def _keep_aborting(self) -> None:
         # Again and again: an operation that starts after the sockets were shut down fails by itself, but one on sockets
         # that come up meanwhile would block.
-        while self.must_leave:
+        while True:
+            with self.changed:
+                if not self.must_leave:
+                    # Under the lock: whoever has to leave next must not count on a thread that is about to end.
+                    self._abort_thread = None
+                    return
             self._abort()
             time.sleep(ABORT_AGAIN_SECONDS)
 
@@ -255,3 +274,8 @@ class Membership:
         while not self._closed:
             self.send({"type": "alive"})
             time.sleep(self._heartbeat_seconds)
+
+
+def _moment(hello: Message) -> tuple[object, ...]:
+    """What in a hello says where a rank is in the life of its epoch."""
+    return hello["status"], hello["epoch"], hello["target"]

@@ -5,18 +5,21 @@ membership with one layout. A change goes through two stages: every member leave
 a loss, at the next step boundary for a rejoin) and reports what it has; then one message tells all of them the new
 layout, which state moves, and whether the step in flight counts.
 
-The rule for that step is in `commit`.
+The rule for that step is in `commit`, what the new layout is in `regroup`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from mecefo_runtime.commit import Decision, RuleBroken, decide
-from mecefo_runtime.layout import Cluster, Layout, Transfer, plan_transfers
+from mecefo_runtime.costs import Costs
+from mecefo_runtime.layout import Layout
 from mecefo_runtime.losses import Losses
-from mecefo_runtime.planners import NoLayout, Planner
-from mecefo_runtime.roster import Effects, Member, Stage
+from mecefo_runtime.orders import form_orders, layout_fields
+from mecefo_runtime.regroup import BALANCE, CannotGoOn, Plan, Rules, Survivors, plan_epoch
+from mecefo_runtime.roster import Effects, Member, Stage, costs_of
 from mecefo_runtime.wire import Message
 
 # The ranks of a repaired node come up one after another.
@@ -26,32 +29,46 @@ FORM_RETRY_SECONDS = 0.5
 
 
 class Membership:
-    """The coordinator's state machine. Call the `on_` methods with what happened, and `tick` at `next_deadline`."""
+    """The coordinator's state machine. Call the `on_` methods with what happened, and `tick` at `next_deadline`.
+
+    `predicted_costs` stand in for measured ones until a rank has told its own. With `must_resume` the job begins with a
+    checkpoint.
+    """
 
     def __init__(
         self,
-        cluster: Cluster,
-        planner: Planner,
+        rules: Rules,
         steps: int,
         effects: Effects,
         clock: Callable[[], float],
         heartbeat_timeout_seconds: float,
+        *,
+        predicted_costs: Costs,
+        must_resume: bool = False,
     ) -> None:
-        self._cluster = cluster
-        self._planner = planner
+        self._rules = rules
+        self._cluster = rules.cluster
         self._steps = steps
+        self._predicted_costs = predicted_costs
+        # Until an epoch has begun with it: what ranks hold meanwhile is partly from before and partly from there.
+        self._must_restore = must_resume
+        self._refused: dict[str, str] = {}
         self._effects = effects
         self._clock = clock
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._connected: dict[int, Member] = {}
-        self._losses = Losses(cluster)
+        self._losses = Losses(rules.cluster)
         self._absent: set[int] = set()
+        self._has_completed = False
         self._learned: Message | None = None
         self._began_seconds = clock()
         self._deadline_seconds: float | None = self._began_seconds + START_TIMEOUT_SECONDS
         self._retry_seconds: float | None = None
         self._reason = "start"
         self._resume_step = 1
+        self._called_seconds = self._began_seconds
+        self._regroup_seconds = 0.0
+        self._lineage = ""
         self._rejoining: list[int] = []
         self._entered: frozenset[int] = frozenset()
         self.stage = Stage.GATHERING
@@ -68,13 +85,19 @@ class Membership:
         now = self._clock()
         known = self._connected.get(rank)
         status, epoch = str(message["status"]), int(message["epoch"])
-        if known is not None and known.attempt != message["attempt"] and rank in self.members:
+        if status == "fresh" and message.get("target", 0):
+            # It has been told an epoch and is on its way: it may have trained there before we hear of it again.
+            status = "forming"
+        member = Member(rank, int(message["attempt"]), now, status, epoch, message["address"], message)
+        if known is not None and rank in self.members and _is_another(known, member):
             # The successor is faster than the news of the death.
             self._lose(rank, "connection")
-        self._connected[rank] = member = Member(
-            rank, int(message["attempt"]), now, status, epoch, message["address"], message
-        )
+        self._connected[rank] = member
+        if message.get("costs") is not None:
+            member.costs = Costs.from_dict(message["costs"])
         self._absent.discard(rank)
+        if message.get("is_done"):
+            self._has_completed = True
         if self.stage is Stage.ENDED:
             self._effects.send(rank, {"type": "stop", "reason": self.failure} if self.failure else {"type": "goodbye"})
         elif self.stage is Stage.GATHERING:
@@ -83,13 +106,17 @@ class Membership:
             if self.stage is Stage.TRAINING and self._deadline_seconds is None:
                 self._deadline_seconds = now + REJOIN_GRACE_SECONDS
             self._effects.emit("rejoin_requested", ranks=[rank])
-        elif epoch != self.epoch or rank not in self.members:
+        elif not self._belongs(member):
             self._evict(member)
         elif self.stage in (Stage.PARKING, Stage.JOINING):
             self._effects.send(rank, self._call())
-        elif self.stage is Stage.FORMING:
+        elif self.stage is Stage.FORMING or _has_left(member):
             self._regroup("retry")
-        self.tick()
+        elif message.get("distrusted"):
+            self._regroup("heal")
+        elif message.get("is_background_done"):
+            self._call_to(BALANCE)
+        self._proceed()
 
     def on_heard(self, rank: int) -> None:
         """Any message is a sign of life."""
@@ -103,7 +130,7 @@ class Membership:
     def on_supervisor_lost(self, node: int) -> None:
         """A node's supervisor is gone, and with it, most likely, the node."""
         self._losses.supervisor_went(node)
-        self.tick()
+        self._proceed()
 
     def on_lost(self, rank: int, how: str, attempt: int | None = None) -> None:
         """A rank is gone; `how` is `supervisor`, `connection` or `heartbeat`. `attempt` guards against late news."""
@@ -111,19 +138,39 @@ class Membership:
         if member is None or (attempt is not None and member.attempt != attempt):
             if rank not in self._connected and self.stage is Stage.GATHERING:
                 self._absent.add(rank)
+                self._proceed()
             return
         self._lose(rank, how)
-        self.tick()
+        self._proceed()
 
-    def on_trouble(self, rank: int, epoch: int, error: str) -> None:
-        """A member cannot reach a peer. If the peer is dead we hear of it soon; if not, the epoch is formed again."""
+    def on_completed(self) -> None:
+        """A rank ended in order: a coordinator that is no more had said goodbye, the job is done.
+
+        Whoever has not heard it yet and still has state comes to the same end by itself; the others are told here.
+        """
+        self._has_completed = True
+        if self.stage is Stage.GATHERING and self._learned is None:
+            self._deadline_seconds = self._clock() + self._heartbeat_timeout_seconds
+        self._proceed()
+
+    def on_trouble(self, rank: int, epoch: int, error: str, refused: str | None = None) -> None:
+        """A member cannot reach a peer. If the peer is dead we hear of it soon; if not, the epoch is formed again.
+
+        `refused` is the folder of a checkpoint that it found to be damaged.
+        """
         if self.stage in (Stage.TRAINING, Stage.JOINING) and epoch == self.epoch:
             wait_seconds = 1.5 * self._heartbeat_timeout_seconds
         elif self.stage is Stage.FORMING and epoch == self.target:
             wait_seconds = FORM_RETRY_SECONDS
+        elif self.stage is Stage.GATHERING and rank in self._connected:
+            # It has left its epoch since its hello.
+            self._connected[rank].status = "parked" if self._connected[rank].status != "fresh" else "fresh"
+            return
         else:
             return
-        self._effects.emit("warning", message=f"rank {rank} lost touch with a peer: {error}")
+        if refused is not None:
+            self._refused[refused] = error
+        self._effects.emit("warning", message=f"rank {rank} cannot go on: {error}")
         if self._retry_seconds is None:
             self._retry_seconds = self._clock() + wait_seconds
 
@@ -133,16 +180,42 @@ class Membership:
         if member is None or self.stage not in (Stage.PARKING, Stage.JOINING) or message["epoch"] != self.target:
             return
         member.report, member.parked_for, member.status = message, self.target, "parked"
-        self.tick()
+        self._proceed()
 
     def on_formed(self, rank: int, message: Message) -> None:
         """A member is in the new epoch, with its state."""
         member = self._connected.get(rank)
+        if member is not None and self.stage is Stage.GATHERING:
+            # Its hello was from before. In what it entered others may have trained since.
+            member.status, member.epoch, member.report = "training", int(message["epoch"]), message
+            self._learn(message)
+            self._proceed()
         if member is None or self.stage is not Stage.FORMING or message["epoch"] != self.target:
             return
         member.formed = message
-        if all(self._connected[r].formed is not None for r in self.members):
+        member.bytes_per_second = message.get("bytes_per_second") or member.bytes_per_second
+        # A member that is lost is still one until the regroup begins.
+        if all(r in self._connected and self._connected[r].formed is not None for r in self.members):
             self._enter()
+
+    def on_background_done(self, epoch: int) -> None:
+        """What was fetched while training went on is there: the layout that needs it can begin."""
+        if self.stage is Stage.TRAINING and epoch == self.epoch:
+            self._call_to(BALANCE)
+
+    def on_diverged(self, epoch: int) -> None:
+        """A member found that its state differs from its peers': it gets theirs, in a new epoch."""
+        if self.stage in (Stage.TRAINING, Stage.JOINING) and epoch == self.epoch:
+            self._regroup("heal")
+
+    def on_unhealthy(self, epoch: int, rank: int, why: str) -> None:
+        """The members blame `rank` for steps that cannot be committed: it has to go."""
+        if self.stage not in (Stage.TRAINING, Stage.JOINING) or epoch != self.epoch or rank not in self._connected:
+            return
+        self._effects.send(rank, {"type": "stop", "reason": f"evicted: {why}"})
+        self._lose(rank, "health")
+        self._effects.hang_up(rank)
+        self._proceed()
 
     def on_finished(self, rank: int) -> None:
         """A member committed the last step."""
@@ -150,28 +223,53 @@ class Membership:
         if member is None:
             return
         member.status = "finished"
+        self._end_if_finished()
+
+    def _end_if_finished(self) -> None:
         if self.stage in (Stage.TRAINING, Stage.JOINING) and all(
             r in self._connected and self._connected[r].status == "finished" for r in self.members
         ):
             self._end({"type": "goodbye"})
 
     def tick(self) -> None:
-        """Do what is due by now."""
+        """Do what is due by now; all that has arrived must have been told before."""
+        self._lose_silent()
+        self._meet_deadlines()
+        self._proceed()
+
+    def _lose_silent(self) -> None:
         now = self._clock()
-        for member in list(self._connected.values()):
-            if now - member.last_heard_seconds > self._heartbeat_timeout_seconds:
-                self._lose(member.rank, "heartbeat")
-                # Should it wake up, it must find out that it is out, by having to say hello again.
-                self._effects.hang_up(member.rank)
+        silent = {
+            member.rank: now - member.last_heard_seconds - self._heartbeat_timeout_seconds
+            for member in self._connected.values()
+            if now - member.last_heard_seconds > self._heartbeat_timeout_seconds
+        }
+        grace_seconds = self._heartbeat_timeout_seconds / 4
+        if max(silent.values(), default=0.0) > grace_seconds:
+            # It is we who were away (stopped, or the machine was): they get the time to be heard again.
+            for rank in silent:
+                self._connected[rank].last_heard_seconds = now - self._heartbeat_timeout_seconds + grace_seconds
+            return
+        for rank in silent:
+            self._lose(rank, "heartbeat")
+            # Should it wake up, it must find out that it is out, by having to say hello again.
+            self._effects.hang_up(rank)
+
+    def _proceed(self) -> None:
+        """Do what is due, as far as it does not depend on who has not been heard."""
+        now = self._clock()
         if self._losses and (self._losses.are_settled(self._connected) or now >= self._losses.deadline_seconds()):
             self._losses.clear()
             self._after_loss()
+        self._advance()
+
+    def _meet_deadlines(self) -> None:
+        now = self._clock()
         if self._deadline_seconds is not None and now >= self._deadline_seconds:
             self._deadline_seconds = None
             self._on_deadline()
         if self._retry_seconds is not None and now >= self._retry_seconds:
             self._regroup("retry")
-        self._advance()
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest, in the clock's seconds."""
@@ -211,11 +309,13 @@ class Membership:
         if self.stage is Stage.GATHERING:
             if self._learned is not None:
                 self._resume()
+            elif self._has_completed:
+                self._end({"type": "goodbye"})
             else:
                 missing = sorted(set(range(self._cluster.num_ranks)) - set(self._connected))
                 self._fail(f"ranks {missing} did not start within {START_TIMEOUT_SECONDS:.0f} s; see their logs")
         elif self.stage is Stage.TRAINING and self._newcomers():
-            self._call_to_join()
+            self._call_to("rejoin")
 
     def _advance(self) -> None:
         """Take the next step if what it waits for is there."""
@@ -227,21 +327,31 @@ class Membership:
             whole = all(r in self._connected for node in nodes for r in self._cluster.ranks_of(node))
             if newcomers and whole:
                 self._deadline_seconds = None
-                self._call_to_join()
-        elif self.stage in (Stage.PARKING, Stage.JOINING) and not self._losses:
-            waiting_for = [
-                rank
-                for rank in self.members
-                if rank in self._connected and self._connected[rank].parked_for != self.target
-            ]
-            if not waiting_for:
-                self._decide()
+                self._call_to("rejoin")
+        elif (
+            self.stage in (Stage.PARKING, Stage.JOINING)
+            and not self._losses
+            and all(self._connected[rank].parked_for == self.target for rank in self._survivors())
+        ):
+            self._decide()
 
     def _advance_gathering(self) -> None:
         if self._learned is not None:
             if set(self._learned["members"]) <= set(self._connected) | self._absent:
                 self._resume()
         elif not self._losses and len(self._connected) + len(self._absent) == self._cluster.num_ranks:
+            self._start()
+
+    def _start(self) -> None:
+        """Nobody was in an epoch when it said hello: the first one begins."""
+        self.target = max(map(_target, self._connected.values()), default=0)
+        if self._has_completed:
+            self._end({"type": "goodbye"})
+        elif self.target:
+            # They had been told an epoch, and may be in it by now: a coordinator has died over it.
+            self.members = frozenset(rank for rank, member in self._connected.items() if member.status != "fresh")
+            self._regroup("start")
+        else:
             self.target = 1
             self._decide()
 
@@ -249,31 +359,42 @@ class Membership:
         """A restarted coordinator knows enough: go on where the ranks are."""
         assert self._learned is not None
         self.epoch = int(self._learned["epoch"])
-        self.target = max([self.epoch, *(int(m.report.get("target", 0)) for m in self._connected.values())])
+        self.target = max([self.epoch, *map(_target, self._connected.values())])
         self.members = frozenset(self._learned["members"])
         self._entered = self.members
+        self._lineage, self._must_restore = str(self._learned["lineage"]), False
         self.layout = Layout.from_dict(self._learned["layout"])
         self.stage = Stage.TRAINING
         self._deadline_seconds = None
         self._effects.emit("coordinator_restarted", epoch=self.epoch, members=sorted(self.members))
         for member in list(self._connected.values()):
-            # A rank that was on its way into this epoch when the old coordinator died belongs to it.
-            is_ours = self.epoch in (member.epoch, int(member.report.get("target", 0)))
-            if member.status != "fresh" and not (is_ours and member.rank in self.members):
+            if member.status != "fresh" and not self._belongs(member):
                 self._evict(member)
-        missing = sorted(self.members - set(self._connected))
+        survivors = self._survivors()
+        missing = sorted(self.members - set(survivors))
         for rank in missing:
             self._effects.emit("detected", epoch=self.epoch, lost=[rank], how="heartbeat")
-        if missing or any(self._connected[rank].status == "parked" for rank in self.members - set(missing)):
+        if missing or any(_has_left(self._connected[rank]) for rank in survivors):
             self._regroup("loss" if missing else "retry")
         else:
-            for rank in self.members:
-                if self._connected[rank].status == "finished":
-                    self.on_finished(rank)
-                    break
+            self._end_if_finished()
+        if self._newcomers():
+            self._deadline_seconds = self._clock() + REJOIN_GRACE_SECONDS
+        self._advance()
+
+    def _belongs(self, member: Member) -> bool:
+        """Whether it has part in the epoch: it is in it, on its way into it, or in the one that was to follow.
+
+        Of the latter two nobody has trained in the newer one, for that takes all its members.
+        """
+        return member.rank in self.members and max(member.epoch, _target(member)) >= self.epoch
+
+    def _survivors(self) -> list[int]:
+        """The members of the epoch that are still there: not those who took a lost one's place meanwhile."""
+        return sorted(r for r in self.members if r in self._connected and self._connected[r].status != "fresh")
 
     def _newcomers(self) -> list[int]:
-        return sorted(r for r, member in self._connected.items() if member.status == "fresh" and r not in self.members)
+        return sorted(rank for rank, member in self._connected.items() if member.status == "fresh")
 
     def _evict(self, member: Member) -> None:
         """A rank of an old epoch must not harm the new one: it starts over as a newcomer."""
@@ -284,13 +405,17 @@ class Membership:
         kind = "join" if self.stage is Stage.JOINING else "regroup"
         return {"type": kind, "epoch": self.target, "reason": self._reason}
 
-    def _call_to_join(self) -> None:
+    def _call_to(self, reason: str) -> None:
+        """Let the members park at the next step boundary."""
         self.stage = Stage.JOINING
-        self._reason = "rejoin"
+        self._reason = reason
         self.target = max(self.target, self.epoch) + 1
+        self._called_seconds = self._clock()
         self._tell_members()
 
     def _regroup(self, reason: str) -> None:
+        if self.stage is not Stage.PARKING:
+            self._called_seconds = self._clock()
         self.stage = Stage.PARKING
         self._reason = reason
         self._deadline_seconds = self._retry_seconds = None
@@ -298,82 +423,57 @@ class Membership:
         self._tell_members()
 
     def _tell_members(self) -> None:
-        for rank in sorted(self.members & set(self._connected)):
+        for rank in self._survivors():
             self._effects.send(rank, self._call())
 
     def _decide(self) -> None:
-        """All survivors are parked: commit or repeat the step in flight, lay out, say what moves."""
-        survivors = sorted(rank for rank in self.members if rank in self._connected)
+        """All survivors are parked: say what becomes of the step in flight, who does what, and what moves."""
         newcomers = self._newcomers() if self.epoch else sorted(self._connected)
-        alive = sorted({*survivors, *newcomers})
         if self.epoch:
             self._effects.emit("isolated", epoch=self.target)
-        reports = [self._connected[rank].report for rank in survivors]
-        reports = [report for report in reports if not report["is_stateless"]]
-        if self.epoch and not reports:
-            self._fail("training cannot go on: every rank that held state is lost")
-            return
+        survivors = Survivors(
+            reports={rank: self._connected[rank].report for rank in self._survivors()},
+            newcomers=tuple(newcomers),
+            costs=costs_of(self._connected.values()) or self._predicted_costs,
+            layout=self.layout,
+            regroup_seconds=self._regroup_seconds,
+            must_restore=self._must_restore,
+            refused=self._refused,
+        )
         try:
-            decision = decide(reports)
+            decision = Decision(0, None) if self._must_restore else decide(survivors.stateful)
+            if self.epoch and (decision.committed_step >= self._steps or self._has_completed):
+                # Of a job that is done these are the ranks that slept while the others came to the end.
+                is_last = decision.committed_step >= self._steps
+                self._end({"type": "goodbye", "commit": decision.commit} if is_last else {"type": "goodbye"})
+                return
+            plan = plan_epoch(self._rules, survivors, decision, self._reason)
         except RuleBroken as error:
             self._fail(f"training cannot go on, and this is a bug of the runtime: {error}")
-            return
-        if self.epoch and decision.committed_step >= self._steps:
-            self._end({"type": "goodbye", "commit": decision.commit})
-            return
-        try:
-            layout = self._planner(self._cluster, alive)
-        except NoLayout as error:
+        except CannotGoOn as error:
             self._fail(f"training cannot go on: {error}")
-            return
-        layout.check(self._cluster, alive)
-        transfers: tuple[Transfer, ...] = ()
-        missing: tuple[str, ...] = ()
-        if decision.committed_step:
-            holdings = {rank: self._connected[rank].report["holdings"] for rank in survivors}
-            transfers, missing = plan_transfers(layout, holdings)
-        if missing:
-            self._fail(
-                f"training cannot go on: no living rank holds {', '.join(missing)}. "
-                "Every holder was lost at once; more replicas (--data-parallel) would have kept a copy"
-            )
-            return
-        self._form(alive, layout, transfers, decision)
+        else:
+            self._form(plan, survivors.costs)
 
-    def _form(self, alive: list[int], layout: Layout, transfers: tuple[Transfer, ...], decision: Decision) -> None:
+    def _form(self, plan: Plan, costs: Costs) -> None:
         """Tell everybody the new epoch."""
         self.stage = Stage.FORMING
-        self._rejoining = sorted(set(alive) - self._entered) if self.epoch else []
-        self._resume_step = decision.committed_step + 1
-        self.members, self.layout = frozenset(alive), layout
-        message = {
-            "type": "form",
-            "epoch": self.target,
-            "members": alive,
-            "leader": alive[0],
-            "addresses": {rank: self._connected[rank].address for rank in alive},
-            "layout": layout.to_dict(),
-            "transfers": [[t.unit, t.source, t.destination] for t in transfers],
-            "commit": decision.commit,
-            "resume_step": self._resume_step,
-            "reason": self._reason,
-        }
-        for rank in alive:
-            member = self._connected[rank]
+        self._rejoining = sorted(set(plan.members) - self._entered) if self.epoch else []
+        self._resume_step = plan.decision.committed_step + 1
+        self.members, self.layout = frozenset(plan.members), plan.layout
+        self._must_restore = plan.restore is not None
+        if plan.restore is not None or not self._lineage:
+            # Checkpoints from before must not be completed by what is written from now on.
+            self._lineage = os.urandom(8).hex()
+        members = {rank: self._connected[rank] for rank in plan.members}
+        orders = form_orders(plan, members, epoch=self.target, reason=self._reason, lineage=self._lineage)
+        for rank, member in members.items():
             member.formed, member.status, member.epoch = None, "forming", self.target
-            self._effects.send(rank, message)
-        self._effects.emit(
-            "layout",
-            step=decision.committed_step or None,
-            epoch=self.target,
-            reason=self._reason,
-            members=alive,
-            layout=layout.to_dict(),
-            degraded_layers=layout.num_degraded_layers,
-            num_transfers=len(transfers),
-            commit_step=decision.commit["step"] if decision.commit else None,
-            resume_step=self._resume_step,
-        )
+            self._effects.send(rank, orders)
+        step = plan.decision.committed_step or None
+        self._effects.emit("layout", step=step, epoch=self.target, reason=self._reason, **layout_fields(plan, costs))
+        if plan.restore is not None:
+            self._effects.emit("checkpoint_restored", step=plan.restore.step, folder=plan.restore.folder)
 
     def _enter(self) -> None:
         """Every member is in: the new epoch has begun."""
@@ -381,10 +481,14 @@ class Membership:
         self.epoch = self.target
         self._entered = self.members
         self.stage = Stage.TRAINING
+        self._regroup_seconds = self._clock() - self._called_seconds
+        self._must_restore = False
         self._retry_seconds = None
         self._deadline_seconds = self._clock() + REJOIN_GRACE_SECONDS if self._newcomers() else None
         for rank in self.members:
-            self._connected[rank].status = "training"
+            # The last step may be over before the last news of its epoch's beginning is here.
+            if self._connected[rank].status != "finished":
+                self._connected[rank].status = "training"
         self._effects.emit(
             "regrouped",
             step=self._resume_step - 1 or None,
@@ -397,6 +501,7 @@ class Membership:
         )
         if self._rejoining:
             self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.epoch, ranks=self._rejoining)
+        self._end_if_finished()
 
     # ---- the end ----
 
@@ -410,3 +515,18 @@ class Membership:
         self._deadline_seconds = self._retry_seconds = None
         for rank in sorted(self._connected):
             self._effects.send(rank, message)
+
+
+def _is_another(known: Member, member: Member) -> bool:
+    """Whether who says hello is not the one we knew: another process, or the same one, which has started over."""
+    return known.attempt != member.attempt or (member.status == "fresh" and known.status != "fresh")
+
+
+def _target(member: Member) -> int:
+    """The newest epoch that it had been called to when it said hello."""
+    return int(member.report.get("target", 0))
+
+
+def _has_left(member: Member) -> bool:
+    """Whether it has parked, or has been called to by a coordinator that is no more."""
+    return member.status == "parked" or _target(member) > member.epoch

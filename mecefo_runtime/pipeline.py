@@ -7,6 +7,7 @@ rank is a pipeline of one stage and sends nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import cast
 
 import torch
@@ -50,15 +51,18 @@ class Pipeline:
         self._num_behind = len(replica.spans) - 1 - position
         self._previous = replica.spans[position - 1].rank if position else None
         self._next = replica.spans[position + 1].rank if self._num_behind else None
-        self._body = [unit.module for name, unit in bank.units.items() if name != HEAD]
-        self._head = cast(Head, bank.units[HEAD].module) if HEAD in bank.units else None
-        self._has_embedding = EMBEDDING in bank.units
+        self._body = [bank.units[name].module for name in bank.computed if name != HEAD]
+        self._head = cast(Head, bank.units[HEAD].module) if HEAD in bank.computed else None
+        self._has_embedding = EMBEDDING in bank.computed
         self._hidden_size = bank.hidden_size
+        self.is_origin = False
 
     def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> Tally:
         """Forward and backward of this replica's share of `samples`, which are the whole step's.
 
-        Gradients accumulate in the bank. Returns what this rank's head consumed, an empty tally where there is no head.
+        Gradients accumulate in the bank; `is_origin` says afterwards whether something that is not finite came out of
+        this rank though all that went in was. Returns what this rank's head consumed, an empty tally where there is no
+        head.
 
         Raises:
             mecefo_runtime.groups.EpochBroken: a neighbour is gone.
@@ -67,6 +71,7 @@ class Pipeline:
         self._sends: list[tuple[dist.Work, Tensor]] = []
         self._tally = Tally()
         self._has_announced_backward = False
+        self.is_origin = False
         announce("data")
         batches = [self._load(samples, microbatch) for microbatch in self._microbatches]
         announce("forward")
@@ -111,6 +116,7 @@ class Pipeline:
             if self._head is not None:
                 assert targets_BT is not None
                 x_BTH = self._head.loss(x_BTH, targets_BT)
+        self._look(x_BTH, received_BTH)
         if self._head is not None:
             self._tally = Tally(
                 self._tally.loss_sum + float(x_BTH.detach()),
@@ -140,8 +146,18 @@ class Pipeline:
             torch.autograd.backward(output, gradient_BTH)
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None
+            self._look(received_BTH.grad, gradient_BTH)
             gradient_BTH = received_BTH.grad
             self._sends.append((self._groups.send(gradient_BTH, self._previous, 2 * index + 1), gradient_BTH))
+
+    def _look(self, outcome: Tensor, income: Tensor | None) -> None:
+        if not _is_finite(outcome) and (income is None or _is_finite(income)):
+            self.is_origin = True
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all is finite, by one sum: what is not finite stays so in it. A sum that overflows is none of these."""
+    return isfinite(float(tensor.detach().sum())) or bool(tensor.isfinite().all())
 
 
 class _Flights:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
+from statistics import median
 from typing import Any, Protocol
 
+from mecefo_runtime.costs import Costs, median_costs
 from mecefo_runtime.wire import Message
 
 
@@ -35,7 +38,10 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """A rank that is connected: `report` is what it has, once it has parked or said hello."""
+    """A rank that is connected: `report` is what it has, once it has parked or said hello.
+
+    `costs` and `bytes_per_second` (between ranks) are what it measured, None where it has not.
+    """
 
     rank: int
     attempt: int
@@ -46,3 +52,16 @@ class Member:
     report: Message
     parked_for: int = 0
     formed: Message | None = None
+    costs: Costs | None = None
+    bytes_per_second: float | None = None
+
+
+def costs_of(members: Iterable[Member]) -> Costs | None:
+    """What `members` measured: the median rank's, with the speed at which state really moved; None if nobody did."""
+    members = tuple(members)
+    measured = [member.costs for member in members if member.costs is not None]
+    if not measured:
+        return None
+    speeds = [member.bytes_per_second for member in members if member.bytes_per_second is not None]
+    costs = median_costs(measured)
+    return replace(costs, transfer_bytes_per_second=median(speeds)) if speeds else costs

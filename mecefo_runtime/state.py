@@ -7,6 +7,7 @@ so that neighbouring units with the same holders are reduced by one operation.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mecefo_runtime.background import Background
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.groups import EpochBroken, Groups, wait
 from mecefo_runtime.layout import HEAD, Layout, Transfer, unit_layer
@@ -22,6 +24,7 @@ from mecefo_runtime.model import Segment, build_unit, segments
 
 # Tags of state messages start here: activations use the lower ones.
 STATE_TAG = 1 << 20
+_NORM_PIECE_ELEMENTS = 1 << 16
 
 
 class StateCorrupt(RuntimeError):
@@ -101,23 +104,34 @@ class AttentionShare:
 
 
 class Bank:
-    """All units of one rank under one layout, with gradients and optimizer.
+    """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
     `tally_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
-    ones are built as at step 0, to be overwritten by transfers.
+    ones are built as at step 0, to be overwritten by transfers. `enter_step` must be called before a step's gradients
+    are reduced.
     """
 
     def __init__(
-        self, config: JobConfig, layout: Layout, rank: int, previous: dict[str, UnitState], tally_size: int
+        self,
+        config: JobConfig,
+        layout: Layout,
+        rank: int,
+        previous: dict[str, UnitState],
+        tally_size: int,
+        background: Background | None = None,
     ) -> None:
         self._config = config
+        self._layout = layout
+        self._background = background or Background()
         self.hidden_size = config.model.hidden_size
-        names = layout.units(rank)
+        self.computed = layout.units(rank)
+        names = self._background.units(layout, rank)
         self.units: dict[str, UnitState] = {}
         for name in names:
             self.units[name] = previous.get(name) or UnitState(name, config)
-        holders = layout.holders()
-        self.holders = {name: holders[name] for name in names}
+        self._first_steps = {shadow.unit: shadow.step for shadow in self._background.of(rank)}
+        self.holders: dict[str, tuple[int, ...]] = {}
+        self.buckets: tuple[Bucket, ...] = ()
         sizes = [unit.num_parameters for unit in self.units.values()]
         # The tally is reduced with the head's gradients, so that whoever has those has the step's loss and samples too.
         tally_size = tally_size if HEAD in self.units else 0
@@ -129,25 +143,35 @@ class Bank:
             self.offsets[name] = offset
             unit.bind_gradients(self.gradients[offset : offset + unit.num_parameters])
             offset += unit.num_parameters
-        self.buckets = tuple(self._buckets(tally_size))
+        self._tally_size = tally_size
+        self.enter_step(0)
         self.attention_shares = {
             name: share for name in names if (share := self._attention_share(name, layout)) is not None
         }
         self._optimizer = self._build_optimizer()
 
-    def _buckets(self, tally_size: int) -> Iterable[Bucket]:
+    def enter_step(self, step: int) -> None:
+        """Shadows take part from their first step on: know with whom each unit is reduced in `step`."""
+        if self.holders and not self._background:
+            return
+        holders = self._background.holders(self._layout, step)
+        live = {name: holders[name] for name in self.units if self._first_steps.get(name, 0) <= step}
+        if live != self.holders:
+            self.holders = live
+            self.buckets = tuple(self._buckets())
+
+    def _buckets(self) -> Iterable[Bucket]:
         names = list(self.units)
-        for index, name in enumerate(names):
-            if index and self.holders[names[index - 1]] == self.holders[name]:
+        index = 0
+        while index < len(names):
+            first, holders = index, self.holders.get(names[index])
+            while index < len(names) and self.holders.get(names[index]) == holders:
+                index += 1
+            if holders is None:
                 continue
-            end_index = index
-            while end_index < len(names) and self.holders[names[end_index]] == self.holders[name]:
-                end_index += 1
-            last = names[end_index - 1]
+            last = names[index - 1]
             end = self.offsets[last] + self.units[last].num_parameters
-            if end_index == len(names):
-                end += tally_size
-            yield Bucket(self.offsets[name], end, self.holders[name])
+            yield Bucket(self.offsets[names[first]], end + (self._tally_size if last == HEAD else 0), holders)
 
     def _attention_share(self, name: str, layout: Layout) -> AttentionShare | None:
         """None when nobody degrades the unit: then a plain sum is the mean."""
@@ -194,14 +218,34 @@ class Bank:
         optimizer.state.update(moments)
         return optimizer
 
+    @property
+    def has_live_tally(self) -> bool:
+        """Whether this rank reduces the head, and with it the tally, in the present step."""
+        return HEAD in self.holders
+
+    def gradient_norm(self) -> float:
+        """The norm of this rank's own gradients, before they are reduced."""
+        size = self.gradients.numel() - self.tally.numel()
+        return float(torch.linalg.vector_norm(self.gradients[:size]))
+
+    def settled_units(self, step: int) -> tuple[str, ...]:
+        """The units that this rank has had since before `step`, in pipeline order."""
+        return tuple(name for name in self.holders if self._first_steps.get(name, 0) < step)
+
+    def units_by_holders(self, step: int) -> dict[tuple[int, ...], tuple[str, ...]]:
+        """The settled units by the ranks that have had them since before `step`, in the same order for all of these."""
+        holders = self._background.holders(self._layout, step - 1)
+        names = self.settled_units(step)
+        return {ranks: tuple(n for n in names if holders[n] == ranks) for ranks in sorted({holders[n] for n in names})}
+
     def squared_norms(self) -> dict[str, float]:
-        """Per unit the sum of squares of its reduced gradient; equal on all holders."""
-        return {name: float(self._gradient_of(name).square().sum(dtype=torch.float64)) for name in self.units}
+        """Per unit the sum of squares of its reduced gradient; equal on all holders, to rounding."""
+        return {name: _squared_norm(self._gradient_of(name)) for name in self.holders}
 
     def _gradient_of(self, name: str) -> Tensor:
         return self.gradients[self.offsets[name] : self.offsets[name] + self.units[name].num_parameters]
 
-    def restore_attention_mean(self) -> None:
+    def restore_means(self) -> None:
         """Undo the zeros that degraded holders contributed to the attention gradients."""
         for share in self.attention_shares.values():
             self.gradients[share.first : share.end].mul_(share.scale or 0.0)
@@ -215,10 +259,20 @@ class Bank:
             self.gradients.mul_(clip_ratio)
         for name, is_attention, flat, gradient in self._segments:
             share = self.attention_shares.get(name)
-            flat.grad = None if is_attention and share is not None and share.scale is None else gradient
+            has_none = name not in self.holders or (is_attention and share is not None and share.scale is None)
+            flat.grad = None if has_none else gradient
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
+
+
+def _squared_norm(gradient: Tensor) -> float:
+    """The sum of squares of a flat tensor, to seven digits, without a copy of it.
+
+    Summed in float32 within a piece and in float64 over pieces: `square().sum(dtype=float64)` makes two copies, one of
+    them in float64, and takes seven times as long.
+    """
+    return math.fsum(float(torch.dot(piece, piece)) for piece in torch.split(gradient, _NORM_PIECE_ELEMENTS))
 
 
 def move_units(

@@ -70,9 +70,11 @@ class Supervisor:
 
     def _on_coordinator(self) -> bool:
         """The coordinator tells supervisors nothing: what can be read is its end."""
-        assert self._coordinator is not None
+        if self._coordinator is None:
+            # A rank's exit, of which the same turn told, found the connection broken already.
+            return True
         try:
-            self._coordinator.receive()
+            self._coordinator.receive_some()
         except WireError:
             self._selector.unregister(self._coordinator)
             self._coordinator.close()
@@ -81,14 +83,19 @@ class Supervisor:
 
     def _on_order(self) -> bool:
         try:
-            order = self._orders.receive()
+            orders = self._orders.receive_some()
         except WireError:
             return False
-        if order["order"] == "start_rank":
+        for order in orders:
+            if order["order"] == "stop":
+                return False
             self._start(int(order["rank"]), int(order["attempt"]))
-        return bool(order["order"] != "stop")
+        return True
 
     def _start(self, rank: int, attempt: int) -> None:
+        if any(running == rank for running, _, _ in self._running.values()):
+            # Ordered twice: two processes of one rank would take turns in throwing each other out.
+            return
         self._exited.pop(rank, None)
         environment = {
             **self._environment,

@@ -3,58 +3,33 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from mecefo_runtime.approximate import degrade, is_degraded, refresh, restore
+from mecefo_runtime.approximate import degrade, is_degraded, refresh, restore, set_recompute
+from mecefo_runtime.background import Background
+from mecefo_runtime.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.config import JobConfig
-from mecefo_runtime.data import Corpus, read_corpus, samples_of_step
+from mecefo_runtime.data import Corpus, read_corpus
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.events import Emitter
-from mecefo_runtime.exchange import exchange
-from mecefo_runtime.groups import LOOPBACK, EpochBroken, Formation, Groups, RendezvousStore, wait
+from mecefo_runtime.fetch import Fetching
+from mecefo_runtime.groups import LOOPBACK, EpochBroken, Formation, Groups, RendezvousStore
+from mecefo_runtime.health import Judge, Verdict
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.layout import Layout, Transfer, layer_unit
 from mecefo_runtime.member import Membership
 from mecefo_runtime.pipeline import Pipeline
 from mecefo_runtime.probe import ProbeDesk, find_unreachable
-from mecefo_runtime.schedule import learning_rate
+from mecefo_runtime.saving import CheckpointRefused, Saving, load_units
 from mecefo_runtime.state import Bank, UnitState, move_units
-from mecefo_runtime.tally import TALLY_SIZE, Tally
+from mecefo_runtime.step import Epoch, Outcome, Stepper
+from mecefo_runtime.tally import TALLY_SIZE
 from mecefo_runtime.wire import Message
 
 # Forming groups has its own time-outs inside; this one catches what gloo forgets.
 FORMATION_DEADLINE_SECONDS = 10.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a rank is in the step-and-commit rule.
-
-    `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
-    this rank holds and has not applied: {step, norms, tally, totals}.
-    """
-
-    committed_step: int = 0
-    totals: Message | None = None
-    record: dict[str, Any] | None = None
-    ready: Message | None = None
-
-
-@dataclass(slots=True)
-class Epoch:
-    """What a rank has while it trains in one epoch."""
-
-    number: int
-    leader: int
-    layout: Layout
-    members: tuple[int, ...]
-    groups: Groups
-    bank: Bank
-    pipeline: Pipeline | None
+# How long to wait for the coordinator's call before it is asked again.
+CALL_SECONDS = 1.0
 
 
 class Trainer:
@@ -70,30 +45,46 @@ class Trainer:
         token: str,
         emitter: Emitter,
         hooks: Hooks,
+        host: str = LOOPBACK,
     ) -> None:
         self._job = job
+        self._host = host
         self._rank = rank
         self._emitter = emitter
-        self._hooks = hooks
         self._pacer = Pacer(job.dilation_ratio)
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
-        self._progress = Progress()
         self._units: dict[str, UnitState] = {}
         # What this rank gave away in the last regroup. Until a step is committed it is as good as what others hold, and
         # they may be lost before they are done.
         self._given_away: dict[str, UnitState] = {}
+        # Units that this rank has made room for and does not have yet.
+        self._awaited: set[str] = set()
         self._bank: Bank | None = None
-        self._step_began = 0.0
         self._layout: Layout | None = None
         self._members: tuple[int, ...] = ()
         self._status = "fresh"
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
-        self._probe_desk = ProbeDesk(LOOPBACK)
+        self._background_step = 0
+        self._judge = Judge(job.health)
+        self._saving = None if job.checkpoint is None else Saving(job, emitter)
+        # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
+        self._lineage = ""
+        self._probe_desk = ProbeDesk(host)
         address_of_desk = self._probe_desk.address
         identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
+        # Who comes back later is in a hurry, and the others know by then.
+        identity["costs"] = measure_costs(job).to_dict() if attempt == 1 else None
         self._membership = Membership(
             address, identity, job.heartbeat_timeout_seconds / 4, self._describe, self._abort_groups
+        )
+        self._stepper = Stepper(
+            job,
+            rank,
+            self._pacer,
+            hooks.announce,
+            lambda: self._membership.wants_boundary,
+            lambda: self._saving is not None and self._saving.is_busy,
         )
 
     def run(self) -> None:
@@ -114,10 +105,12 @@ class Trainer:
                     self._start_over()
                 elif self._run_epoch(orders):
                     break
-            checksums = {name: unit.checksum() for name, unit in self._units.items()}
+            if self._saving is not None:
+                self._saving.close()
+            checksums = {name: unit.checksum() for name, unit in self._units.items() if name not in self._awaited}
             self._emitter.emit(
                 "rank_finished",
-                step=self._progress.committed_step,
+                step=self._stepper.progress.committed_step,
                 checksums=checksums,
                 compute_cpu_seconds=self._pacer.compute_seconds,
                 compute_wall_seconds=self._pacer.wall_seconds,
@@ -128,19 +121,20 @@ class Trainer:
 
     def _run_epoch(self, orders: Message) -> bool:
         """Train in one epoch; returns True after the coordinator's goodbye, False when the epoch was left."""
-        trouble = None
+        trouble: Message | None = None
         try:
             self._enter(orders)
             if self._train():
                 return True
         except EpochBroken as error:
             if not self._membership.must_leave:
-                trouble = str(error)
+                refused = orders["restore"] if isinstance(error, CheckpointRefused) else None
+                trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "refused": refused}
         # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
         # them the peers notice at once, whatever the coordinator does.
         self._leave()
         if trouble is not None:
-            self._membership.send({"type": "trouble", "epoch": orders["epoch"], "error": trouble})
+            self._membership.send(trouble)
         return False
 
     # ---- entering and leaving an epoch ----
@@ -148,19 +142,20 @@ class Trainer:
     def _enter(self, orders: Message) -> None:
         began = time.monotonic()
         layout = Layout.from_dict(orders["layout"])
+        background = Background.from_list(orders["background"])
         self._commit_late(orders["commit"], is_last=False)
         members = tuple(orders["members"])
         addresses = {int(rank): address for rank, address in orders["addresses"].items() if int(rank) != self._rank}
         if unreachable := find_unreachable(addresses):
             raise EpochBroken(f"rank {self._rank} cannot reach ranks {unreachable}")
-        groups = self._form_groups(orders["epoch"], members, layout)
+        groups = self._form_groups(orders["epoch"], members, background.reduction_groups(layout))
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
-            held = self._given_away | self._units
-            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE)
-            transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
-            transfer_seconds, transfer_bytes = move_units(groups, bank, held, transfers)
+            bytes_per_second = measure_transfer(groups) if orders["measure_transfer"] else None
+            held = self._trusted()
+            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background)
+            transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
             self._degrade(layout, bank)
             pipeline = None
             if layout.find(self._rank) is not None:
@@ -174,35 +169,74 @@ class Trainer:
                     self._job.tokens_per_step,
                     self._membership.check,
                 )
-            self._epoch = Epoch(orders["epoch"], orders["leader"], layout, members, groups, bank, pipeline)
+            self._epoch = Epoch(
+                number=orders["epoch"],
+                leader=orders["leader"],
+                layout=layout,
+                members=members,
+                groups=groups,
+                bank=bank,
+                fetching=Fetching(background, groups, bank),
+                pipeline=pipeline,
+                judge=self._judge,
+            )
         finally:
             self._forming = None
         self._bank, self._units = bank, bank.units
         self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
-        self._layout, self._members = layout, members
-        self._progress.committed_step = orders["resume_step"] - 1
+        self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
+        self._background_step = background.last_step
+        self._layout, self._members, self._lineage = layout, members, orders["lineage"]
+        self._stepper.progress.committed_step = orders["resume_step"] - 1
+        self._stepper.distrusted = frozenset()
         self._status = "training"
         self._membership.enter(orders["epoch"])
         self._membership.send(
             {
+                **self._describe(),
                 "type": "formed",
-                "epoch": orders["epoch"],
+                "target": orders["epoch"],
                 "group_seconds": group_seconds,
                 "transfer_seconds": transfer_seconds,
                 "transfer_bytes": transfer_bytes,
+                "bytes_per_second": bytes_per_second,
             }
         )
-        if self._rank == orders["leader"] and self._progress.record is not None:
+        record = self._stepper.progress.record
+        if self._rank == orders["leader"] and record is not None and record["step"] < orders["resume_step"]:
             # The old leader may have died before it could say so.
-            self._emit_committed(self._progress.record, repeated=True)
+            self._emit_committed(record, repeated=True)
 
-    def _form_groups(self, epoch: int, members: tuple[int, ...], layout: Layout) -> Groups:
+    def _trusted(self) -> dict[str, UnitState]:
+        """What this rank has and its peers would have too."""
+        held = self._given_away | self._units
+        return {
+            name: unit
+            for name, unit in held.items()
+            if name not in self._awaited and name not in self._stepper.distrusted
+        }
+
+    def _fill(self, orders: Message, groups: Groups, bank: Bank, held: dict[str, UnitState]) -> tuple[float, int]:
+        """Put in place the state that the epoch begins with; returns (seconds, bytes moved)."""
+        if orders["restore"] is None:
+            return move_units(groups, bank, held, [Transfer(*transfer) for transfer in orders["transfers"]])
+        began = time.monotonic()
+        load_units(orders["restore"], bank.units)
+        return time.monotonic() - began, sum(unit.storage.nbytes for unit in bank.units.values())
+
+    def _form_groups(self, epoch: int, members: tuple[int, ...], reductions: tuple[tuple[int, ...], ...]) -> Groups:
         membership = self._membership
         membership.forget_values()
         timeout_seconds = self._job.collective_timeout_seconds
         formation = Formation(
             lambda: Groups(
-                RendezvousStore(membership.put, membership.take), epoch, self._rank, members, layout, timeout_seconds
+                RendezvousStore(membership.put, membership.take),
+                epoch,
+                self._rank,
+                members,
+                reductions,
+                timeout_seconds,
+                self._host,
             ),
             membership.notify,
         )
@@ -216,6 +250,7 @@ class Trainer:
         epoch, self._epoch = self._epoch, None
         self._status = "parked"
         if epoch is not None:
+            self._awaited -= epoch.fetching.received
             epoch.pipeline = None
             epoch.groups.close()
 
@@ -228,27 +263,35 @@ class Trainer:
 
     def _start_over(self) -> None:
         self._leave()
-        self._progress = Progress()
-        self._units, self._given_away = {}, {}
+        self._stepper.start_over()
+        self._units, self._given_away, self._awaited, self._background_step = {}, {}, set(), 0
         self._layout, self._members = None, ()
         self._status = "fresh"
         self._membership.start_over()
 
     def _describe(self) -> Message:
         """What this rank has, as hellos and park reports carry it."""
-        progress = self._progress
+        progress, epoch = self._stepper.progress, self._epoch
+        # What was given away has no gradients: if the step in flight is committed after all, it is out of date.
+        held = [*self._units, *(self._given_away if progress.ready is None else ())]
+        awaited = self._awaited if epoch is None else self._awaited - epoch.fetching.received
         return {
             "status": self._status,
             "epoch": self._membership.epoch,
             "committed_step": progress.committed_step,
             "totals": progress.totals,
             "ready": progress.ready,
-            # What was given away has no gradients: if the step in flight is committed after all, it is out of date.
-            "holdings": [*self._units, *(self._given_away if progress.ready is None else ())],
+            "holdings": [name for name in held if name not in awaited and name not in self._stepper.distrusted],
+            "distrusted": sorted(self._stepper.distrusted),
+            "is_background_done": self._is_background_done(),
             "is_stateless": self._layout is None,
             "members": list(self._members),
+            "lineage": self._lineage,
             "layout": None if self._layout is None else self._layout.to_dict(),
         }
+
+    def _is_background_done(self) -> bool:
+        return 0 < self._background_step <= self._stepper.progress.committed_step
 
     def _degrade(self, layout: Layout, bank: Bank) -> None:
         place = layout.find(self._rank)
@@ -259,9 +302,11 @@ class Trainer:
             block = bank.units[layer_unit(layer)].module
             if layer not in span.degraded:
                 restore(block)
-            elif not is_degraded(block):
+            elif is_degraded(block):
+                set_recompute(block, layer in span.recomputed)
+            else:
                 with self._pacer:
-                    degrade(block, self._job.approximation, seed=self._job.seed)
+                    degrade(block, self._job.approximation, recompute=layer in span.recomputed, seed=self._job.seed)
 
     # ---- steps ----
 
@@ -269,108 +314,75 @@ class Trainer:
         """Step until the last one; returns True after the coordinator's goodbye, False when called to a regroup."""
         epoch = self._epoch
         assert epoch is not None
-        while self._progress.committed_step < self._job.steps:
+        while self._stepper.progress.committed_step < self._job.steps:
             self._membership.check()
-            if self._step(epoch, self._progress.committed_step + 1):
+            step = self._stepper.progress.committed_step + 1
+            self._refresh_approximation(epoch, step)
+            outcome = self._stepper.run(epoch, step)
+            self._tell(epoch, step, outcome)
+            if outcome.verdict in (Verdict.EVICT, Verdict.HEAL):
+                self._await_call(epoch, outcome)
+            elif outcome.verdict in (Verdict.COMMIT, Verdict.SKIP):
+                self._on_committed(epoch, step, outcome)
+            if outcome.all_called:
                 return False
         self._status = "finished"
-        self._membership.send({"type": "finished", "committed_step": self._progress.committed_step})
+        self._membership.send({"type": "finished", "committed_step": self._stepper.progress.committed_step})
         return self._membership.wait_farewell()
 
-    def _step(self, epoch: Epoch, step: int) -> bool:
-        """Run and commit one step; returns whether all members have seen the call to park at this boundary."""
-        self._step_began = time.monotonic()
-
-        def announce(phase: str) -> None:
-            self._hooks.announce(step, phase)
-
-        bank = epoch.bank
-        bank.gradients.zero_()
-        tally = Tally()
-        if epoch.pipeline is not None:
-            self._refresh_approximation(epoch, step)
-            tally = epoch.pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
-        bank.tally.copy_(tally.encode()[: bank.tally.numel()])
-        announce("reduce")
-        works = [epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets]
-        for work in works:
-            wait(work)
-        bank.restore_attention_mean()
-        self._progress.ready = {
-            "step": step,
-            "norms": bank.squared_norms(),
-            "tally": asdict(Tally.decode(bank.tally)) if bank.tally.numel() else None,
-            "totals": None,
-        }
-        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch)).tolist()
-        totals = {"squared_norm": total[1], "tally": asdict(Tally(total[2], *map(int, total[3:])))}
-        # One assignment: a hello from the other thread sees the step with its totals or without them, never halves.
-        self._progress.ready = {**self._progress.ready, "totals": totals}
-        announce("optimizer")
-        with self._pacer:
-            self._apply(bank, step, totals)
-        self._finish_step(epoch.number, step, totals)
-        announce("commit")
-        if self._rank == epoch.leader and self._progress.record is not None:
-            self._emit_committed(self._progress.record, repeated=False)
-        return bool(total[0] == len(epoch.members))
-
-    def _contribution(self, epoch: Epoch) -> Tensor:
-        """[sees the call to park, squared norm, tally]; each unit and the tally by the lowest of its holders only."""
-        ready = self._progress.ready
-        assert ready is not None
-        norms, holders = ready["norms"], epoch.bank.holders
-        squared_norm = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
-        tally = Tally(**ready["tally"]) if ready["tally"] and epoch.bank.holders["head"][0] == self._rank else Tally()
-        return torch.tensor(
-            [
-                float(self._membership.wants_boundary),
-                squared_norm,
-                tally.loss_sum,
-                tally.tokens,
-                tally.samples,
-                tally.checksum,
-            ],
-            dtype=torch.float64,
-        )
-
-    def _apply(self, bank: Bank, step: int, totals: Message) -> None:
-        norm = totals["squared_norm"] ** 0.5
-        clip = self._job.clip_grad_norm
-        bank.apply(learning_rate(step, self._job), min(1.0, clip / norm) if norm > 0 else 1.0)
-
-    def _finish_step(self, epoch_number: int, step: int, totals: Message) -> None:
-        tally = totals["tally"]
+    def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
         self._given_away.clear()
-        self._progress = Progress(
-            committed_step=step,
-            totals=totals,
-            record={
-                "step": step,
-                "epoch": epoch_number,
-                "loss": tally["loss_sum"] / tally["tokens"] if tally["tokens"] else None,
-                "tokens": tally["tokens"],
-                "samples": tally["samples"],
-                "samples_checksum": tally["checksum"],
-                "began_monotonic": round(self._step_began, 6),
-                "committed_monotonic": round(time.monotonic(), 6),
-                "grad_norm": totals["squared_norm"] ** 0.5,
-                "learning_rate": learning_rate(step, self._job),
-            },
+        record = self._stepper.progress.record
+        if self._rank == epoch.leader and record is not None:
+            self._emit_committed(record, repeated=False)
+        if self._saving is not None:
+            self._saving.tell(is_leader=self._rank == epoch.leader)
+            if self._saving.is_due(step) and outcome.can_save:
+                self._stepper.announce(step, "checkpoint")
+                self._saving.save(step, epoch.layout, epoch.bank.units, self._rank, self._lineage)
+            elif self._saving.is_due(step) and self._rank == epoch.leader:
+                self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
+        if self._rank == epoch.leader and step == self._background_step:
+            self._membership.send({"type": "background_done", "epoch": epoch.number})
+
+    def _tell(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
+        """The leader says what it made of a step that was not fit, and the coordinator hears what it must do."""
+        judgement = outcome.judgement
+        if judgement is None or judgement.verdict is Verdict.COMMIT:
+            return
+        self._emitter.emit(
+            "step_unfit",
+            step=step,
+            epoch=epoch.number,
+            verdict=judgement.verdict.name.lower(),
+            suspects=list(judgement.suspects),
+            reason=judgement.reason,
         )
+
+    def _await_call(self, epoch: Epoch, outcome: Outcome) -> None:
+        """The members cannot go on as they are: ask the coordinator for another epoch until it calls."""
+        while True:
+            if outcome.verdict is Verdict.HEAL and self._stepper.distrusted:
+                self._membership.send({"type": "diverged", "epoch": epoch.number})
+            elif outcome.judgement is not None and outcome.verdict is Verdict.EVICT:
+                suspect, reason = outcome.judgement.suspects[0], outcome.judgement.reason
+                self._membership.send({"type": "unhealthy", "epoch": epoch.number, "rank": suspect, "reason": reason})
+            self._membership.wait_until(lambda: False, CALL_SECONDS)
 
     def _commit_late(self, commit: Message | None, *, is_last: bool) -> None:
         """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
-        progress = self._progress
+        progress = self._stepper.progress
         if commit is not None and progress.ready is not None and progress.committed_step < commit["step"]:
             assert self._bank is not None
-            self._apply(self._bank, commit["step"], commit["totals"])
-            self._finish_step(self._membership.epoch, commit["step"], commit["totals"])
+            self._stepper.apply(self._bank, commit["step"], commit["totals"])
+            self._stepper.finish(self._membership.epoch, commit["step"], commit["totals"])
+            self._given_away.clear()
         # Whatever was ready is applied by now or will be repeated.
-        self._progress.ready = None
-        if is_last and self._progress.record is not None:
+        progress = self._stepper.progress
+        progress.ready = None
+        if is_last and progress.record is not None:
             # No next epoch, whose leader would say it: everybody does, and the log takes the first.
-            self._emit_committed(self._progress.record, repeated=True)
+            self._emit_committed(progress.record, repeated=True)
 
     def _refresh_approximation(self, epoch: Epoch, step: int) -> None:
         place = epoch.layout.find(self._rank)

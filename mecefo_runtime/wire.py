@@ -61,6 +61,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._reader = sock.makefile("rb")
+        self._rest = b""
         self._lock = threading.Lock()
 
     @classmethod
@@ -110,6 +111,23 @@ class Connection:
         if not line.endswith(b"\n"):
             raise WireError("connection closed")
         return decode(line)
+
+    def receive_some(self) -> list[Message]:
+        """All messages that are there, waiting only for the first bytes; for those who wait with a selector.
+
+        It does not mix with `receive`, which keeps what it has read beyond its line where no selector sees it.
+
+        Raises:
+            WireError: the connection ended.
+        """
+        try:
+            data = self._reader.read1(MAX_LINE_BYTES)
+        except (OSError, ValueError) as error:
+            raise WireError(str(error)) from error
+        if not data:
+            raise WireError("connection closed")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [decode(line) for line in lines]
 
     def close(self) -> None:
         """End the connection in both directions; a thread that reads it wakes up."""

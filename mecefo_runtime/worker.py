@@ -14,6 +14,7 @@ import torch
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.dilation import NO_DILATION, SLICE_SECONDS
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event, SocketSink
+from mecefo_runtime.groups import LOOPBACK
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.member import Stopped
 from mecefo_runtime.process import ask_for_short_slices
@@ -39,7 +40,7 @@ def run_worker(environment: Mapping[str, str]) -> int:
     """Train as the rank that `environment` describes; returns the exit code.
 
     Variables: RANK, MECEFO_NODE, MECEFO_ATTEMPT, MECEFO_JOB (JSON), MECEFO_JOB_NAME, MECEFO_COORDINATOR (`host:port`),
-    MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS.
+    MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback).
     """
     torch.set_num_threads(1)
     # `kill -USR1 PID` writes every thread's stack into the rank's log.
@@ -57,9 +58,9 @@ def run_worker(environment: Mapping[str, str]) -> int:
         attempt=attempt,
     )
     hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
-    trainer = Trainer(
-        job, rank, node, attempt, environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"], emitter, hooks
-    )
+    coordinator, token = environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"]
+    host = environment.get("MECEFO_HOST", LOOPBACK)
+    trainer = Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host)
     try:
         trainer.run()
     except Stopped as reason:

@@ -7,6 +7,7 @@ whoever started it, is the death of all it started: the kernel sees to that (`di
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import selectors
@@ -110,12 +111,17 @@ class ForkServer:
 
 
 def main() -> None:
-    """`python -m harness.backends.forkserver PARENT_PID DATA`: serve whoever holds the other ends of the pipes."""
+    """`python -m harness.backends.forkserver PARENT_PID DATA [MODULE]...`: serve who holds the other ends of the pipes.
+
+    The modules are imported once, for all that are forked.
+    """
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("chaos-forks")
     torch.set_num_threads(1)
     read_corpus(sys.argv[2] or None)
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
     # The first optimizer imports some 800 modules.
     torch.optim.AdamW([torch.zeros(1)], fused=True)
     # Children write to their logs; nothing but replies may reach the reply pipe.

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,19 @@ MAX_COORDINATOR_CRASHES = 3
 
 
 class LocalBackend:
-    """Starts jobs on this machine; `token` is the run's, `logs` takes the output of every process."""
+    """Starts jobs on this machine; `token` is the run's, `logs` takes the output of every process.
 
-    def __init__(self, hub: Hub, token: str, logs: Path, data: str | None, emitter: Emitter) -> None:
+    `modules` are imported once, before anything is forked.
+    """
+
+    def __init__(
+        self, hub: Hub, token: str, logs: Path, data: str | None, emitter: Emitter, modules: Sequence[str] = ()
+    ) -> None:
         self._hub = hub
         self._token = token
         self._logs = logs
         self._data = data or ""
+        self._modules = tuple(modules)
         self._emitter = emitter
         self._server: asyncio.subprocess.Process | None = None
         self._replies: asyncio.Task[None] | None = None
@@ -67,6 +73,7 @@ class LocalBackend:
                 "harness.backends.forkserver",
                 str(os.getpid()),
                 self._data,
+                *self._modules,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -195,6 +202,8 @@ class LocalJob:
         self._coordinator_attempt = 0
         self._num_crashes = 0
         self._supervisors: dict[int, OwnedProcess] = {}
+        # Nodes whose start is under way.
+        self._starting: set[int] = set()
         self._node_attempts = dict.fromkeys(range(self._cluster.nodes), 0)
         self._ranks: dict[int, OwnedProcess] = {}
         self._rank_attempts = dict.fromkeys(range(self._cluster.num_ranks), 0)
@@ -279,7 +288,9 @@ class LocalJob:
 
     def repair_node(self, node: int) -> None:
         """Start a dead node again."""
-        if node not in self._supervisors and not self._is_stopping and not self._outcome.done():
+        is_up = node in self._supervisors or node in self._starting
+        if not is_up and not self._is_stopping and not self._outcome.done():
+            self._starting.add(node)
             self._spawn(self._start_node(node))
 
     def repair_rank(self, rank: int) -> None:
@@ -347,6 +358,7 @@ class LocalJob:
                 "environment": self._environment,
             }
         )
+        self._starting.discard(node)
         self._supervisors[node] = OwnedProcess("supervisor", process, node=node)
         self._emit_start("supervisor", process, started_node=node)
 

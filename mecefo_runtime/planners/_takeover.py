@@ -51,5 +51,6 @@ def _spans(cluster: Cluster, owners: list[int], degrade: bool) -> tuple[Span, ..
         stages = [stage for stage, owner in enumerate(owners) if owner == rank]
         layers = range(cluster.stage_layers(stages[0]).start, cluster.stage_layers(stages[-1]).stop)
         degraded = frozenset(layers) if degrade and len(stages) > 1 else frozenset[int]()
-        spans.append(Span(rank, layers.start, layers.stop, degraded))
+        # The paper's technique II: a neighbour that does both recomputes.
+        spans.append(Span(rank, layers.start, layers.stop, degraded, recomputed=degraded))
     return tuple(spans)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from mecefo_runtime.layout import Cluster, Layout
+from mecefo_runtime.layout import Layout
+from mecefo_runtime.planners import Situation
 from mecefo_runtime.planners._takeover import plan_takeover
 
 
-def plan(cluster: Cluster, alive: Collection[int]) -> Layout:
+def plan(situation: Situation) -> Layout:
     """See `Planner`; the paper's policy (arXiv 2510.16415, section 3)."""
-    return plan_takeover(cluster, alive, degrade=True)
+    return plan_takeover(situation.cluster, situation.alive, degrade=True)

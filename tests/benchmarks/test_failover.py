@@ -3,9 +3,10 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks._machine import Machine
-from benchmarks.failover import KINDS, PHASES, collect, experiment_of, read_failover, report, to_document
+from benchmarks.failover import KINDS, PHASES, collect, experiment_of, main, read_failover, report, to_document
 from harness.summary import summarize
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault
@@ -69,6 +70,13 @@ def test_aims_are_counted_over_all_runs():
     text = report([failover(), failover(recovers=False)], MACHINE, "kill-node", quick=False)
     assert "aim: detection under 100 ms: " in text
     assert "aim: regroup + transfer under 500 ms: 1 of 2 runs" in text
+
+
+@pytest.mark.unit
+def test_the_comparison_with_the_peers_leaves_no_choice_of_kinds():
+    answer = CliRunner().invoke(main, ["--peers", "--kind", "kill-node"])
+    assert answer.exit_code == 2
+    assert "leave out --kind" in answer.output
 
 
 @pytest.mark.integration

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
-from chaos.experiment import Experiment, Job, experiment_hash, from_mapping, from_options, json_schema, load, to_yaml
+from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, json_schema, load, to_yaml
+from chaos.job import Job
 from chaos.target import Target
 from chaos.trigger import Duration, Trigger
 from chaos.yaml_lines import Dumper, parse
@@ -275,7 +276,7 @@ class TestShape:
             "microbatches_per_replica": 5,
             "learning_rate": 0.5,
             "warmup_steps": 0,
-            "approximation": {"rank": 8, "refresh_steps": 3, "recompute_ffn": False, "down_projection": "right"},
+            "approximation": {"rank": 8, "refresh_steps": 3, "down_projection": "right"},
         }
         config = from_mapping({"name": "x", "job": recipe}, **KNOWN).job.to_config(1, 1.0).to_dict()
         assert config["model"]["hidden_size"] == 512

@@ -93,7 +93,7 @@ class TestTrigger:
             ({"step": 10**30}, "step", "whole number"),
             ("step=5,phase=bakward", "phase", "(did you mean 'backward'?)"),
             (
-                "step=5,phase=checkpoint",
+                "step=5,phase=rendezvous",
                 "phase",
                 "the phases of a step are data, forward, backward, reduce, optimizer, commit",
             ),

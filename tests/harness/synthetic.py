@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mecefo_runtime import planners
 from mecefo_runtime.data import checksum, samples_of_step
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.layout import Cluster, Layout
+from tests.planning import layout_of
 
 CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)
 SAMPLES_PER_STEP = 64
@@ -367,7 +367,7 @@ class _Story:
     def _regroup(self, reason: str, step: int | None, transfer_seconds: float) -> None:
         self.epoch += 1
         members = sorted(self.alive)
-        layout: Layout = planners.find("ndb")(CLUSTER, members)
+        layout: Layout = layout_of("ndb", CLUSTER, members)
         self.emit(
             "layout",
             "coordinator",

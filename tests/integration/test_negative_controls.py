@@ -37,31 +37,31 @@ REPEAT_A_MICROBATCH = DROP_A_MICROBATCH.replace(
 )
 # One survivor's parameters change behind everybody's back.
 DIVERGE = f"""{IN_RANKS}
-    from mecefo_runtime.trainer import Trainer
+    from mecefo_runtime.step import Stepper
 
-    step = Trainer._step
+    run = Stepper.run
 
     def diverge(self, epoch, number):
         if number == 15 and self._rank == max(epoch.members):
-            self._units["head"].parameters.mul_(1.001)
-        return step(self, epoch, number)
+            epoch.bank.units["head"].parameters.mul_(1.001)
+        return run(self, epoch, number)
 
-    Trainer._step = diverge
+    Stepper.run = diverge
 """
 # The last survivor stops for ever in its first step after the takeover, while its signs of life go on.
 FREEZE = f"""{IN_RANKS}
     import threading
 
-    from mecefo_runtime.trainer import Trainer
+    from mecefo_runtime.step import Stepper
 
-    step = Trainer._step
+    run = Stepper.run
 
     def freeze(self, epoch, number):
         if epoch.layout.num_degraded_layers and self._rank == max(epoch.members):
             threading.Event().wait()
-        return step(self, epoch, number)
+        return run(self, epoch, number)
 
-    Trainer._step = freeze
+    Stepper.run = freeze
 """
 BE_IMPATIENT = f"""{IN_COMMAND}
     import harness.conductor

@@ -2,23 +2,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mecefo_runtime.approximate import (
-    FIRST_ITERATIONS,
-    WARM_ITERATIONS,
     bases,
     degrade,
     is_degraded,
-    leading_right_singular_vectors,
+    recomputes,
     refresh,
     restore,
+    set_recompute,
 )
 from mecefo_runtime.config import PRESETS, ApproximationConfig
 from mecefo_runtime.model import Block, build_unit
@@ -71,26 +69,29 @@ def without_attention_backward(block: Block) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-every_way = pytest.mark.parametrize(
-    "config",
-    [ApproximationConfig(8, 50, recompute, down) for recompute in (True, False) for down in ("left", "right")],
-    ids=["recompute-left", "recompute-right", "keep-left", "keep-right"],
-)
+every_side = pytest.mark.parametrize("side", ["left", "right"])
+every_choice = pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
 
 
-@every_way
-def test_the_output_is_the_normal_blocks(config: ApproximationConfig) -> None:
-    block = build_block()
-    expected = block(random(2))
-    degrade(block, config)
-    torch.testing.assert_close(block(random(2)), expected, rtol=1e-12, atol=1e-12)
+def of_side(side: str, rank: int = 8) -> ApproximationConfig:
+    return dataclasses.replace(ApproximationConfig(rank), down_projection=side)
 
 
-@every_way
-def test_gradients_are_those_of_the_paper(config: ApproximationConfig) -> None:
+@every_choice
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_output_is_the_normal_blocks(recompute: bool, dtype: torch.dtype) -> None:
+    block = build_block(dtype)
+    expected = block(random(2, dtype=dtype))
+    degrade(block, ApproximationConfig(8), recompute=recompute)
+    assert torch.equal(block(random(2, dtype=dtype)), expected)
+
+
+@every_choice
+@every_side
+def test_gradients_are_those_of_the_paper(recompute: bool, side: str) -> None:
     block = build_block()
     _, expected_input, exact = gradients(block, without_attention_backward(block))
-    degrade(block, config)
+    degrade(block, of_side(side), recompute=recompute)
     _, input_gradient, found = gradients(block, block)
     now = bases(block)
     expected = {
@@ -98,7 +99,7 @@ def test_gradients_are_those_of_the_paper(config: ApproximationConfig) -> None:
         "ffn.gate.weight": exact["ffn.gate.weight"] @ now.gate @ now.gate.T,
         "ffn.up.weight": exact["ffn.up.weight"] @ now.up @ now.up.T,
         "ffn.down.weight": now.down @ now.down.T @ exact["ffn.down.weight"]
-        if config.down_projection == "left"
+        if side == "left"
         else exact["ffn.down.weight"] @ now.down @ now.down.T,
     }
     torch.testing.assert_close(input_gradient, expected_input, rtol=1e-11, atol=1e-12)
@@ -110,6 +111,14 @@ def test_gradients_are_those_of_the_paper(config: ApproximationConfig) -> None:
             # A projection that changed nothing would leave the comparison above without meaning.
             if name != "ffn_norm.weight":
                 assert not torch.allclose(gradient, exact[name], rtol=0.1)
+
+
+def test_the_attentions_own_gradient_is_what_is_left_out_of_the_inputs() -> None:
+    block = build_block()
+    _, whole, _ = gradients(block, block)
+    degrade(block, ApproximationConfig(8))
+    _, found, _ = gradients(block, block)
+    assert not torch.allclose(found, whole, rtol=0.1)
 
 
 def test_full_rank_is_exact() -> None:
@@ -125,20 +134,53 @@ def test_full_rank_is_exact() -> None:
 def test_full_rank_is_not_exact_for_the_papers_down_projection() -> None:
     block = build_block()
     _, _, exact = gradients(block, without_attention_backward(block))
-    degrade(block, ApproximationConfig(rank=10_000, down_projection="right"))
+    degrade(block, of_side("right", 10_000))
     assert bases(block).down.shape == (176, 64)
     _, _, found = gradients(block, block)
     assert not torch.allclose(found["ffn.down.weight"], exact["ffn.down.weight"], rtol=0.1)
 
 
-def test_recomputation_changes_no_bit() -> None:
+@every_side
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_recomputation_changes_no_bit(side: str, dtype: torch.dtype) -> None:
+    block = build_block(dtype)
+    degrade(block, of_side(side))
     results = []
-    for recompute in (True, False):
-        block = build_block()
-        degrade(block, ApproximationConfig(8, recompute_ffn=recompute))
+    for recompute in (False, True):
+        set_recompute(block, recompute)
         output, input_gradient, found = gradients(block, block)
         results.append([output, input_gradient, *(g for g in found.values() if g is not None)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@every_choice
+def test_the_choice_of_recomputation_changes_nothing_else(recompute: bool) -> None:
+    block = build_block()
+    config = ApproximationConfig(8)
+    degrade(block, config, recompute=recompute)
+    assert recomputes(block) is recompute
+    before = bases(block)
+    block.ffn.gate.weight.data.add_(1)  # bases that were computed again would be others
+    degrade(block, config, recompute=not recompute)
+    assert recomputes(block) is not recompute
+    assert bases(block) is before
+    set_recompute(block, recompute)
+    assert recomputes(block) is recompute
+    assert bases(block) is before
+    restore(block)
+    assert not recomputes(block)
+
+
+def test_a_pass_keeps_the_choice_of_its_forward() -> None:
+    block = build_block()
+    for recompute in (True, False):
+        degrade(block, ApproximationConfig(8), recompute=recompute)
+        _, _, expected = gradients(block, block)
+        block.zero_grad(set_to_none=True)
+        output_BTH = block(random(2))
+        set_recompute(block, not recompute)
+        output_BTH.backward(random(3))
+        assert torch.equal(block.ffn.gate.weight.grad, expected["ffn.gate.weight"])
 
 
 def test_left_projection_comes_nearer_than_the_papers() -> None:
@@ -146,7 +188,7 @@ def test_left_projection_comes_nearer_than_the_papers() -> None:
     for side in ("left", "right"):
         block = build_block()
         _, _, exact = gradients(block, without_attention_backward(block))
-        degrade(block, ApproximationConfig(16, down_projection=side))
+        degrade(block, of_side(side, 16))
         _, _, found = gradients(block, block)
         difference = found["ffn.down.weight"] - exact["ffn.down.weight"]
         errors[side] = (difference.norm() / exact["ffn.down.weight"].norm()).item()
@@ -171,33 +213,68 @@ def test_restore_brings_back_the_exact_gradients_and_leaves_no_trace() -> None:
     assert set(vars(block)) == before
 
 
-def saved_bytes(block: Block) -> int:
-    """What autograd stores for one forward pass: each storage once, parameters apart."""
+def saved(block: Block, dtype: torch.dtype) -> list[tuple[tuple[int, ...], int]]:
+    """(shape, bytes) of what autograd stores for one forward pass: each storage once, parameters apart."""
     owned = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
-    x_BTH = random(2, dtype=torch.float32).requires_grad_()
-    saved: dict[int, int] = {}
+    x_BTH = random(2, dtype=dtype).requires_grad_()
+    # The tensors themselves are kept, or a storage that is freed could lend its address to the next.
+    stored: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            saved[storage.data_ptr()] = storage.nbytes()
+        address = tensor.untyped_storage().data_ptr()
+        if address not in owned:
+            stored[address] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output_BTH = block(x_BTH)
     assert output_BTH.requires_grad
-    return sum(saved.values())
+    return [(tuple(tensor.shape), tensor.untyped_storage().nbytes()) for tensor in stored.values()]
 
 
-def test_of_a_degraded_block_only_the_ffns_input_is_stored() -> None:
-    block = build_block(torch.float32)
-    num_tokens = SHAPE[0] * SHAPE[1]
-    exact = saved_bytes(block)
-    degrade(block, ApproximationConfig(8, recompute_ffn=True))
-    assert saved_bytes(block) == 4 * num_tokens * 64
-    degrade(block, ApproximationConfig(8, recompute_ffn=False))
-    assert saved_bytes(block) == 4 * num_tokens * (64 + 2 * 176)
-    assert exact > 4 * num_tokens * (8 * 64 + 3 * 176)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_a_degraded_block_the_ffns_input_is_stored_and_gate_and_up_unless_recomputed(dtype: torch.dtype) -> None:
+    block = build_block(dtype)
+    size = dtype.itemsize
+    num_tokens, hidden, intermediate = SHAPE[0] * SHAPE[1], 64, 176
+    degrade(block, ApproximationConfig(8))
+    wide = ((num_tokens, intermediate), size * num_tokens * intermediate)
+    narrow = ((num_tokens, hidden), size * num_tokens * hidden)
+    assert saved(block, dtype) == [narrow, wide, wide]
+    set_recompute(block, True)
+    assert saved(block, dtype) == [narrow]
+
+
+def test_a_normal_block_stores_what_the_degraded_one_does_not() -> None:
+    num_sequences, num_tokens, hidden = SHAPE
+    intermediate, num_heads, head_size = 176, TINY.num_heads, TINY.head_size
+    # Each norm: its input, the scale of each token, the scaled input, and its output for the next linear map.
+    # Attention: RoPE's rotations, q, k, v, the mixed heads and their log-sum-exp. FFN: gate, its silu, up, the product.
+    per_token = 2 * (3 * hidden + 1) + 4 * hidden + num_heads + 4 * intermediate
+    expected = 4 * (num_sequences * num_tokens * per_token + num_tokens * head_size)
+    assert sum(num_bytes for _, num_bytes in saved(build_block(torch.float32), torch.float32)) == expected
+
+
+def test_nothing_of_the_attention_outlives_the_forward_pass() -> None:
+    def alive_after_forward(block: Block) -> list[bool]:
+        seen: list[weakref.ref[torch.UntypedStorage]] = []
+
+        def watch(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append(weakref.ref(output.untyped_storage()))
+
+        handles = [m.register_forward_hook(watch) for m in (block.attention_norm, *block.attention.children())]
+        output_BTH = block(random(2).requires_grad_())
+        for handle in handles:
+            handle.remove()
+        alive = [storage() is not None for storage in seen]
+        output_BTH.sum().backward()
+        assert len(alive) == 5
+        return alive
+
+    block = build_block()
+    assert any(alive_after_forward(block))
+    degrade(block, ApproximationConfig(8))
+    assert not any(alive_after_forward(block))
 
 
 def test_attention_runs_without_a_graph_and_through_its_module() -> None:
@@ -232,6 +309,22 @@ def test_gradients_accumulate_in_place_and_attention_buffers_stay_as_they_are() 
         torch.testing.assert_close(views[name], expected)
 
 
+@every_choice
+def test_a_second_backward_pass_over_the_same_graph_finds_what_the_first_did(recompute: bool) -> None:
+    block = build_block()
+    degrade(block, ApproximationConfig(8), recompute=recompute)
+    _, _, expected = gradients(block, block)
+    block.zero_grad(set_to_none=True)
+    output_BTH = block(random(2))
+    output_BTH.backward(random(3), retain_graph=True)
+    block.zero_grad(set_to_none=True)
+    output_BTH.backward(random(3))
+    for name, parameter in block.ffn.named_parameters():
+        wanted = expected[f"ffn.{name}"]
+        assert parameter.grad is not None and wanted is not None
+        assert torch.equal(parameter.grad, wanted)
+
+
 def test_frozen_parameters_and_inputs_get_no_gradient() -> None:
     block = build_block()
     degrade(block, ApproximationConfig(8))
@@ -260,6 +353,28 @@ def test_bfloat16_follows_float64() -> None:
             assert (rounded.double() - expected).norm() < 0.03 * expected.norm(), name
 
 
+@every_choice
+def test_autocast_is_followed_into_the_backward_pass(recompute: bool) -> None:
+    block = build_block(torch.float32)
+
+    def run(is_on: bool) -> list[Tensor]:
+        def forward(x_BTH: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                output_BTH: Tensor = block(x_BTH)
+            return output_BTH
+
+        output, input_gradient, found = gradients(block, forward)
+        return [output, input_gradient, *(gradient for gradient in found.values() if gradient is not None)]
+
+    expected_output = run(True)[0]
+    degrade(block, ApproximationConfig(64), recompute=recompute)
+    rounded, precise = run(True), run(False)
+    assert torch.equal(rounded[0], expected_output)
+    for a, b in zip(rounded, precise, strict=True):
+        assert a.dtype == torch.float32
+        assert 0 < (a - b).norm() < 0.02 * b.norm()
+
+
 def test_a_pass_uses_the_bases_of_its_forward() -> None:
     block = build_block()
     degrade(block, ApproximationConfig(8))
@@ -271,82 +386,14 @@ def test_a_pass_uses_the_bases_of_its_forward() -> None:
     assert torch.equal(block.ffn.gate.weight.grad, expected["ffn.gate.weight"])
 
 
-def captured_ratio(weight_MN: Tensor, basis_NR: Tensor) -> float:
-    """The energy of W that the basis captures, relative to the best subspace of that size."""
-    best = torch.linalg.svdvals(weight_MN)[: basis_NR.shape[1]].square().sum()
-    return ((weight_MN @ basis_NR).square().sum() / best).item()
-
-
-def captured_ratios(block: Block) -> list[float]:
-    now = bases(block)
-    weights = (block.ffn.gate.weight, block.ffn.up.weight, block.ffn.down.weight.T)
-    return [
-        captured_ratio(weight.detach(), basis)
-        for weight, basis in zip(weights, (now.gate, now.up, now.down), strict=True)
-    ]
-
-
-@pytest.mark.parametrize("rank", [4, 16, 48])
-def test_bases_capture_nearly_the_energy_of_an_svd_and_follow_the_weights(rank: int) -> None:
-    # Freshly drawn weights are the worst case: their singular values hardly fall.
-    block = build_unit("layer.0", TINY, 0, dtype=torch.float64)
-    assert isinstance(block, Block)
-    degrade(block, ApproximationConfig(rank))
-    first = captured_ratios(block)
-    assert all(0.85 < ratio < 1 + 1e-9 for ratio in first)
-    for seed in range(5):
-        for weight in (block.ffn.gate.weight, block.ffn.up.weight, block.ffn.down.weight):
-            step = random(seed, tuple(weight.shape))
-            weight.data += 0.02 * weight.norm() / step.norm() * step
-        refresh(block)
-    warm = captured_ratios(block)
-    assert all(0.9 < ratio < 1 + 1e-9 for ratio in warm)
-
-
-def test_refresh_starts_from_the_last_bases() -> None:
-    block = build_block()
-    degrade(block, ApproximationConfig(8))
-    before = bases(block)
-    ratios = captured_ratios(block)
-    refresh(block)
-    assert bases(block) is not before
-    assert all(after >= ratio - 1e-12 for after, ratio in zip(captured_ratios(block), ratios, strict=True))
-    expected = leading_right_singular_vectors(block.ffn.gate.weight.detach(), before.gate, WARM_ITERATIONS)
-    assert torch.equal(bases(block).gate, expected)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    num_rows=st.integers(1, 24),
-    num_columns=st.integers(1, 24),
-    data=st.data(),
-    num_zero_rows=st.integers(0, 24),
-)
-def test_bases_are_orthonormal_whatever_the_weight(
-    num_rows: int, num_columns: int, data: st.DataObject, num_zero_rows: int
-) -> None:
-    rank = data.draw(st.integers(1, min(num_rows, num_columns)))
-    weight_MN = random(num_rows, (num_rows, num_columns))
-    weight_MN[:num_zero_rows] = 0  # rank-deficient, down to the zero matrix
-    basis_NR = leading_right_singular_vectors(weight_MN, random(0, (num_columns, rank)), FIRST_ITERATIONS)
-    torch.testing.assert_close(basis_NR.T @ basis_NR, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-10)
-
-
-def test_the_seed_decides_the_bases() -> None:
-    def gate(seed: int) -> Tensor:
-        block = build_block()
-        degrade(block, ApproximationConfig(8), seed=seed)
-        return bases(block).gate
-
-    assert torch.equal(gate(0), gate(0))
-    assert not torch.equal(gate(0), gate(1))
-
-
-def test_degrading_again_begins_anew_with_the_new_config() -> None:
+def test_degrading_again_begins_anew_with_another_config_or_seed() -> None:
     block = build_block()
     degrade(block, ApproximationConfig(8))
     degrade(block, ApproximationConfig(4))
     assert bases(block).gate.shape == (64, 4)
+    before = bases(block)
+    degrade(block, ApproximationConfig(4), seed=1)
+    assert not torch.equal(bases(block).gate, before.gate)
     restore(block)
     assert not is_degraded(block)
 
@@ -367,7 +414,7 @@ def test_what_cannot_be_degraded_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot degrade a Linear"):
         degrade(nn.Linear(2, 2), ApproximationConfig())
     block = build_block()
-    for needs_degraded in (refresh, bases):
+    for needs_degraded in (refresh, bases, lambda exact: set_recompute(exact, True)):
         with pytest.raises(ValueError, match="not degraded"):
             needs_degraded(block)
 

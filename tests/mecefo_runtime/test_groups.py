@@ -8,15 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from mecefo_runtime.background import Background
 from mecefo_runtime.exchange import exchange
 from mecefo_runtime.groups import EpochBroken, Formation, Groups, RendezvousStore, gloo_listener_port
 from mecefo_runtime.layout import Cluster
-from mecefo_runtime.planners import find
+from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
 
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=2, num_microbatches=2)
-LAYOUT = find("exact")(CLUSTER, range(4))
+LAYOUT = layout_of("exact", CLUSTER, range(4))
+REDUCTIONS = Background().reduction_groups(LAYOUT)
 DEADLINE_SECONDS = 20.0
 
 
@@ -41,7 +43,7 @@ class Rendezvous:
 
 def form(rendezvous: Rendezvous, rank: int) -> Groups:
     store = RendezvousStore(rendezvous.put, rendezvous.take)
-    return Groups(store, 1, rank, range(4), LAYOUT, timeout_seconds=60.0)
+    return Groups(store, 1, rank, range(4), REDUCTIONS, timeout_seconds=60.0)
 
 
 def on_all_ranks(act: Callable[[int], object]) -> dict[int, object]:

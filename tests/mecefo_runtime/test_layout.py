@@ -12,6 +12,7 @@ from mecefo_runtime.layout import (
     LayoutError,
     Replica,
     Span,
+    configured_layout,
     layer_unit,
     plan_transfers,
     split_evenly,
@@ -77,7 +78,9 @@ def layouts(draw):
         spans = []
         for first, end in pairwise(borders):
             degraded = draw(st.frozensets(st.integers(first, end - 1)))
-            spans.append(Span(ranks[len(spans) + index * cluster.pipeline], first, end, degraded))
+            recomputed = frozenset(draw(st.lists(st.sampled_from(sorted(degraded))))) if degraded else frozenset()
+            rank = ranks[len(spans) + index * cluster.pipeline]
+            spans.append(Span(rank, first, end, degraded, recomputed))
         replicas.append(Replica(index, tuple(spans), shares[index]))
     return cluster, Layout(cluster.num_layers, tuple(replicas))
 
@@ -211,6 +214,7 @@ def broken(**changes):
 class TestCheck:
     def test_accepts_the_configured_layout(self):
         configured(CLUSTER).check(CLUSTER, range(4))
+        assert configured_layout(CLUSTER) == configured(CLUSTER)
 
     @pytest.mark.parametrize(
         ("layout", "message"),
@@ -223,6 +227,7 @@ class TestCheck:
             (broken(rank=CLUSTER.rank_at(0, 1)), "holds two spans"),
             (broken(rank=CLUSTER.rank_at(1, 0)), "holds two spans"),
             (broken(degraded=frozenset({3})), "degrades layers that it does not hold"),
+            (broken(recomputed=frozenset({0})), "recomputes layers that it does not degrade"),
         ],
     )
     def test_refuses_a_broken_span(self, layout, message):

@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mecefo_runtime.background import Background
+from mecefo_runtime.durable import Durable
 from mecefo_runtime.layout import Cluster, Layout
 from mecefo_runtime.membership import Membership
 from mecefo_runtime.planners import find
+from mecefo_runtime.regroup import Rules
 from mecefo_runtime.roster import Stage
+from tests.planning import COSTS, layout_of
 
 pytestmark = pytest.mark.unit
 
@@ -26,8 +30,12 @@ class SimulatedRank:
         self.epoch = self.target = 0
         self.ready: int | None = None
         self.has_totals = False
+        self.norm = 0.25
         self.layout: Layout | None = None
         self.units: tuple[str, ...] = ()
+        self.distrusted: tuple[str, ...] = ()
+        self.background = Background()
+        self.lineage = ""
         self.members: list[int] = []
         self.status = "fresh"
 
@@ -36,7 +44,7 @@ class SimulatedRank:
         if self.ready is not None:
             ready = {
                 "step": self.ready,
-                "norms": dict.fromkeys(self.units, 0.25),
+                "norms": dict.fromkeys(self.units, self.norm),
                 "tally": TOTALS["tally"] if "head" in self.units else None,
                 "totals": TOTALS if self.has_totals else None,
             }
@@ -49,17 +57,34 @@ class SimulatedRank:
             "committed_step": self.committed,
             "totals": TOTALS if self.committed else None,
             "ready": ready,
-            "holdings": list(self.units),
+            "holdings": [unit for unit in self.units if unit not in self.missing()],
+            "distrusted": list(self.distrusted),
+            "is_background_done": False,
+            "lineage": self.lineage,
             "is_stateless": self.layout is None,
             "members": self.members,
             "layout": None if self.layout is None else self.layout.to_dict(),
         }
 
+    def missing(self) -> set[str]:
+        """What it was told to fetch and cannot have yet, and what it does not trust."""
+        awaited = {s.unit for s in self.background.of(self.rank) if s.source is not None and s.step > self.committed}
+        return awaited | set(self.distrusted)
+
 
 class World:
     """A coordinator, its clock, and the ranks that obey it."""
 
-    def __init__(self, strategy: str = "ndb", steps: int = 100) -> None:
+    def __init__(
+        self,
+        strategy: str = "ndb",
+        steps: int = 100,
+        *,
+        takeover: str = "direct",
+        checkpoints: tuple[Durable, ...] = (),
+        must_resume: bool = False,
+    ) -> None:
+        self.takeover, self.checkpoints, self.must_resume = takeover, checkpoints, must_resume
         self.now = 0.0
         self.sent: list[tuple[int, dict]] = []
         self.hung_up: list[int] = []
@@ -69,7 +94,21 @@ class World:
         self.coordinator = self._new_coordinator()
 
     def _new_coordinator(self) -> Membership:
-        return Membership(CLUSTER, find(self.strategy), self.steps, self, lambda: self.now, 2.0)
+        rules = Rules(
+            CLUSTER,
+            find(self.strategy),
+            takeover=self.takeover,
+            newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d.folder not in refused), None),
+        )
+        return Membership(
+            rules,
+            self.steps,
+            self,
+            lambda: self.now,
+            2.0,
+            predicted_costs=COSTS,
+            must_resume=self.must_resume,
+        )
 
     def send(self, rank: int, message: dict) -> None:
         self.sent.append((rank, message))
@@ -107,12 +146,14 @@ class World:
                     if commit is not None and rank.committed < commit["step"] and rank.layout is not None:
                         assert rank.ready == commit["step"], "told to apply a step whose gradients it does not have"
                         rank.committed = commit["step"]
-                    if rank.layout is not None:
+                    if rank.layout is not None and message["restore"] is None:
                         assert rank.committed == message["resume_step"] - 1, (
                             "a step was lost or repeated after its commit"
                         )
                     rank.layout = Layout.from_dict(message["layout"])
-                    rank.units = rank.layout.units(number)
+                    rank.background = Background.from_list(message["background"])
+                    rank.units, rank.distrusted = rank.background.units(rank.layout, number), ()
+                    rank.lineage = message["lineage"]
                     rank.members = message["members"]
                     rank.epoch = rank.target = message["epoch"]
                     rank.committed, rank.ready, rank.has_totals = message["resume_step"] - 1, None, False
@@ -141,6 +182,10 @@ class World:
     def commit(self, step: int) -> None:
         for rank in self.ranks.values():
             rank.committed = step
+        leader = self.ranks[min(self.ranks)]
+        if leader.background and leader.background.last_step <= step:
+            self.coordinator.on_background_done(leader.epoch)
+            self.obey()
 
 
 def test_start_waits_for_every_rank_and_forms_the_configured_layout() -> None:
@@ -152,7 +197,7 @@ def test_start_waits_for_every_rank_and_forms_the_configured_layout() -> None:
     world.obey()
     assert world.coordinator.stage is Stage.TRAINING
     assert world.coordinator.epoch == 1
-    assert world.coordinator.layout == find("ndb")(CLUSTER, range(8))
+    assert world.coordinator.layout == layout_of("ndb", CLUSTER, range(8))
 
 
 def test_step_is_repeated_when_a_survivor_lacks_its_gradients() -> None:
@@ -270,7 +315,7 @@ def test_repaired_node_rejoins_at_a_boundary_and_the_layout_is_the_configured_on
         world.coordinator.on_hello(rank, world.ranks[rank].report())
     world.obey()
     assert world.coordinator.members == set(range(8))
-    assert world.coordinator.layout == find("ndb")(CLUSTER, range(8))
+    assert world.coordinator.layout == layout_of("ndb", CLUSTER, range(8))
     assert world.last("rejoined") == {"step": 20, "epoch": 3, "ranks": [4, 5]}
     assert world.ranks[4].committed == 20
 
@@ -356,11 +401,120 @@ def test_loss_after_the_last_step_still_commits_it_everywhere() -> None:
     assert (1, {"type": "goodbye", "commit": {"step": 10, "totals": TOTALS}}) in world.sent
 
 
+def test_background_takeover_runs_at_once_with_what_there_is_and_balances_later() -> None:
+    world = World(takeover="background")
+    world.start()
+    world.commit(10)
+    world.kill(3)
+    first = world.coordinator.layout
+    assert first is not None
+    hit = CLUSTER.cell_of(3)[0]
+    assert hit not in {replica.replica for replica in first.replicas}
+    assert world.last("layout")["num_transfers"] == 0
+    assert world.last("layout")["num_fetched_in_background"] == 3
+    assert first.num_microbatches == CLUSTER.num_microbatches
+    world.commit(12)
+    assert world.last("layout")["reason"] == "balance"
+    assert world.last("layout")["num_transfers"] == 0
+    assert world.coordinator.layout == layout_of("ndb", CLUSTER, set(range(8)) - {3})
+
+
+def test_a_loss_before_the_fetched_state_is_there_does_not_count_on_it() -> None:
+    world = World(takeover="background")
+    world.start()
+    world.commit(10)
+    world.kill(3)
+    neighbour = next(rank for rank in world.ranks.values() if rank.background.of(rank.rank))
+    assert neighbour.missing()
+    world.kill(next(rank for rank in world.ranks if rank != neighbour.rank))
+    holdings = neighbour.report()["holdings"]
+    assert world.coordinator.stage is Stage.TRAINING
+    assert not neighbour.missing() & set(holdings)
+
+
+def test_a_rank_whose_state_differs_gets_its_peers() -> None:
+    world = World()
+    world.start()
+    world.commit(10)
+    rank = world.ranks[6]
+    rank.distrusted = (rank.units[-1],)
+    world.coordinator.on_diverged(1)
+    world.obey()
+    assert world.coordinator.epoch == 2
+    assert world.last("layout")["reason"] == "heal"
+    assert world.last("layout")["num_transfers"] == 1
+    assert world.coordinator.members == set(range(8))
+    assert not rank.distrusted
+
+
+def test_a_rank_that_spoils_steps_is_sent_away_and_its_replica_taken_over() -> None:
+    world = World()
+    world.start()
+    world.commit(10)
+    world.coordinator.on_unhealthy(1, 6, "its gradients are not finite")
+    assert (6, {"type": "stop", "reason": "evicted: its gradients are not finite"}) in world.sent
+    del world.ranks[6]
+    world.pass_time(0.2)
+    assert world.last("detected") == {"step": None, "epoch": 1, "lost": [6], "how": "health"}
+    assert world.coordinator.members == set(range(8)) - {6}
+    world.coordinator.on_unhealthy(1, 5, "late news of an old epoch")
+    assert 5 in world.coordinator.members
+
+
+def test_state_that_is_lost_comes_from_the_newest_checkpoint_that_is_whole() -> None:
+    world = World(checkpoints=(Durable(9, "step-9"), Durable(6, "step-6")))
+    world.start()
+    world.commit(10)
+    holders = [rank for rank in range(8) if "layer.3" in world.ranks[rank].units]
+    world.kill(*holders)
+    assert world.last("checkpoint_restored") == {"step": 9, "folder": "step-9"}
+    assert {rank.committed for rank in world.ranks.values()} == {9}
+    assert world.coordinator.stage is Stage.TRAINING
+
+
+def test_a_checkpoint_that_a_rank_finds_damaged_is_not_tried_again() -> None:
+    world = World(checkpoints=(Durable(9, "step-9"), Durable(6, "step-6")), must_resume=True)
+    for rank in world.ranks.values():
+        world.coordinator.on_hello(rank.rank, rank.report())
+    assert world.last("checkpoint_restored")["folder"] == "step-9"
+    world.sent.clear()
+    world.coordinator.on_trouble(2, 1, "step-9/head/data: truncated", refused="step-9")
+    world.pass_time(1.0)
+    assert world.last("checkpoint_restored") == {"step": 6, "folder": "step-6"}
+    assert world.coordinator.epoch == 2
+    assert {rank.committed for rank in world.ranks.values()} == {6}
+
+
+def test_when_no_checkpoint_is_whole_the_stop_names_what_is_wrong_with_each() -> None:
+    world = World(checkpoints=(Durable(9, "step-9"),), must_resume=True)
+    for rank in world.ranks.values():
+        world.coordinator.on_hello(rank.rank, rank.report())
+    world.sent.clear()
+    world.coordinator.on_trouble(2, 1, "step-9/head/data: truncated", refused="step-9")
+    world.pass_time(1.0)
+    assert world.coordinator.stage is Stage.ENDED
+    assert "step-9/head/data: truncated" in world.last("job_failed")["reason"]
+
+
+def test_a_step_whose_gradients_are_not_finite_is_not_committed_by_a_regroup_either() -> None:
+    world = World()
+    world.start()
+    world.commit(10)
+    for rank in world.ranks.values():
+        rank.ready, rank.norm = 11, float("nan")
+    world.kill(4)
+    assert world.last("layout")["commit_step"] is None
+    assert world.last("layout")["resume_step"] == 11
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_schedule_of_losses_and_rejoins_loses_or_doubles_a_step(data: st.DataObject) -> None:
     """At any moment any rank may be anywhere in the step; `obey` asserts the commit rule for every survivor."""
-    world = World(data.draw(st.sampled_from(["ndb", "exact"])))
+    world = World(
+        data.draw(st.sampled_from(["ndb", "exact", "mecefo"])),
+        takeover=data.draw(st.sampled_from(["auto", "direct", "background"])),
+    )
     world.start()
     committed = 0
     for _ in range(data.draw(st.integers(1, 6))):
@@ -380,7 +534,7 @@ def test_no_schedule_of_losses_and_rejoins_loses_or_doubles_a_step(data: st.Data
         world.kill(*victims)
         if world.coordinator.stage is Stage.ENDED:
             assert "training cannot go on" in world.last("job_failed")["reason"]
-            held = {unit for rank in world.ranks.values() for unit in rank.units}
+            held = {unit for rank in world.ranks.values() for unit in set(rank.units) - rank.missing()}
             assert held < {"embedding", "layer.0", "layer.1", "layer.2", "layer.3", "head"}
             return
         assert world.coordinator.stage is Stage.TRAINING

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from mecefo_runtime import planners
 from mecefo_runtime.layout import Cluster, Layout, Replica, Span, split_evenly
-from mecefo_runtime.planners import NoLayout
+from mecefo_runtime.planners import NoLayout, Situation
+from tests.mecefo_runtime.planning import costs
 
 pytestmark = pytest.mark.unit
 
@@ -36,10 +38,10 @@ def clusters(draw):
 
 @st.composite
 def situations(draw):
-    """(cluster, some of its ranks, at least one)."""
+    """A cluster of which at least one rank lives, and any costs without a memory limit."""
     cluster = draw(clusters())
     alive = draw(st.sets(st.integers(0, cluster.num_ranks - 1), min_size=1))
-    return cluster, frozenset(alive)
+    return Situation(cluster, frozenset(alive), draw(costs()))
 
 
 def configured(cluster):
@@ -60,7 +62,7 @@ def configured(cluster):
 
 
 def test_the_papers_planner_and_the_exact_one_are_there():
-    assert {"exact", "ndb"} <= set(planners.names())
+    assert {"exact", "mecefo", "ndb"} <= set(planners.names())
     assert list(planners.names()) == sorted(planners.names())
     with pytest.raises(KeyError):
         planners.find("no-such-planner")
@@ -72,7 +74,7 @@ def test_the_papers_planner_and_the_exact_one_are_there():
 def test_metadata(name):
     module = importlib.import_module(f"mecefo_runtime.planners.{name}")
     assert len(module.__doc__.splitlines()[0]) > 20
-    assert list(inspect.signature(module.plan).parameters)[:2] == ["cluster", "alive"]
+    assert list(inspect.signature(module.plan).parameters) == ["situation"]
 
 
 def test_planning_needs_no_torch():
@@ -86,8 +88,8 @@ def test_planning_needs_no_torch():
 @settings(max_examples=120)
 @given(situation=situations())
 def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
-    cluster, alive = situation
-    layout = planners.find(name)(cluster, alive)
+    cluster, alive = situation.cluster, situation.alive
+    layout = planners.find(name)(situation)
     layout.check(cluster, alive)
     assert layout.replicas
     assert layout.num_layers == cluster.num_layers
@@ -104,34 +106,34 @@ def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
 @settings(max_examples=60)
 @given(situation=situations(), random=st.randoms(use_true_random=False))
 def test_the_same_survivors_give_the_same_layout(name, situation, random):
-    cluster, alive = situation
     plan = planners.find(name)
-    shuffled = list(alive)
+    shuffled = list(situation.alive)
     random.shuffle(shuffled)
-    assert plan(cluster, alive) == plan(cluster, shuffled) == plan(cluster, tuple(sorted(alive)))
+    assert plan(situation) == plan(replace(situation, alive=frozenset(shuffled))) == plan(situation)
 
 
 @each_planner
 @settings(max_examples=60)
-@given(cluster=clusters())
-def test_with_everybody_alive_it_is_the_configured_layout(name, cluster):
-    assert planners.find(name)(cluster, range(cluster.num_ranks)) == configured(cluster)
+@given(cluster=clusters(), any_costs=costs())
+def test_with_everybody_alive_it_is_the_configured_layout(name, cluster, any_costs):
+    situation = Situation(cluster, frozenset(range(cluster.num_ranks)), any_costs)
+    assert planners.find(name)(situation) == configured(cluster)
 
 
 @each_planner
 @settings(max_examples=20)
-@given(cluster=clusters())
-def test_without_survivors_there_is_no_layout(name, cluster):
-    with pytest.raises(NoLayout):
-        planners.find(name)(cluster, ())
+@given(cluster=clusters(), any_costs=costs())
+def test_without_survivors_there_is_no_layout(name, cluster, any_costs):
+    with pytest.raises(NoLayout, match="no replica has a living rank"):
+        planners.find(name)(Situation(cluster, frozenset(), any_costs))
 
 
 @each_planner
 @settings(max_examples=60)
-@given(cluster=clusters(), data=st.data())
-def test_any_single_survivor_carries_on(name, cluster, data):
+@given(cluster=clusters(), any_costs=costs(), data=st.data())
+def test_any_single_survivor_carries_on(name, cluster, any_costs, data):
     survivor = data.draw(st.integers(0, cluster.num_ranks - 1))
-    layout = planners.find(name)(cluster, [survivor])
+    layout = planners.find(name)(Situation(cluster, frozenset([survivor]), any_costs))
     (replica,) = layout.replicas
     assert [(span.rank, span.first, span.end) for span in replica.spans] == [(survivor, 0, cluster.num_layers)]
     assert replica.num_microbatches == cluster.num_microbatches
@@ -140,15 +142,14 @@ def test_any_single_survivor_carries_on(name, cluster, data):
 @settings(max_examples=120)
 @given(situation=situations())
 def test_exact_degrades_nothing(situation):
-    cluster, alive = situation
-    assert planners.find("exact")(cluster, alive).num_degraded_layers == 0
+    assert planners.find("exact")(situation).num_degraded_layers == 0
 
 
 @settings(max_examples=120)
 @given(situation=situations())
 def test_ndb_degrades_whoever_took_over_and_nobody_else(situation):
-    cluster, alive = situation
-    for replica in planners.find("ndb")(cluster, alive).replicas:
+    cluster = situation.cluster
+    for replica in planners.find("ndb")(situation).replicas:
         for span in replica.spans:
             _, stage = cluster.cell_of(span.rank)
             took_over = span.layers != cluster.stage_layers(stage)
@@ -159,8 +160,8 @@ def test_ndb_degrades_whoever_took_over_and_nobody_else(situation):
 @settings(max_examples=120)
 @given(situation=situations())
 def test_a_takeover_stays_in_the_replica_and_stages_stay_whole(name, situation):
-    cluster, alive = situation
-    layout = planners.find(name)(cluster, alive)
+    cluster, alive = situation.cluster, situation.alive
+    layout = planners.find(name)(situation)
     living_replicas = {cluster.cell_of(rank)[0] for rank in alive}
     assert {replica.replica for replica in layout.replicas} == living_replicas
     assert layout.ranks() == alive, "whoever lives works"

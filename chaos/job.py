@@ -1,0 +1,146 @@
+"""The job of an experiment: its shape, recipe and protection, as a user writes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from chaos.errors import UsageError
+from chaos.fields import DilationText, ModelName, Said, Text
+from mecefo_runtime.config import PRESETS, ApproximationConfig, CheckpointConfig, HealthConfig, JobConfig, Unfit
+
+# The recipe's defaults are the runtime's.
+_DEFAULTS = JobConfig()
+_MAX_RANKS = 1024
+
+
+class Approximation(Said):
+    """How degraded layers are approximated; see `mecefo_runtime.config.ApproximationConfig`."""
+
+    rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
+    refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
+    down_projection: Literal["left", "right"] = _DEFAULTS.approximation.down_projection
+
+
+class Health(Said):
+    """What becomes of steps that are not fit to be committed; see `mecefo_runtime.config.HealthConfig`."""
+
+    nonfinite: Unfit = _DEFAULTS.health.nonfinite
+    outlier: Unfit = _DEFAULTS.health.outlier
+    outlier_ratio: float = Field(default=_DEFAULTS.health.outlier_ratio, gt=1, allow_inf_nan=False)
+    window_steps: int = Field(default=_DEFAULTS.health.window_steps, ge=1, le=10**6)
+    max_repeats: int = Field(default=_DEFAULTS.health.max_repeats, ge=0, le=1000)
+    checksum_every_steps: int = Field(default=_DEFAULTS.health.checksum_every_steps, ge=0, le=10**8)
+
+
+class Checkpoint(Said):
+    """Durable checkpoints; `folder` None: in the run's own folder. See `mecefo_runtime.config.CheckpointConfig`."""
+
+    every_steps: int = Field(ge=1, le=10**8)
+    keep: int = Field(default=2, ge=1, le=10**6)
+    folder: Text | None = None
+    resume: bool = False
+
+
+class Job(Said):
+    """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks."""
+
+    runtime: Literal["mecefo"] = "mecefo"
+    model: ModelName = "llama-tiny"
+    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
+    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
+    data_parallel: int | None = Field(default=None, ge=1)
+    pipeline: int | None = Field(default=None, ge=1)
+    steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
+    strategy: str = _DEFAULTS.strategy
+    data: Text | None = None
+    dilation: DilationText = "auto"
+    sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
+    microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
+    microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
+    learning_rate: float = Field(default=_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
+    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0, le=10**8)
+    approximation: Approximation = Approximation()
+    health: Health = Health()
+    checkpoint: Checkpoint | None = None
+    takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
+    degraded_share_limit: float = Field(default=_DEFAULTS.degraded_share_limit, ge=0, le=1)
+    rank_memory_bytes: int | None = Field(default=None, ge=1)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    def shape(self) -> tuple[int, int]:
+        """(data_parallel, pipeline). Where neither is given: two stages if that leaves two replicas or more, else one.
+
+        Raises:
+            UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
+        """
+        if self.num_ranks > _MAX_RANKS:
+            raise UsageError(f"{self.num_ranks} ranks are more than the {_MAX_RANKS} that a job can have", key="nodes")
+        num_layers = PRESETS[self.model].num_layers
+        fitting = [
+            (self.num_ranks // stages, stages)
+            for stages in range(1, min(self.num_ranks, num_layers) + 1)
+            if self.num_ranks % stages == 0
+        ]
+        wanted = [(d, p) for d, p in fitting if self.data_parallel in (None, d) and self.pipeline in (None, p)]
+        if not wanted:
+            given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
+            shapes = ", ".join(f"{d} x {p}" for d, p in fitting)
+            asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
+            raise UsageError(
+                f"{asked} cannot be shared out over {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
+                f"and {num_layers} layers: data_parallel x pipeline can be {shapes}",
+                key=next(key for key, value in given.items() if value is not None),
+            )
+        return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
+
+    def to_config(self, seed: int, dilation_ratio: float) -> JobConfig:
+        """The job as the runtime takes it; checkpoints that are to go to the run's folder have the folder "".
+
+        Raises:
+            UsageError: the shape does not fit.
+        """
+        data_parallel, pipeline = self.shape()
+        return JobConfig(
+            model=PRESETS[self.model],
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            data_parallel=data_parallel,
+            pipeline=pipeline,
+            steps=self.steps,
+            seed=seed,
+            strategy=self.strategy,
+            sequence_length=self.sequence_length,
+            microbatch_size=self.microbatch_size,
+            microbatches_per_replica=self.microbatches_per_replica,
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            data=self.data,
+            approximation=ApproximationConfig(**self.approximation.model_dump()),
+            health=HealthConfig(**self.health.model_dump()),
+            checkpoint=self._checkpoint_config(),
+            takeover=self.takeover,
+            degraded_share_limit=self.degraded_share_limit,
+            rank_memory_bytes=self.rank_memory_bytes,
+            dilation_ratio=dilation_ratio,
+        )
+
+    def _checkpoint_config(self) -> CheckpointConfig | None:
+        said = self.checkpoint
+        if said is None:
+            return None
+        return CheckpointConfig(said.folder or "", said.every_steps, said.keep, said.resume)
+
+    def complaint_about_checkpoint_of(self, step: int | None) -> str | None:
+        """Why a fault cannot be injected in the phase `checkpoint` of `step`; None if it can."""
+        if self.checkpoint is None:
+            return "the job writes no checkpoints: give it checkpoint: {every_steps: ...}"
+        every = self.checkpoint.every_steps
+        if step is not None and step % every:
+            return f"step {step} writes no checkpoint: choose a multiple of {every}"
+        return None

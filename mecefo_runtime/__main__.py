@@ -1,0 +1,6 @@
+"""`torchrun -m mecefo_runtime`: see `launch`."""
+
+from mecefo_runtime.launch import main
+
+if __name__ == "__main__":
+    main()

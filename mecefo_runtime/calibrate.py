@@ -1,0 +1,147 @@
+"""What this rank's device needs for a microbatch of each kind of unit, measured on copies of them before it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mecefo_runtime.approximate import degrade, set_recompute
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.costs import Costs
+from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
+from mecefo_runtime.model import Head, build_unit
+
+NUM_ROUNDS = 5
+# Enough to be more than latency, little enough to cost nothing at the start of a job.
+PROBE_BYTES = 1 << 20
+_PROBE_TAG = 1 << 19
+
+
+def measure_costs(job: JobConfig) -> Costs:
+    """Measure forward, backward and optimizer of each kind of unit at the job's shapes: medians of a few rounds.
+
+    Seconds are this thread's CPU seconds times the job's dilation, which is what a rank's compute takes. How fast state
+    moves is not known before there are groups (see `measure_transfer`): until then, as fast as this rank copies it.
+    """
+    shape = (job.microbatch_size, job.sequence_length)
+    generator = torch.Generator().manual_seed(job.seed)
+    tokens_BT = torch.randint(job.model.vocab_size, shape, generator=generator)
+    x_BTH = torch.randn(*shape, job.model.hidden_size, generator=generator)
+    block = build_unit(layer_unit(0), job.model, job.seed)
+    embedding = build_unit(EMBEDDING, job.model, job.seed)
+    head = build_unit(HEAD, job.model, job.seed)
+    assert isinstance(head, Head)
+    scale = job.dilation_ratio
+
+    forward, backward = _time_passes(block, x_BTH)
+    activation_bytes = _count_saved_bytes(block, x_BTH)
+    update_seconds = _time_update(block)
+    degrade(block, job.approximation, recompute=False, seed=job.seed)
+    degraded_forward, degraded_backward = _time_passes(block, x_BTH)
+    degraded_bytes = _count_saved_bytes(block, x_BTH)
+    set_recompute(block, True)
+    _, recomputed_backward = _time_passes(block, x_BTH)
+    recomputed_bytes = _count_saved_bytes(block, x_BTH)
+    return Costs(
+        layer_forward_seconds=scale * forward,
+        layer_backward_seconds=scale * backward,
+        degraded_forward_seconds=scale * degraded_forward,
+        degraded_backward_seconds=scale * degraded_backward,
+        recomputed_backward_seconds=scale * recomputed_backward,
+        embedding_seconds=scale * sum(_time_passes(embedding, tokens_BT)),
+        head_seconds=scale * sum(_time_passes(lambda x: head.loss(x, tokens_BT), x_BTH)),
+        layer_update_seconds=scale * update_seconds,
+        layer_state_bytes=_state_bytes(block),
+        embedding_state_bytes=_state_bytes(embedding),
+        head_state_bytes=_state_bytes(head),
+        layer_activation_bytes=activation_bytes,
+        degraded_activation_bytes=degraded_bytes,
+        recomputed_activation_bytes=recomputed_bytes,
+        transfer_bytes_per_second=_copy_speed(),
+        memory_bytes=job.rank_memory_bytes,
+    )
+
+
+def measure_transfer(groups: Groups) -> float | None:
+    """Bytes per second from one rank to the next, while all ranks do the same; None for a rank alone.
+
+    Raises:
+        EpochBroken: a peer is gone.
+    """
+    if len(groups.members) == 1:
+        return None
+    place = groups.members.index(groups.rank)
+    after, before = groups.members[(place + 1) % len(groups.members)], groups.members[place - 1]
+    outgoing, incoming = torch.zeros(PROBE_BYTES, dtype=torch.uint8), torch.empty(PROBE_BYTES, dtype=torch.uint8)
+    began = time.monotonic()
+    works = groups.send(outgoing, after, _PROBE_TAG), groups.start_receive(incoming, before, _PROBE_TAG)
+    for work in works:
+        wait(work)
+    return PROBE_BYTES / (time.monotonic() - began)
+
+
+def _time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor) -> tuple[float, float]:
+    """Median CPU seconds of (forward, backward), gradients accumulating as in training."""
+    forwards, backwards = [], []
+    for _ in range(NUM_ROUNDS + 1):
+        x_in = x.detach().requires_grad_(x.is_floating_point())
+        began = time.thread_time()
+        output = module(x_in)
+        between = time.thread_time()
+        gradient = None if output.ndim == 0 else torch.ones_like(output)
+        began_backward = time.thread_time()
+        torch.autograd.backward(output, gradient)
+        backwards.append(time.thread_time() - began_backward)
+        forwards.append(between - began)
+    # The first round warms up.
+    return median(forwards[1:]), median(backwards[1:])
+
+
+def _time_update(module: nn.Module) -> float:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
+    seconds = []
+    for _ in range(NUM_ROUNDS + 1):
+        began = time.thread_time()
+        optimizer.step()
+        seconds.append(time.thread_time() - began)
+    return median(seconds[1:])
+
+
+def _count_saved_bytes(module: nn.Module, x: Tensor) -> int:
+    """What a forward pass keeps for its backward pass, parameters left out and nothing counted twice."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(x.detach().requires_grad_())
+    total = sum(kept.values())
+    del output
+    return total
+
+
+def _copy_speed() -> float:
+    source = torch.zeros(PROBE_BYTES, dtype=torch.uint8)
+    destination = torch.empty_like(source)
+    seconds = []
+    for _ in range(NUM_ROUNDS):
+        began = time.thread_time()
+        destination.copy_(source)
+        seconds.append(time.thread_time() - began)
+    return PROBE_BYTES / max(median(seconds), 1e-9)
+
+
+def _state_bytes(module: nn.Module) -> int:
+    """Parameters, gradients and both moments of AdamW."""
+    return 4 * sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())

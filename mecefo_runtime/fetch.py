@@ -1,0 +1,92 @@
+"""State that moves during a step: under way while the step computes, checked before the optimizer touches it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mecefo_runtime.background import Background
+from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.state import STATE_TAG, Bank, StateCorrupt, UnitState
+
+# Above the tags of what moves before an epoch.
+_FETCH_TAG = 2 * STATE_TAG
+
+
+class Fetching:
+    """One rank's part of an epoch's background transfers. `received` are the units that have arrived whole."""
+
+    def __init__(self, background: Background, groups: Groups, bank: Bank) -> None:
+        self._background = background
+        self._groups = groups
+        self._bank = bank
+        self._begun_step = 0
+        self._sending: list[tuple[dist.Work, _Checksum, int, int]] = []
+        self._receiving: list[tuple[UnitState, Tensor, int, tuple[dist.Work, dist.Work]]] = []
+        # Replaced, never changed: another thread looks at it.
+        self.received: frozenset[str] = frozenset()
+        self.moved_bytes = 0
+
+    def begin(self, step: int) -> None:
+        """Start what moves during `step`. A step that is computed again begins it only once."""
+        if step <= self._begun_step or step > self._background.last_step:
+            return
+        self._begun_step = step
+        for index, shadow in enumerate(self._background.transfers(step)):
+            tag = _FETCH_TAG + 2 * index
+            if shadow.source == self._groups.rank:
+                unit = self._bank.units[shadow.unit]
+                work = self._groups.send(unit.storage, shadow.rank, tag)
+                self._sending.append((work, _Checksum(unit), shadow.rank, tag + 1))
+                self.moved_bytes += unit.storage.nbytes
+            elif shadow.rank == self._groups.rank:
+                assert shadow.source is not None
+                unit = self._bank.units[shadow.unit]
+                checksum = torch.empty(1, dtype=torch.int64)
+                works = (
+                    self._groups.start_receive(unit.storage, shadow.source, tag),
+                    self._groups.start_receive(checksum, shadow.source, tag + 1),
+                )
+                self._receiving.append((unit, checksum, shadow.source, works))
+                self.moved_bytes += unit.storage.nbytes
+
+    def finish(self) -> None:
+        """Wait for what has begun; afterwards the optimizer may change what was sent and received.
+
+        Raises:
+            EpochBroken: a peer died meanwhile.
+            StateCorrupt: a unit arrived damaged.
+        """
+        kept = []
+        for work, checksum, destination, tag in self._sending:
+            kept.append(torch.tensor([checksum.result()], dtype=torch.int64))
+            wait(self._groups.send(kept[-1], destination, tag))
+            wait(work)
+        self._sending.clear()
+        for unit, expected, source, works in self._receiving:
+            for work in works:
+                wait(work)
+            if unit.checksum() != int(expected[0]):
+                raise StateCorrupt(f"{unit.unit} arrived damaged from rank {source}")
+            self.received |= {unit.unit}
+        self._receiving.clear()
+
+
+class _Checksum:
+    """A unit's checksum, computed beside the training thread."""
+
+    def __init__(self, unit: UnitState) -> None:
+        self._value = 0
+
+        def compute() -> None:
+            self._value = unit.checksum()
+
+        self._thread = threading.Thread(target=compute, name="checksum", daemon=True)
+        self._thread.start()
+
+    def result(self) -> int:
+        self._thread.join()
+        return self._value

@@ -1,0 +1,115 @@
+"""A rank whose numbers go wrong, by a patch in its process: the step is not committed, and the rank is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.runs import Finished, assert_holders_agree, run_chaos
+
+pytestmark = pytest.mark.integration
+
+STEPS = 16
+SPOILT_STEP = 8
+SPOILT_RANK = 2
+EXPERIMENT = """
+name: health
+job:
+  {nodes: 2, gpus_per_node: 2, steps: %d, dilation: off, strategy: exact, health: {%s}}
+"""
+IN_RANKS = "import sys\nif 'harness.backends.forkserver' in sys.orig_argv:\n"
+# Something that is not finite comes out of the rank's forward pass: once, or whenever the step is computed.
+SPOIL = f"""{IN_RANKS}
+    from mecefo_runtime.pipeline import Pipeline
+    from mecefo_runtime.state import Bank
+
+    run, times = Pipeline.run, []
+
+    def spoil(self, samples, announce):
+        step = samples[0] // len(samples) + 1
+        if self._groups.rank == {SPOILT_RANK} and step == {SPOILT_STEP} and len(times) < MOST:
+            times.append(step)
+            parameter = next(self._body[-1].parameters()).view(-1)
+            kept = parameter[0].clone()
+            parameter.data[0] = float("nan")
+            try:
+                return run(self, samples, announce)
+            finally:
+                parameter.data[0] = kept
+        return run(self, samples, announce)
+
+    Pipeline.run = spoil
+"""
+ONCE, ALWAYS = SPOIL.replace("MOST", "1"), SPOIL.replace("MOST", "99")
+# One parameter of one rank changes behind everybody's back.
+FLIP = f"""{IN_RANKS}
+    from mecefo_runtime.step import Stepper
+
+    run = Stepper.run
+
+    def flip(self, epoch, step):
+        if step == {SPOILT_STEP} and self._rank == {SPOILT_RANK} and epoch.number == 1:
+            next(iter(epoch.bank.units.values())).parameters[3] *= -1
+        return run(self, epoch, step)
+
+    Stepper.run = flip
+"""
+
+
+def train(tmp_path, patch: str, health: str = "checksum_every_steps: 0") -> Finished:
+    tmp_path.mkdir(exist_ok=True)
+    path = tmp_path / "health.yaml"
+    path.write_text(EXPERIMENT % (STEPS, health))
+    run = run_chaos(tmp_path, str(path), "--no-twin", patch=patch)
+    assert run.summary["steps_committed"] == STEPS, run.summary["reasons"]
+    assert run.summary["steps_lost"] == run.summary["samples_lost"] == 0
+    assert_holders_agree(run)
+    return run
+
+
+def losses_of(run: Finished) -> list[float]:
+    return [event.fields["loss"] for event in run.of("step_committed")]
+
+
+def test_a_step_that_was_spoilt_once_is_computed_again_and_nothing_is_lost(tmp_path):
+    run = train(tmp_path, ONCE)
+    (unfit,) = run.of("step_unfit")
+    assert unfit.step == SPOILT_STEP
+    assert (unfit.fields["verdict"], unfit.fields["suspects"]) == ("repeat", [SPOILT_RANK])
+    healthy = train(tmp_path / "healthy", "")
+    assert not healthy.of("step_unfit")
+    assert losses_of(run) == pytest.approx(losses_of(healthy), rel=1e-5)
+    assert not any(event.fields["skipped"] for event in run.of("step_committed"))
+
+
+def test_a_step_that_stays_spoilt_is_left_out(tmp_path):
+    run = train(tmp_path, ALWAYS)
+    assert [event.fields["verdict"] for event in run.of("step_unfit")] == ["repeat", "skip"]
+    assert [event.step for event in run.of("step_committed") if event.fields["skipped"]] == [SPOILT_STEP]
+    assert len(run.of("layout")) == 1
+
+
+def test_a_rank_that_spoils_a_step_for_good_has_to_go(tmp_path):
+    run = train(tmp_path, ALWAYS, "nonfinite: evict, checksum_every_steps: 0")
+    assert [event.fields["verdict"] for event in run.of("step_unfit")] == ["repeat", "evict"]
+    (detected,) = run.of("detected")
+    assert (detected.fields["lost"], detected.fields["how"]) == ([SPOILT_RANK], "health")
+    assert SPOILT_RANK not in run.of("layout")[-1].fields["members"]
+    assert not any(event.fields["skipped"] for event in run.of("step_committed"))
+
+
+def test_a_rank_whose_state_differs_is_named_and_gets_its_peers(tmp_path):
+    run = train(tmp_path, FLIP, "checksum_every_steps: 4")
+    (unfit,) = run.of("step_unfit")
+    assert (unfit.fields["verdict"], unfit.fields["suspects"], unfit.step) == ("heal", [SPOILT_RANK], SPOILT_STEP)
+    layouts = run.of("layout")
+    assert [event.fields["reason"] for event in layouts] == ["start", "heal"]
+    assert layouts[1].fields["num_transfers"] == 1
+    assert run.summary["diverged_units"] == 0
+
+
+def test_without_the_comparison_it_stays_different(tmp_path):
+    path = tmp_path / "health.yaml"
+    path.write_text(EXPERIMENT % (STEPS, "checksum_every_steps: 0"))
+    run = run_chaos(tmp_path, str(path), "--no-twin", patch=FLIP)
+    assert not run.of("step_unfit")
+    assert run.summary["diverged_units"] > 0

@@ -1,0 +1,18 @@
+"""Layouts for tests: what a planner makes of who is alive, with costs of the default job's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mecefo_runtime import planners
+from mecefo_runtime.config import PRESETS, ApproximationConfig
+from mecefo_runtime.costs import Costs
+from mecefo_runtime.layout import Cluster, Layout
+from mecefo_runtime.planners import Situation
+
+COSTS = Costs.from_flops(PRESETS["llama-tiny"], 64, 2, ApproximationConfig())
+
+
+def layout_of(strategy: str, cluster: Cluster, alive: Collection[int]) -> Layout:
+    """The layout of `strategy` for the ranks in `alive`."""
+    return planners.find(strategy)(Situation(cluster, frozenset(alive), COSTS))
