@@ -27,7 +27,7 @@ BADPUT_CAUSES: Mapping[str, str] = {
     "repeated_work": "work of an attempt at a step that was thrown away",
     "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
     "restart": "standing still without a coordinator, or while a repair is under way",
-    "checkpoint": "writing and reading checkpoints",
+    "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
     "other": "what no event explains, such as the teardown after the last step",
 }
 PRODUCTIVE = "productive"
@@ -70,12 +70,13 @@ class _Strength(IntEnum):
     GAP = 2  # between two steps, with nothing else going on: belongs to the step that follows
     ABSENCE = 3  # no coordinator, or a repair under way: costs only what no attempt at a step fills
     ATTEMPT = 4
-    THROWN_AWAY = 5
-    HOLD = 6
-    DETECTION = 7
-    REGROUP = 8
-    TRANSFER = 9
-    REGROUP_WITHOUT_COORDINATOR = 10
+    CHECKPOINT = 5
+    THROWN_AWAY = 6
+    HOLD = 7
+    DETECTION = 8
+    REGROUP = 9
+    TRANSFER = 10
+    REGROUP_WITHOUT_COORDINATOR = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,8 @@ def _claims(timeline: Timeline) -> Iterable[_Claim]:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
         yield from _stall_claims(stall, steps)
+    for start, end in timeline.checkpoints:
+        yield _Claim(start, end, _Strength.CHECKPOINT, "checkpoint")
     for down_from, down_to in timeline.coordinator_downs:
         for start, end in _stalled(timeline):
             start, end = max(start, down_from), min(end, down_to)

@@ -83,6 +83,12 @@ def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
             f"The drop of {drop:.1%} is within the run's own noise: without any fault, two neighbouring stretches of "
             f"as many steps differ by {noise:.1%} (median)."
         )
+    share = summary["degraded_share_ratio"]
+    if share:
+        found.append(
+            f"{share:.1%} of the run's samples x layers were computed approximately. Tokens per second count them in "
+            "full; for the training they count for less (see docs/convergence.md)."
+        )
     if not after:
         found.append("No step came after the repair, so there is no throughput after it.")
     elif after < _FEW_STEPS:

@@ -68,6 +68,8 @@ METRICS: Mapping[str, Metric] = {
         _run("diverged_units", "number"),
         _run("unrecovered_incidents", "number", is_final=False),
         _run("layout_changes", "number"),
+        _run("degraded_share_ratio", "ratio"),
+        _run("unfit_steps", "number"),
         _run("goodput_ratio", "ratio"),
         _run("wall_clock_seconds", "seconds"),
         _run("productive_seconds", "seconds"),

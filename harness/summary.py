@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from harness import accounting, integrity, throughput, timeline
+from harness import accounting, approximation, integrity, throughput, timeline
 from harness.caveats import caveats
 from harness.gates import evaluate_all
 from harness.steps import median_step_seconds
@@ -36,6 +36,12 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         summary |= _figures(times, problems)
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
     summary["diverged_units"] = None if diverged is None else len(diverged)
+    summary["degraded_share_ratio"] = _attempt(
+        "approximation",
+        lambda: approximation.degraded_share_ratio(events, times.steps.first if times else ()),
+        problems,
+    )
+    summary["unfit_steps"] = _attempt("unfit steps", lambda: approximation.count_unfit_steps(events), problems)
     seconds = _attempt("compute", lambda: integrity.compute_seconds(events), problems)
     summary["compute_cpu_seconds"] = None if seconds is None else seconds[0]
     summary["dilation_overrun_ratio"] = _attempt(

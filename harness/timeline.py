@@ -113,7 +113,8 @@ class Timeline:
 
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
-    `first_step` is 1, or the one after the checkpoint that the job began with.
+    `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
+    for which training waited until the slowest rank had copied its part of one.
     """
 
     started_seconds: float
@@ -130,6 +131,7 @@ class Timeline:
     twin: Steps
     stalls: tuple[Stall, ...]
     coordinator_downs: tuple[tuple[float, float], ...]
+    checkpoints: tuple[tuple[float, float], ...]
     incidents: tuple[Incident, ...]
 
     @property
@@ -206,7 +208,21 @@ def build(events: Iterable[Event]) -> Timeline:
         twin=read_steps(ordered, TWIN_JOB),
         stalls=stalls,
         coordinator_downs=coordinator_downs(main, ended),
+        checkpoints=_checkpoints(main, steps.first),
         incidents=_read_incidents(main, steps.first, stalls),
+    )
+
+
+def _checkpoints(main: Iterable[Event], steps: Sequence[CommittedStep]) -> tuple[tuple[float, float], ...]:
+    blocking: dict[int, float] = {}
+    for event in main:
+        if event.kind == "checkpoint_written" and event.step is not None:
+            seconds = float(event.fields.get("blocking_seconds", 0.0))
+            blocking[event.step] = max(blocking.get(event.step, 0.0), seconds)
+    return tuple(
+        (step.committed_seconds, step.committed_seconds + blocking[step.step])
+        for step in steps
+        if step.step in blocking
     )
 
 

@@ -194,3 +194,16 @@ def test_the_books_always_balance(events: list[Event]):
     parts = [account(s for s in segments if s.incident == i) for i in {s.incident for s in segments}]
     assert math.fsum(part.wall_clock_seconds for part in parts) == pytest.approx(wall_clock, abs=1e-9)
     assert total.goodput_ratio is None or 0.0 <= total.goodput_ratio <= 1.0
+
+
+def test_what_training_waits_for_a_checkpoint_is_its_cost():
+    events = run()
+    step = next(event for event in events if event.kind == "step_committed" and event.step == 10)
+    written = [
+        Event("checkpoint_written", "rank", 0.0, step.monotonic_seconds + 1, 1, step=10, fields={"blocking_seconds": s})
+        for s in (0.002, 0.004)
+    ]
+    before, after = (account(partition(build(log))) for log in (events, [*events, *written]))
+    assert before.badput_seconds["checkpoint"] == 0
+    assert after.badput_seconds["checkpoint"] == pytest.approx(0.004)
+    assert after.wall_clock_seconds == pytest.approx(before.wall_clock_seconds)

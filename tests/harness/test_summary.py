@@ -98,7 +98,8 @@ def test_caveats_say_what_a_reader_must_know(knobs, words):
 
 
 def test_a_run_with_nothing_to_beware_of_has_no_caveats():
-    assert summarize(run())["caveats"] == []
+    # But for what is so of every run with `ndb`.
+    assert [caveat for caveat in summarize(run())["caveats"] if "approximately" not in caveat] == []
 
 
 def test_unreadable_lines_and_a_job_without_peers_are_caveats():

@@ -251,7 +251,7 @@ def assert_survived(
         # The held rank has shared its part of the step before, for which the leader had to be over the one before that;
         # and without the held rank this one cannot have been committed.
         assert _committed(run, at - 2) <= injected.monotonic_seconds
-        if phase not in ("optimizer", "commit"):
+        if phase not in ("optimizer", "commit", "checkpoint"):
             assert injected.monotonic_seconds <= _committed(run, at)
     _assert_killed(run, incident)
     if injected.fields["ranks"]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import ChaosRun, Finished, assert_holders_agree, run_chaos
+from mecefo_runtime.checkpoint import verify
+from tests.integration.runs import ChaosRun, Finished, assert_holders_agree, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -134,3 +135,15 @@ def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_p
     assert run.summary["steps_committed"] == STEPS
     assert run.summary["loss_deviation_ratio"] < 1e-5
     assert run.exit_code == 1, "steps were lost"
+
+
+def test_a_node_lost_while_a_checkpoint_is_written_costs_that_checkpoint_at_most(tmp_path):
+    text = EXPERIMENT.format(data_parallel=2, microbatches=4, folder=tmp_path / "checkpoints", resume="false")
+    kill = "faults: [{kind: kill-node, on: node=1, at: {step: 10, phase: checkpoint}, repair: 3steps}]\n"
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text.replace("twin: false", "twin: true") + kill)
+    run = run_chaos(tmp_path, str(path))
+    assert_survived(run, STEPS, at=10, phase="checkpoint")
+    assert run.summary["loss_deviation_ratio"] < 1e-5
+    newest = max(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert verify(tmp_path / "checkpoints" / newest).step == 20
