@@ -170,9 +170,11 @@ def _cheaper(rules: Rules, survivors: Survivors, direct: Plan, holdings: Mapping
         direct.decision.committed_step + 1,
     )
     num_steps = background.last_step - direct.decision.committed_step
-    slower_seconds = max(0.0, first_seconds - step_seconds(target, costs))
+    slower_seconds = first_seconds - step_seconds(target, costs)
     background_seconds = num_steps * slower_seconds + survivors.regroup_seconds
-    if rules.takeover == "auto" and transfer_seconds(direct.transfers, sizes, costs) <= background_seconds:
+    # A strategy whose layout is slower than what could run at once is not after speed: it gets what it wants.
+    is_dearer = slower_seconds < 0 or background_seconds >= transfer_seconds(direct.transfers, sizes, costs)
+    if rules.takeover == "auto" and is_dearer:
         return direct
     return replace(direct, layout=first, transfers=(), background=background)
 
