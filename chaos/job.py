@@ -67,6 +67,7 @@ class Job(Said):
     takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
     degraded_share_limit: float = Field(default=_DEFAULTS.degraded_share_limit, ge=0, le=1)
     rank_memory_bytes: int | None = Field(default=None, ge=1)
+    precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
 
     @property
     def num_ranks(self) -> int:
@@ -127,6 +128,7 @@ class Job(Said):
             takeover=self.takeover,
             degraded_share_limit=self.degraded_share_limit,
             rank_memory_bytes=self.rank_memory_bytes,
+            precision=self.precision,
             dilation_ratio=dilation_ratio,
         )
 

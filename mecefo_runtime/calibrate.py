@@ -16,6 +16,7 @@ from mecefo_runtime.costs import Costs
 from mecefo_runtime.groups import Groups, wait
 from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model import Head, build_unit
+from mecefo_runtime.pipeline import in_precision
 
 NUM_ROUNDS = 5
 # Enough to be more than latency, little enough to cost nothing at the start of a job.
@@ -39,23 +40,26 @@ def measure_costs(job: JobConfig) -> Costs:
     assert isinstance(head, Head)
     scale = job.dilation_ratio
 
-    forward, backward = _time_passes(block, x_BTH)
-    activation_bytes = _count_saved_bytes(block, x_BTH)
+    def time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor) -> tuple[float, float]:
+        return _time_passes(module, x, job.precision)
+
+    forward, backward = time_passes(block, x_BTH)
+    activation_bytes = _count_saved_bytes(block, x_BTH, job.precision)
     update_seconds = _time_update(block)
     degrade(block, job.approximation, recompute=False, seed=job.seed)
-    degraded_forward, degraded_backward = _time_passes(block, x_BTH)
-    degraded_bytes = _count_saved_bytes(block, x_BTH)
+    degraded_forward, degraded_backward = time_passes(block, x_BTH)
+    degraded_bytes = _count_saved_bytes(block, x_BTH, job.precision)
     set_recompute(block, True)
-    _, recomputed_backward = _time_passes(block, x_BTH)
-    recomputed_bytes = _count_saved_bytes(block, x_BTH)
+    _, recomputed_backward = time_passes(block, x_BTH)
+    recomputed_bytes = _count_saved_bytes(block, x_BTH, job.precision)
     return Costs(
         layer_forward_seconds=scale * forward,
         layer_backward_seconds=scale * backward,
         degraded_forward_seconds=scale * degraded_forward,
         degraded_backward_seconds=scale * degraded_backward,
         recomputed_backward_seconds=scale * recomputed_backward,
-        embedding_seconds=scale * sum(_time_passes(embedding, tokens_BT)),
-        head_seconds=scale * sum(_time_passes(lambda x: head.loss(x, tokens_BT), x_BTH)),
+        embedding_seconds=scale * sum(time_passes(embedding, tokens_BT)),
+        head_seconds=scale * sum(time_passes(lambda x: head.loss(x, tokens_BT), x_BTH)),
         layer_update_seconds=scale * update_seconds,
         layer_state_bytes=_state_bytes(block),
         embedding_state_bytes=_state_bytes(embedding),
@@ -86,13 +90,14 @@ def measure_transfer(groups: Groups) -> float | None:
     return PROBE_BYTES / (time.monotonic() - began)
 
 
-def _time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor) -> tuple[float, float]:
+def _time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor, precision: str) -> tuple[float, float]:
     """Median CPU seconds of (forward, backward), gradients accumulating as in training."""
     forwards, backwards = [], []
     for _ in range(NUM_ROUNDS + 1):
         x_in = x.detach().requires_grad_(x.is_floating_point())
         began = time.thread_time()
-        output = module(x_in)
+        with in_precision(precision):
+            output = module(x_in)
         between = time.thread_time()
         gradient = None if output.ndim == 0 else torch.ones_like(output)
         began_backward = time.thread_time()
@@ -113,7 +118,7 @@ def _time_update(module: nn.Module) -> float:
     return median(seconds[1:])
 
 
-def _count_saved_bytes(module: nn.Module, x: Tensor) -> int:
+def _count_saved_bytes(module: nn.Module, x: Tensor, precision: str) -> int:
     """What a forward pass keeps for its backward pass, parameters left out and nothing counted twice."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     kept: dict[int, int] = {}
@@ -124,7 +129,7 @@ def _count_saved_bytes(module: nn.Module, x: Tensor) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), in_precision(precision):
         output = module(x.detach().requires_grad_())
     total = sum(kept.values())
     del output

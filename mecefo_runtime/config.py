@@ -127,6 +127,8 @@ class JobConfig:
     `degraded_share_limit`: at most this share of a step's samples goes through degraded layers. `takeover`: whether
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
+    `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state stay
+    in fp32.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]
@@ -153,6 +155,7 @@ class JobConfig:
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = 1.0
     rank_memory_bytes: int | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
     dilation_ratio: float = 1.0
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0

@@ -7,6 +7,7 @@ rank is a pipeline of one stage and sends nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from typing import cast
 
@@ -36,6 +37,7 @@ class Pipeline:
         microbatch_size: int,
         tokens_per_step: int,
         check: Callable[[], None],
+        precision: str = "fp32",
     ) -> None:
         place = layout.find(groups.rank)
         if place is None:
@@ -45,6 +47,7 @@ class Pipeline:
         self._corpus = corpus
         self._pacer = pacer
         self._check = check
+        self._precision = precision
         self._microbatch_size = microbatch_size
         self._tokens_per_step = tokens_per_step
         self._microbatches = layout.microbatches_of(replica.replica)
@@ -110,7 +113,7 @@ class Pipeline:
             received_BTH = torch.empty(len(mine), self._corpus.sequence_length, self._hidden_size)
             self._groups.receive(received_BTH, self._previous, 2 * index)
             x_BTH = received_BTH.requires_grad_()
-        with self._pacer:
+        with self._pacer, in_precision(self._precision):
             for module in self._body:
                 x_BTH = module(x_BTH)
             if self._head is not None:
@@ -153,6 +156,11 @@ class Pipeline:
     def _look(self, outcome: Tensor, income: Tensor | None) -> None:
         if not _is_finite(outcome) and (income is None or _is_finite(income)):
             self.is_origin = True
+
+
+def in_precision(precision: str) -> AbstractContextManager[object]:
+    """The context in which a forward pass computes as `JobConfig.precision` asks."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -168,6 +168,7 @@ class Trainer:
                     self._job.microbatch_size,
                     self._job.tokens_per_step,
                     self._membership.check,
+                    self._job.precision,
                 )
             self._epoch = Epoch(
                 number=orders["epoch"],

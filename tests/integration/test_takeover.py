@@ -46,3 +46,13 @@ def test_a_direct_takeover_moves_it_first(tmp_path):
     assert [layout["reason"] for layout in layouts] == ["start", "loss", "rejoin"]
     assert all(layout["num_fetched_in_background"] == 0 for layout in layouts)
     assert all(layout["num_transfers"] > 0 for layout in layouts[1:])
+
+
+def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):
+    path = tmp_path / "bf16.yaml"
+    path.write_text((EXPERIMENT % "direct").replace("takeover: direct", "precision: bf16"))
+    run = run_chaos(tmp_path, str(path))
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert_sound(run, STEPS)
+    # The order of sums shows in bf16; the parameters are fp32 on both sides.
+    assert 0 < run.summary["loss_deviation_ratio"] < 0.01
