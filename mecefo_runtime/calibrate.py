@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from mecefo_runtime.approximate import degrade, set_recompute
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.costs import Costs
-from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model import Head, build_unit
+from mecefo_runtime.operations import wait_all
 from mecefo_runtime.pipeline import in_precision
 
 NUM_ROUNDS = 5
@@ -84,9 +85,7 @@ def measure_transfer(groups: Groups) -> float | None:
     after, before = groups.members[(place + 1) % len(groups.members)], groups.members[place - 1]
     outgoing, incoming = torch.zeros(PROBE_BYTES, dtype=torch.uint8), torch.empty(PROBE_BYTES, dtype=torch.uint8)
     began = time.monotonic()
-    works = groups.send(outgoing, after, _PROBE_TAG), groups.start_receive(incoming, before, _PROBE_TAG)
-    for work in works:
-        wait(work)
+    wait_all([groups.send(outgoing, after, _PROBE_TAG), groups.start_receive(incoming, before, _PROBE_TAG)])
     return PROBE_BYTES / (time.monotonic() - began)
 
 

@@ -43,7 +43,7 @@ def decide(reports: Sequence[Report]) -> Decision:
     committed = max((int(report["committed_step"]) for report in reports), default=0)
     behind = [report for report in reports if report["committed_step"] < committed]
     if behind:
-        if any((report["ready"] or {}).get("step") != committed for report in behind):
+        if any(lacks_step(report, committed) for report in behind):
             raise RuleBroken(f"a rank applied step {committed} before all had its gradients")
         # Not computed anew: the holders of a layer must apply the very same numbers.
         totals = next(report["totals"] for report in reports if report["committed_step"] == committed)
@@ -56,6 +56,11 @@ def decide(reports: Sequence[Report]) -> Decision:
     if totals is None or not isfinite(totals["squared_norm"]):
         return Decision(committed, None)
     return Decision(committed + 1, {"step": committed + 1, "totals": totals})
+
+
+def lacks_step(report: Report, step: int) -> bool:
+    """Whether the survivor has neither applied `step` nor its reduced gradients."""
+    return bool(report["committed_step"] < step and (report["ready"] or {}).get("step") != step)
 
 
 def _totals(ready: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

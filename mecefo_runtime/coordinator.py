@@ -125,33 +125,29 @@ class Coordinator:
 
     async def _serve_supervisor(self, reader: asyncio.StreamReader, node: int) -> None:
         self._membership.on_supervisor(node)
-        try:
-            async for message in _messages(reader):
-                if message["exit"] == 0:
-                    self._membership.on_completed()
-                self._membership.on_lost(int(message["rank"]), "supervisor", int(message["attempt"]))
-                self._settle()
-        finally:
-            self._membership.on_supervisor_lost(node)
+        async for message in _messages(reader):
+            if message["exit"] == 0:
+                self._membership.on_completed()
+            self._membership.on_lost(int(message["rank"]), "supervisor", int(message["attempt"]))
             self._settle()
+        self._membership.on_supervisor_lost(node)
+        self._settle()
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
         rank = int(hello["rank"])
         if rank in self._writers:
             self.hang_up(rank)
         self._writers[rank] = writer
-        try:
-            self._on_message(rank, hello)
-            async for message in _messages(reader):
-                if self._writers.get(rank) is not writer:
-                    # We hung up on it, or another process of this rank has come: what it still says counts no more.
-                    return
-                self._on_message(rank, message)
-        finally:
-            if self._writers.get(rank) is writer:
-                del self._writers[rank]
-                self._membership.on_lost(rank, "connection")
-                self._settle()
+        self._on_message(rank, hello)
+        async for message in _messages(reader):
+            if self._writers.get(rank) is not writer:
+                # We hung up on it, or another process of this rank has come: what it still says counts no more.
+                return
+            self._on_message(rank, message)
+        if self._writers.get(rank) is writer:
+            del self._writers[rank]
+            self._membership.on_lost(rank, "connection")
+            self._settle()
 
     def _on_message(self, rank: int, message: Message) -> None:
         membership = self._membership

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.groups import Groups
+from mecefo_runtime.operations import wait_all
 
 # Between the tags of activations and those of state.
 _COMMIT_TAG = 1 << 18
@@ -30,18 +31,14 @@ def exchange(
     if groups.rank != leader:
         total = torch.empty_like(part)
         sending = groups.send(part, leader, _COMMIT_TAG)
-        groups.receive(total, leader, _COMMIT_TAG + 1)
-        wait(sending)
+        wait_all([groups.start_receive(total, leader, _COMMIT_TAG + 1), sending])
         return total
     others = [member for member in groups.members if member != leader]
     received = [torch.empty_like(part) for _ in others]
-    works = [groups.start_receive(t, member, _COMMIT_TAG) for t, member in zip(received, others, strict=True)]
-    for work in works:
-        wait(work)
+    wait_all([groups.start_receive(t, member, _COMMIT_TAG) for t, member in zip(received, others, strict=True)])
     total = part
     for tensor in received:
         total = total + tensor
     decide(total)
-    for work in [groups.send(total, member, _COMMIT_TAG + 1) for member in others]:
-        wait(work)
+    wait_all([groups.send(total, member, _COMMIT_TAG + 1) for member in others])
     return total

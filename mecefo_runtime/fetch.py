@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mecefo_runtime.background import Background
-from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.groups import Groups
+from mecefo_runtime.operations import Operation, wait_all
 from mecefo_runtime.state import STATE_TAG, Bank, StateCorrupt, UnitState
 
 # Above the tags of what moves before an epoch.
@@ -24,8 +24,8 @@ class Fetching:
         self._groups = groups
         self._bank = bank
         self._begun_step = 0
-        self._sending: list[tuple[dist.Work, _Checksum, int, int]] = []
-        self._receiving: list[tuple[UnitState, Tensor, int, tuple[dist.Work, dist.Work]]] = []
+        self._sending: list[tuple[Operation, _Checksum, int, int]] = []
+        self._receiving: list[tuple[UnitState, Tensor, int, tuple[Operation, Operation]]] = []
         # Replaced, never changed: another thread looks at it.
         self.received: frozenset[str] = frozenset()
         self.moved_bytes = 0
@@ -60,15 +60,14 @@ class Fetching:
             EpochBroken: a peer died meanwhile.
             StateCorrupt: a unit arrived damaged.
         """
-        kept = []
+        kept, sending = [], []
         for work, checksum, destination, tag in self._sending:
             kept.append(torch.tensor([checksum.result()], dtype=torch.int64))
-            wait(self._groups.send(kept[-1], destination, tag))
-            wait(work)
+            sending += [self._groups.send(kept[-1], destination, tag), work]
+        wait_all(sending)
         self._sending.clear()
         for unit, expected, source, works in self._receiving:
-            for work in works:
-                wait(work)
+            wait_all(works)
             if unit.checksum() != int(expected[0]):
                 raise StateCorrupt(f"{unit.unit} arrived damaged from rank {source}")
             self.received |= {unit.unit}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from mecefo_runtime.groups import EpochBroken
+from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.wire import Connection, Message, WireError
 
 RECONNECT_SECONDS = 0.02

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from mecefo_runtime.commit import Decision, RuleBroken, decide
+from mecefo_runtime.commit import Decision, RuleBroken, decide, lacks_step
 from mecefo_runtime.costs import Costs
 from mecefo_runtime.layout import Layout
 from mecefo_runtime.losses import Losses
@@ -60,6 +60,7 @@ class Membership:
         self._losses = Losses(rules.cluster)
         self._absent: set[int] = set()
         self._has_completed = False
+        self._is_successor = False
         self._learned: Message | None = None
         self._began_seconds = clock()
         self._deadline_seconds: float | None = self._began_seconds + START_TIMEOUT_SECONDS
@@ -311,6 +312,8 @@ class Membership:
                 self._resume()
             elif self._has_completed:
                 self._end({"type": "goodbye"})
+            elif len(self._absent) == self._cluster.num_ranks:
+                self._start()
             else:
                 missing = sorted(set(range(self._cluster.num_ranks)) - set(self._connected))
                 self._fail(f"ranks {missing} did not start within {START_TIMEOUT_SECONDS:.0f} s; see their logs")
@@ -340,7 +343,12 @@ class Membership:
             if set(self._learned["members"]) <= set(self._connected) | self._absent:
                 self._resume()
         elif not self._losses and len(self._connected) + len(self._absent) == self._cluster.num_ranks:
-            self._start()
+            if self._connected or self._has_completed:
+                self._start()
+            elif self._deadline_seconds is not None:
+                # All are gone. Whether they had come to the end, their supervisors will tell in a moment.
+                soon_seconds = self._clock() + self._heartbeat_timeout_seconds
+                self._deadline_seconds = min(self._deadline_seconds, soon_seconds)
 
     def _start(self) -> None:
         """Nobody was in an epoch when it said hello: the first one begins."""
@@ -365,6 +373,7 @@ class Membership:
         self._lineage, self._must_restore = str(self._learned["lineage"]), False
         self.layout = Layout.from_dict(self._learned["layout"])
         self.stage = Stage.TRAINING
+        self._is_successor = True
         self._deadline_seconds = None
         self._effects.emit("coordinator_restarted", epoch=self.epoch, members=sorted(self.members))
         for member in list(self._connected.values()):
@@ -395,6 +404,19 @@ class Membership:
 
     def _newcomers(self) -> list[int]:
         return sorted(rank for rank, member in self._connected.items() if member.status == "fresh")
+
+    def _evict_sleepers(self) -> bool:
+        """After a restart: those who hung while the others committed without them, and woke up before we came.
+
+        Whoever is behind and lacks the gradients was no member then, for a commit takes all members' gradients.
+        """
+        members = [self._connected[rank] for rank in self._survivors()]
+        stateful = [member for member in members if not member.report["is_stateless"]]
+        committed = max((member.report["committed_step"] for member in stateful), default=0)
+        sleepers = [member for member in stateful if lacks_step(member.report, committed)]
+        for member in sleepers:
+            self._evict(member)
+        return bool(sleepers)
 
     def _evict(self, member: Member) -> None:
         """A rank of an old epoch must not harm the new one: it starts over as a newcomer."""
@@ -449,7 +471,10 @@ class Membership:
                 return
             plan = plan_epoch(self._rules, survivors, decision, self._reason)
         except RuleBroken as error:
-            self._fail(f"training cannot go on, and this is a bug of the runtime: {error}")
+            if self._is_successor and self._evict_sleepers():
+                self._proceed()
+            else:
+                self._fail(f"training cannot go on, and this is a bug of the runtime: {error}")
         except CannotGoOn as error:
             self._fail(f"training cannot go on: {error}")
         else:

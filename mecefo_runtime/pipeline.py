@@ -12,14 +12,14 @@ from math import isfinite
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mecefo_runtime.data import Corpus, checksum
 from mecefo_runtime.dilation import Pacer
-from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import EMBEDDING, HEAD, Layout
 from mecefo_runtime.model import Head
+from mecefo_runtime.operations import Operation, wait_all
 from mecefo_runtime.state import Bank
 from mecefo_runtime.tally import Tally
 
@@ -71,7 +71,7 @@ class Pipeline:
             mecefo_runtime.groups.EpochBroken: a neighbour is gone.
         """
         flights = _Flights()
-        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._sends: list[tuple[Operation, Tensor]] = []
         self._tally = Tally()
         self._has_announced_backward = False
         self.is_origin = False
@@ -86,8 +86,7 @@ class Pipeline:
             self._backward(flights, index - num_warmup, announce)
         for index in range(len(batches) - num_warmup, len(batches)):
             self._backward(flights, index, announce)
-        for work, _ in self._sends:
-            wait(work)
+        wait_all([work for work, _ in self._sends])
         self._sends.clear()
         return self._tally
 

@@ -89,7 +89,12 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         CannotGoOn: there is no way to go on.
     """
     members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
-    holdings = {rank: frozenset(report["holdings"]) for rank, report in survivors.reports.items()}
+    # What was given away has no gradients: it is out of date if the step in flight is committed after all.
+    kinds = ("holdings",) if decision.commit else ("holdings", "given_away")
+    holdings = {
+        rank: frozenset(unit for kind in kinds for unit in report.get(kind, ()))
+        for rank, report in survivors.reports.items()
+    }
     situation = Situation(
         cluster=rules.cluster,
         alive=frozenset(members),

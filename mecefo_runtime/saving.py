@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import read_corpus
 from mecefo_runtime.events import Emitter
-from mecefo_runtime.groups import EpochBroken
 from mecefo_runtime.layout import Layout
+from mecefo_runtime.operations import EpochBroken
 
 if TYPE_CHECKING:
     from mecefo_runtime.state import UnitState

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from mecefo_runtime.background import Background
 from mecefo_runtime.config import JobConfig
-from mecefo_runtime.groups import EpochBroken, Groups, wait
+from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import HEAD, Layout, Transfer, unit_layer
 from mecefo_runtime.model import Segment, build_unit, segments
+from mecefo_runtime.operations import EpochBroken, wait_all
 
 # Tags of state messages start here: activations use the lower ones.
 STATE_TAG = 1 << 20
@@ -310,10 +311,8 @@ def move_units(
             receiving.append((unit, checksum, transfer.source, works))
             moved_bytes += unit.storage.nbytes
     for unit, checksum, source, works in receiving:
-        for work in works:
-            wait(work)
+        wait_all(works)
         if unit.checksum() != int(checksum[0]):
             raise StateCorrupt(f"{unit.unit} arrived damaged from rank {source}")
-    for work in sending:
-        wait(work)
+    wait_all(sending)
     return time.monotonic() - began, moved_bytes

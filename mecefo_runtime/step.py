@@ -15,9 +15,10 @@ from mecefo_runtime.data import samples_of_step
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.exchange import exchange
 from mecefo_runtime.fetch import Fetching
-from mecefo_runtime.groups import Groups, wait
+from mecefo_runtime.groups import Groups
 from mecefo_runtime.health import PART_SIZE, Judge, Judgement, PartHealth, Verdict, odd_ones_out
 from mecefo_runtime.layout import Layout
+from mecefo_runtime.operations import wait_all
 from mecefo_runtime.pipeline import Pipeline
 from mecefo_runtime.schedule import learning_rate
 from mecefo_runtime.state import Bank
@@ -122,9 +123,7 @@ class Stepper:
         )
         bank.tally.copy_(tally.encode()[: bank.tally.numel()])
         announce("reduce")
-        works = [epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets]
-        for work in works:
-            wait(work)
+        wait_all([epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets])
         bank.restore_means()
         self.progress.ready = {
             "step": step,

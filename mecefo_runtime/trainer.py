@@ -13,11 +13,12 @@ from mecefo_runtime.data import Corpus, read_corpus
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.fetch import Fetching
-from mecefo_runtime.groups import LOOPBACK, EpochBroken, Formation, Groups, RendezvousStore
+from mecefo_runtime.groups import LOOPBACK, Formation, Groups, RendezvousStore
 from mecefo_runtime.health import Judge, Verdict
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.layout import Layout, Transfer, layer_unit
 from mecefo_runtime.member import Membership
+from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.pipeline import Pipeline
 from mecefo_runtime.probe import ProbeDesk, find_unreachable
 from mecefo_runtime.saving import CheckpointRefused, Saving, load_units
@@ -107,7 +108,9 @@ class Trainer:
                     break
             if self._saving is not None:
                 self._saving.close()
-            checksums = {name: unit.checksum() for name, unit in self._units.items() if name not in self._awaited}
+            # A rank that slept while the others came to the end has nothing that counts.
+            is_done = self._stepper.progress.committed_step == self._job.steps
+            checksums = {name: unit.checksum() for name, unit in self._trusted().items()} if is_done else {}
             self._emitter.emit(
                 "rank_finished",
                 step=self._stepper.progress.committed_step,
@@ -153,7 +156,9 @@ class Trainer:
             self._forming = groups
             group_seconds = time.monotonic() - began
             bytes_per_second = measure_transfer(groups) if orders["measure_transfer"] else None
-            held = self._trusted()
+            # What comes in goes to new memory: if the transfer breaks off, what was here must still be whole.
+            incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
+            held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
             bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background)
             transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
             self._degrade(layout, bank)
@@ -183,6 +188,8 @@ class Trainer:
             )
         finally:
             self._forming = None
+            if self._epoch is None:
+                groups.close()
         self._bank, self._units = bank, bank.units
         self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
         self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
@@ -273,17 +280,22 @@ class Trainer:
     def _describe(self) -> Message:
         """What this rank has, as hellos and park reports carry it."""
         progress, epoch = self._stepper.progress, self._epoch
-        # What was given away has no gradients: if the step in flight is committed after all, it is out of date.
-        held = [*self._units, *(self._given_away if progress.ready is None else ())]
         awaited = self._awaited if epoch is None else self._awaited - epoch.fetching.received
+        distrusted = self._stepper.distrusted
+
+        def is_trusted(name: str) -> bool:
+            return name not in awaited and name not in distrusted
+
         return {
             "status": self._status,
             "epoch": self._membership.epoch,
             "committed_step": progress.committed_step,
             "totals": progress.totals,
             "ready": progress.ready,
-            "holdings": [name for name in held if name not in awaited and name not in self._stepper.distrusted],
-            "distrusted": sorted(self._stepper.distrusted),
+            "holdings": [name for name in self._units if is_trusted(name)],
+            # It has no gradients: if the step in flight is committed after all, it is out of date.
+            "given_away": [name for name in self._given_away if is_trusted(name)],
+            "distrusted": sorted(distrusted),
             "is_background_done": self._is_background_done(),
             "is_stateless": self._layout is None,
             "members": list(self._members),

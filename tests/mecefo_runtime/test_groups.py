@@ -10,8 +10,9 @@ import torch
 
 from mecefo_runtime.background import Background
 from mecefo_runtime.exchange import exchange
-from mecefo_runtime.groups import EpochBroken, Formation, Groups, RendezvousStore, gloo_listener_port
+from mecefo_runtime.groups import Formation, Groups, RendezvousStore, gloo_listener_port
 from mecefo_runtime.layout import Cluster
+from mecefo_runtime.operations import EpochBroken
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,146 @@
+"""What must hold of every run of the soak, from its events: a list of what does not."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from benchmarks.soak.driver import Loss, Record
+from benchmarks.soak.plan import RunPlan
+from harness.integrity import find_diverged_units
+from harness.steps import CommittedStep, read_steps
+from mecefo_runtime.data import checksum, samples_of_step
+from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.layout import Layout
+
+# Sums of float32 in another order; 1.4e-7 has been seen.
+MAX_LOSS_DEVIATION_RATIO = 1e-5
+KILLED = -9
+# A rank that is told that the job cannot go on.
+STOPPED = 1
+JOB_FAILED = 3
+
+
+def judge(plan: RunPlan, record: Record, reference: Mapping[int, float] | None) -> list[str]:
+    """Everything that is wrong with a run; `reference` holds the losses of the fault-free run by step."""
+    events = record.events
+    complaints = [f"left behind: {what}" for what in record.leftovers]
+    complaints += [f"crashed: {text}" for text in find_crashes(events, record.losses, is_fatal=plan.is_fatal)]
+    complaints += check_samples(events, plan.job().samples_per_step)
+    diverged = find_diverged_units(events) or {}
+    complaints += [f"{unit} differs among its holders: {sums}" for unit, sums in diverged.items()]
+    if plan.is_fatal:
+        return complaints + check_stop(record)
+    reasons = [str(event.fields["reason"]) for event in events if event.kind == "job_failed"]
+    if record.outcome != "completed":
+        return [*complaints, "; ".join([record.outcome, *reasons])]
+    complaints += check_steps(events, plan.num_steps) + check_end(events, record.losses, plan.num_steps)
+    if plan.strategy == "exact" and reference is not None:
+        complaints += check_losses(events, reference)
+    return complaints
+
+
+def check_steps(events: Iterable[Event], num_steps: int) -> list[str]:
+    """Every step is committed, once and in order."""
+    steps = read_steps(events, MAIN_JOB)
+    numbers = [step.step for step in steps.first]
+    complaints = [f"step {step.step} was committed again in epoch {step.epoch}" for step in steps.redone]
+    missing = sorted(set(range(1, num_steps + 1)) - set(numbers))
+    if missing:
+        complaints.append(f"steps {missing} were never committed")
+    if numbers != sorted(numbers):
+        complaints.append("steps were committed out of order")
+    return complaints
+
+
+def check_samples(events: Iterable[Event], samples_per_step: int) -> list[str]:
+    """Whoever tells of a step tells of its very samples, and of the same loss."""
+    complaints = []
+    told: dict[int, float] = {}
+    for event in events:
+        if event.kind != "step_committed":
+            continue
+        step, fields = event.step or 0, event.fields
+        if fields["samples"] != samples_per_step:
+            complaints.append(f"step {step} used {fields['samples']} samples of {samples_per_step}")
+        elif int(fields["samples_checksum"]) != checksum(samples_of_step(step, samples_per_step)):
+            complaints.append(f"step {step} used other samples than its own")
+        if fields["loss"] is None or not math.isfinite(fields["loss"]):
+            complaints.append(f"the loss of step {step} is {fields['loss']}")
+        elif not math.isclose(told.setdefault(step, fields["loss"]), fields["loss"], rel_tol=1e-6):
+            complaints.append(f"step {step} was committed with losses {told[step]} and {fields['loss']}")
+    return complaints
+
+
+def check_end(events: Sequence[Event], losses: Sequence[Loss], num_steps: int) -> list[str]:
+    """Every rank of the last layout that was not struck since says what it ends with, after the last step."""
+    last = max((event for event in events if event.kind == "layout"), key=lambda event: event.monotonic_seconds)
+    struck = {rank for loss in losses if loss.monotonic_seconds > last.monotonic_seconds for rank in loss.ranks}
+    expected = Layout.from_dict(last.fields["layout"]).ranks() - struck
+    told = {event.rank: event.step for event in events if event.kind == "rank_finished" and event.fields["checksums"]}
+    complaints = [f"rank {rank} did not finish" for rank in sorted(expected - told.keys())]
+    return complaints + [f"rank {rank} finished at step {told[rank]}" for rank in told if told[rank] != num_steps]
+
+
+def check_losses(events: Iterable[Event], reference: Mapping[int, float]) -> list[str]:
+    """The losses are the fault-free run's but for rounding."""
+    deviations = loss_deviations(read_steps(events, MAIN_JOB).first, reference)
+    far = [step for step, deviation in deviations.items() if deviation > MAX_LOSS_DEVIATION_RATIO]
+    if not far:
+        return []
+    worst = max(deviations.values())
+    return [f"the loss deviates from the fault-free run's from step {min(far)} on, by up to {worst:.1e}"]
+
+
+def loss_deviations(steps: Iterable[CommittedStep], reference: Mapping[int, float]) -> dict[int, float]:
+    """Per step |loss - reference| / reference."""
+    return {step.step: abs(step.loss - reference[step.step]) / reference[step.step] for step in steps}
+
+
+def check_stop(record: Record) -> list[str]:
+    """The run ended because of what was taken from it, and says what that is."""
+    reasons = [str(event.fields["reason"]) for event in record.events if event.kind == "job_failed"]
+    if record.outcome != "failed" or len(reasons) != 1:
+        return [f"should have stopped: {record.outcome} {reasons}"]
+    if not reasons[0].startswith("training cannot go on: ") or "lost" not in reasons[0]:
+        return [f"stopped for another reason: {reasons[0]}"]
+    return []
+
+
+def find_crashes(events: Sequence[Event], losses: Sequence[Loss], *, is_fatal: bool) -> list[str]:
+    """Processes that ended otherwise than in order or by the soak's hand."""
+    ended = next((event.monotonic_seconds for event in events if event.kind == "job_ended"), math.inf)
+    struck: dict[int, list[float]] = defaultdict(list)
+    for loss in losses:
+        for rank in loss.ranks:
+            struck[rank].append(loss.monotonic_seconds)
+    # That the job failed is said elsewhere, with the reason.
+    allowed = {0, STOPPED, JOB_FAILED} if is_fatal else {0, JOB_FAILED}
+    crashes = []
+    for event in events:
+        if event.kind != "process_exited" or event.fields["exit"] in allowed:
+            continue
+        code = int(event.fields["exit"])
+        exited: int | None = event.fields.get("exited_rank")
+        was_struck = exited is None or any(seconds <= event.monotonic_seconds for seconds in struck[exited])
+        if code != KILLED or (not was_struck and event.monotonic_seconds < ended):
+            name = event.fields["role"] if exited is None else f"rank {exited}"
+            crashes.append(f"{name} (pid {event.fields['exited_pid']}) exited with {code}")
+    return crashes
+
+
+def recovery_seconds(events: Iterable[Event], losses: Iterable[Loss]) -> list[float]:
+    """For every loss of ranks: from the blow to the first committed step that began after it, where there is one."""
+    steps = read_steps(events, MAIN_JOB).first
+    recoveries = []
+    for loss in losses:
+        after = [step.committed_seconds for step in steps if step.began_seconds > loss.monotonic_seconds]
+        if loss.ranks and after:
+            recoveries.append(min(after) - loss.monotonic_seconds)
+    return recoveries
+
+
+def count_rejoins(events: Iterable[Event]) -> int:
+    """Ranks that were taken back."""
+    return sum(len(event.fields["ranks"]) for event in events if event.kind == "rejoined")
