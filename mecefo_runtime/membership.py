@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from mecefo_runtime.commit import Decision, RuleBroken, decide, lacks_step
+from mecefo_runtime.commit import Decision, RuleBroken, decide
 from mecefo_runtime.costs import Costs
 from mecefo_runtime.layout import Layout
 from mecefo_runtime.losses import Losses
 from mecefo_runtime.orders import form_orders, layout_fields
 from mecefo_runtime.regroup import BALANCE, CannotGoOn, Plan, Rules, Survivors, plan_epoch
-from mecefo_runtime.roster import Effects, Member, Stage, costs_of
+from mecefo_runtime.roster import Effects, Member, Roster, Stage
 from mecefo_runtime.wire import Message
 
 # The ranks of a repaired node come up one after another.
@@ -56,7 +56,7 @@ class Membership:
         self._effects = effects
         self._clock = clock
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
-        self._connected: dict[int, Member] = {}
+        self._connected = Roster()
         self._losses = Losses(rules.cluster)
         self._absent: set[int] = set()
         self._has_completed = False
@@ -90,7 +90,7 @@ class Membership:
             # It has been told an epoch and is on its way: it may have trained there before we hear of it again.
             status = "forming"
         member = Member(rank, int(message["attempt"]), now, status, epoch, message["address"], message)
-        if known is not None and rank in self.members and _is_another(known, member):
+        if known is not None and rank in self.members and known.is_not(member):
             # The successor is faster than the news of the death.
             self._lose(rank, "connection")
         self._connected[rank] = member
@@ -111,7 +111,7 @@ class Membership:
             self._evict(member)
         elif self.stage in (Stage.PARKING, Stage.JOINING):
             self._effects.send(rank, self._call())
-        elif self.stage is Stage.FORMING or _has_left(member):
+        elif self.stage is Stage.FORMING or member.has_left:
             self._regroup("retry")
         elif message.get("distrusted"):
             self._regroup("heal")
@@ -239,19 +239,7 @@ class Membership:
         self._proceed()
 
     def _lose_silent(self) -> None:
-        now = self._clock()
-        silent = {
-            member.rank: now - member.last_heard_seconds - self._heartbeat_timeout_seconds
-            for member in self._connected.values()
-            if now - member.last_heard_seconds > self._heartbeat_timeout_seconds
-        }
-        grace_seconds = self._heartbeat_timeout_seconds / 4
-        if max(silent.values(), default=0.0) > grace_seconds:
-            # It is we who were away (stopped, or the machine was): they get the time to be heard again.
-            for rank in silent:
-                self._connected[rank].last_heard_seconds = now - self._heartbeat_timeout_seconds + grace_seconds
-            return
-        for rank in silent:
+        for rank in self._connected.take_silent(self._clock(), self._heartbeat_timeout_seconds):
             self._lose(rank, "heartbeat")
             # Should it wake up, it must find out that it is out, by having to say hello again.
             self._effects.hang_up(rank)
@@ -317,7 +305,7 @@ class Membership:
             else:
                 missing = sorted(set(range(self._cluster.num_ranks)) - set(self._connected))
                 self._fail(f"ranks {missing} did not start within {START_TIMEOUT_SECONDS:.0f} s; see their logs")
-        elif self.stage is Stage.TRAINING and self._newcomers():
+        elif self.stage is Stage.TRAINING and self._connected.newcomers():
             self._call_to("rejoin")
 
     def _advance(self) -> None:
@@ -325,7 +313,7 @@ class Membership:
         if self.stage is Stage.GATHERING:
             self._advance_gathering()
         elif self.stage is Stage.TRAINING:
-            newcomers = self._newcomers()
+            newcomers = self._connected.newcomers()
             nodes = {self._cluster.node_of(rank) for rank in newcomers}
             whole = all(r in self._connected for node in nodes for r in self._cluster.ranks_of(node))
             if newcomers and whole:
@@ -334,7 +322,7 @@ class Membership:
         elif (
             self.stage in (Stage.PARKING, Stage.JOINING)
             and not self._losses
-            and all(self._connected[rank].parked_for == self.target for rank in self._survivors())
+            and all(self._connected[rank].parked_for == self.target for rank in self._connected.survivors(self.members))
         ):
             self._decide()
 
@@ -352,7 +340,7 @@ class Membership:
 
     def _start(self) -> None:
         """Nobody was in an epoch when it said hello: the first one begins."""
-        self.target = max(map(_target, self._connected.values()), default=0)
+        self.target = max((member.target for member in self._connected.values()), default=0)
         if self._has_completed:
             self._end({"type": "goodbye"})
         elif self.target:
@@ -367,7 +355,7 @@ class Membership:
         """A restarted coordinator knows enough: go on where the ranks are."""
         assert self._learned is not None
         self.epoch = int(self._learned["epoch"])
-        self.target = max([self.epoch, *map(_target, self._connected.values())])
+        self.target = max([self.epoch, *(member.target for member in self._connected.values())])
         self.members = frozenset(self._learned["members"])
         self._entered = self.members
         self._lineage, self._must_restore = str(self._learned["lineage"]), False
@@ -379,15 +367,15 @@ class Membership:
         for member in list(self._connected.values()):
             if member.status != "fresh" and not self._belongs(member):
                 self._evict(member)
-        survivors = self._survivors()
+        survivors = self._connected.survivors(self.members)
         missing = sorted(self.members - set(survivors))
         for rank in missing:
             self._effects.emit("detected", epoch=self.epoch, lost=[rank], how="heartbeat")
-        if missing or any(_has_left(self._connected[rank]) for rank in survivors):
+        if missing or any(self._connected[rank].has_left for rank in survivors):
             self._regroup("loss" if missing else "retry")
         else:
             self._end_if_finished()
-        if self._newcomers():
+        if self._connected.newcomers():
             self._deadline_seconds = self._clock() + REJOIN_GRACE_SECONDS
         self._advance()
 
@@ -396,24 +384,10 @@ class Membership:
 
         Of the latter two nobody has trained in the newer one, for that takes all its members.
         """
-        return member.rank in self.members and max(member.epoch, _target(member)) >= self.epoch
-
-    def _survivors(self) -> list[int]:
-        """The members of the epoch that are still there: not those who took a lost one's place meanwhile."""
-        return sorted(r for r in self.members if r in self._connected and self._connected[r].status != "fresh")
-
-    def _newcomers(self) -> list[int]:
-        return sorted(rank for rank, member in self._connected.items() if member.status == "fresh")
+        return member.rank in self.members and max(member.epoch, member.target) >= self.epoch
 
     def _evict_sleepers(self) -> bool:
-        """After a restart: those who hung while the others committed without them, and woke up before we came.
-
-        Whoever is behind and lacks the gradients was no member then, for a commit takes all members' gradients.
-        """
-        members = [self._connected[rank] for rank in self._survivors()]
-        stateful = [member for member in members if not member.report["is_stateless"]]
-        committed = max((member.report["committed_step"] for member in stateful), default=0)
-        sleepers = [member for member in stateful if lacks_step(member.report, committed)]
+        sleepers = self._connected.sleepers(self.members)
         for member in sleepers:
             self._evict(member)
         return bool(sleepers)
@@ -445,19 +419,20 @@ class Membership:
         self._tell_members()
 
     def _tell_members(self) -> None:
-        for rank in self._survivors():
+        for rank in self._connected.survivors(self.members):
             self._effects.send(rank, self._call())
 
     def _decide(self) -> None:
         """All survivors are parked: say what becomes of the step in flight, who does what, and what moves."""
-        newcomers = self._newcomers() if self.epoch else sorted(self._connected)
+        newcomers = self._connected.newcomers() if self.epoch else sorted(self._connected)
         if self.epoch:
             self._effects.emit("isolated", epoch=self.target)
         survivors = Survivors(
-            reports={rank: self._connected[rank].report for rank in self._survivors()},
+            reports={rank: self._connected[rank].report for rank in self._connected.survivors(self.members)},
             newcomers=tuple(newcomers),
-            costs=costs_of(self._connected.values()) or self._predicted_costs,
-            layout=self.layout,
+            costs=self._connected.costs() or self._predicted_costs,
+            # One that was told and never begun has left no state.
+            layout=self.layout if self.epoch else None,
             regroup_seconds=self._regroup_seconds,
             must_restore=self._must_restore,
             refused=self._refused,
@@ -509,7 +484,7 @@ class Membership:
         self._regroup_seconds = self._clock() - self._called_seconds
         self._must_restore = False
         self._retry_seconds = None
-        self._deadline_seconds = self._clock() + REJOIN_GRACE_SECONDS if self._newcomers() else None
+        self._deadline_seconds = self._clock() + REJOIN_GRACE_SECONDS if self._connected.newcomers() else None
         for rank in self.members:
             # The last step may be over before the last news of its epoch's beginning is here.
             if self._connected[rank].status != "finished":
@@ -540,18 +515,3 @@ class Membership:
         self._deadline_seconds = self._retry_seconds = None
         for rank in sorted(self._connected):
             self._effects.send(rank, message)
-
-
-def _is_another(known: Member, member: Member) -> bool:
-    """Whether who says hello is not the one we knew: another process, or the same one, which has started over."""
-    return known.attempt != member.attempt or (member.status == "fresh" and known.status != "fresh")
-
-
-def _target(member: Member) -> int:
-    """The newest epoch that it had been called to when it said hello."""
-    return int(member.report.get("target", 0))
-
-
-def _has_left(member: Member) -> bool:
-    """Whether it has parked, or has been called to by a coordinator that is no more."""
-    return member.status == "parked" or _target(member) > member.epoch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
 from typing import Any, Protocol
 
+from mecefo_runtime.commit import lacks_step
 from mecefo_runtime.costs import Costs, median_costs
 from mecefo_runtime.wire import Message
 
@@ -55,13 +56,61 @@ class Member:
     costs: Costs | None = None
     bytes_per_second: float | None = None
 
+    @property
+    def target(self) -> int:
+        """The newest epoch that it had been called to when it said hello."""
+        return int(self.report.get("target", 0))
 
-def costs_of(members: Iterable[Member]) -> Costs | None:
-    """What `members` measured: the median rank's, with the speed at which state really moved; None if nobody did."""
-    members = tuple(members)
-    measured = [member.costs for member in members if member.costs is not None]
-    if not measured:
-        return None
-    speeds = [member.bytes_per_second for member in members if member.bytes_per_second is not None]
-    costs = median_costs(measured)
-    return replace(costs, transfer_bytes_per_second=median(speeds)) if speeds else costs
+    @property
+    def has_left(self) -> bool:
+        """Whether it has parked, or has been called to by a coordinator that is no more."""
+        return self.status == "parked" or self.target > self.epoch
+
+    def is_not(self, newcomer: Member) -> bool:
+        """Whether `newcomer`, of the same rank, is another process, or the same one, which has started over."""
+        return self.attempt != newcomer.attempt or (newcomer.status == "fresh" and self.status != "fresh")
+
+
+class Roster(dict[int, Member]):
+    """The ranks that are connected."""
+
+    def survivors(self, members: Collection[int]) -> list[int]:
+        """Those of an epoch's `members` that are still there: not those who took a lost one's place meanwhile."""
+        return sorted(rank for rank in members if rank in self and self[rank].status != "fresh")
+
+    def newcomers(self) -> list[int]:
+        """Those who have no part in any epoch."""
+        return sorted(rank for rank, member in self.items() if member.status == "fresh")
+
+    def sleepers(self, members: Collection[int]) -> list[Member]:
+        """Those of `members` who hung while the others committed without them, to be asked after a restart.
+
+        Whoever is behind and lacks the gradients was no member then, for a commit takes all members' gradients.
+        """
+        stateful = [self[rank] for rank in self.survivors(members) if not self[rank].report["is_stateless"]]
+        committed = max((member.report["committed_step"] for member in stateful), default=0)
+        return [member for member in stateful if lacks_step(member.report, committed)]
+
+    def take_silent(self, now_seconds: float, timeout_seconds: float) -> list[int]:
+        """The ranks that gave no sign of life for `timeout_seconds`.
+
+        If that is long past, it is we who were away (stopped, or the machine was): none of them then, and they get some
+        time to be heard again.
+        """
+        overdue = {rank: now_seconds - member.last_heard_seconds - timeout_seconds for rank, member in self.items()}
+        silent = [rank for rank, seconds in overdue.items() if seconds > 0]
+        grace_seconds = timeout_seconds / 4
+        if all(overdue[rank] <= grace_seconds for rank in silent):
+            return silent
+        for rank in silent:
+            self[rank].last_heard_seconds = now_seconds - timeout_seconds + grace_seconds
+        return []
+
+    def costs(self) -> Costs | None:
+        """What the ranks measured: the median one's, with the speed at which state really moved; None if nobody did."""
+        measured = [member.costs for member in self.values() if member.costs is not None]
+        if not measured:
+            return None
+        speeds = [member.bytes_per_second for member in self.values() if member.bytes_per_second is not None]
+        costs = median_costs(measured)
+        return replace(costs, transfer_bytes_per_second=median(speeds)) if speeds else costs
