@@ -89,6 +89,8 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         CannotGoOn: there is no way to go on.
     """
     members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
+    if not members:
+        raise CannotGoOn(f"every rank that held state is lost{_newest(rules, survivors)}")
     # What was given away has no gradients: it is out of date if the step in flight is committed after all.
     kinds = ("holdings",) if decision.commit else ("holdings", "given_away")
     holdings = {

@@ -433,7 +433,10 @@ class World:
         """Whether every unit has a holder other than `rank` that is sure to be counted."""
         others = [r for r in self.ranks.values() if r.rank != rank and r.is_alive and not r.is_hung and r.layout]
         newest = max((process.committed for process in self.ranks.values()), default=0)
-        held = {unit for process in others if not process.is_evicted for unit in process.units}
+        # A sleeper that has woken up may not know yet that it is out.
+        members = self.coordinator.members if self.coordinator is not None else frozenset(self.ranks)
+        counted = [r for r in others if not r.is_evicted and r.rank in members and not (r.link and r.link.is_cut)]
+        held = {unit for process in counted for unit in process.units}
         if not self.is_being_committed():
             held |= {unit for process in others for unit in process.given_away if process.committed == newest}
         started = any(process.layout for process in self.ranks.values()) or newest
