@@ -147,6 +147,36 @@ def start_child(name: str, log: Path, run: Callable[[], int]) -> ProcessId:
         os._exit(code)
 
 
+def run_apart(compute: Callable[[], str]) -> str:
+    """What `compute` returns, from a forked child: what it allocates is gone with it. The caller has no other threads.
+
+    Raises:
+        RuntimeError: the child failed; why stands in this process's standard error.
+    """
+    parent = os.getpid()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            die_with_parent(parent)
+            os.close(reader)
+            with os.fdopen(writer, "w") as pipe:
+                pipe.write(compute())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code != 0:
+        raise RuntimeError(f"a computation in a process of its own ended with exit code {code}")
+    return text
+
+
 def keep_only(descriptors: Iterable[int]) -> None:
     """Close every descriptor but the standard ones and `descriptors`: what a fork inherited is the parent's."""
     kept = {0, 1, 2, *descriptors}

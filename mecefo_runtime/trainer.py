@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ from mecefo_runtime.member import Membership
 from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.pipeline import Pipeline
 from mecefo_runtime.probe import ProbeDesk, find_unreachable
+from mecefo_runtime.process import run_apart
 from mecefo_runtime.saving import CheckpointRefused, Saving, load_units
 from mecefo_runtime.state import Bank, UnitState, move_units
 from mecefo_runtime.step import Epoch, Outcome, Stepper
@@ -71,11 +73,13 @@ class Trainer:
         self._saving = None if job.checkpoint is None else Saving(job, emitter)
         # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
         self._lineage = ""
+        # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
+        # the memory of training.
+        costs = json.loads(run_apart(lambda: json.dumps(measure_costs(job).to_dict()))) if attempt == 1 else None
         self._probe_desk = ProbeDesk(host)
         address_of_desk = self._probe_desk.address
         identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
-        # Who comes back later is in a hurry, and the others know by then.
-        identity["costs"] = measure_costs(job).to_dict() if attempt == 1 else None
+        identity["costs"] = costs
         self._membership = Membership(
             address, identity, job.heartbeat_timeout_seconds / 4, self._describe, self._abort_groups
         )

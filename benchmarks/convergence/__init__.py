@@ -1,0 +1,1 @@
+"""What the speed of degraded layers costs in convergence: `python -m benchmarks.convergence [--json] [--quick]`."""
