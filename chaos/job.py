@@ -21,6 +21,7 @@ class Approximation(Said):
     rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
     refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
     down_projection: Literal["left", "right"] = _DEFAULTS.approximation.down_projection
+    average_rest: bool = _DEFAULTS.approximation.average_rest
 
 
 class Health(Said):

@@ -56,11 +56,14 @@ class ApproximationConfig:
 
     `rank` is r of the low-rank weight gradient, `refresh_steps` is tau. `down_projection` says which singular vectors
     the down projection's gradient is projected on: "left" is nearer to the exact gradient, "right" is the paper's.
+    `average_rest` (ours, not the paper's) averages what the projection drops over the exact replicas alone, as the
+    attention's gradients are, so that the low-rank part has no bias across replicas.
     """
 
     rank: int = 16
     refresh_steps: int = 50
     down_projection: Literal["left", "right"] = "left"
+    average_rest: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rank", "refresh_steps"):

@@ -20,6 +20,7 @@ from mecefo_runtime.background import Background
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import HEAD, Layout, Transfer, unit_layer
+from mecefo_runtime.low_rank import Bases, correct_, projections
 from mecefo_runtime.model import Segment, build_unit, segments
 from mecefo_runtime.operations import EpochBroken, wait_all
 
@@ -149,7 +150,19 @@ class Bank:
         self.attention_shares = {
             name: share for name in names if (share := self._attention_share(name, layout)) is not None
         }
+        # Of layers that some replica degrades, the bases that all holders agree on; see `restore_means`.
+        self.bases: dict[str, Bases] = {}
         self._optimizer = self._build_optimizer()
+
+    @property
+    def rest_units(self) -> tuple[str, ...]:
+        """The units whose gradients have a part that only the exact replicas know.
+
+        Not those with shadows, which have no weights to compute bases from when the epoch begins.
+        """
+        shadowed = {shadow.unit for shadow in self._background.shadows}
+        shares = self.attention_shares.items()
+        return tuple(name for name, share in shares if share.scale is not None and name not in shadowed)
 
     def enter_step(self, step: int) -> None:
         """Shadows take part from their first step on: know with whom each unit is reduced in `step`."""
@@ -247,9 +260,18 @@ class Bank:
         return self.gradients[self.offsets[name] : self.offsets[name] + self.units[name].num_parameters]
 
     def restore_means(self) -> None:
-        """Undo the zeros that degraded holders contributed to the attention gradients."""
+        """Undo the zeros that degraded holders contributed to the attention gradients.
+
+        And, for units with `bases`, to what technique III drops of the feed-forward gradients.
+        """
         for share in self.attention_shares.values():
             self.gradients[share.first : share.end].mul_(share.scale or 0.0)
+        for name, bases in self.bases.items():
+            scale = self.attention_shares[name].scale
+            assert scale is not None
+            for projection in projections(self.units[name].module, bases):
+                assert projection.weight.grad is not None
+                correct_(projection.weight.grad, projection.basis, scale, projection.side)
 
     def apply(self, learning_rate: float, clip_ratio: float) -> None:
         """One AdamW step with gradients scaled by `clip_ratio`.

@@ -6,18 +6,18 @@ import json
 import time
 from typing import Any
 
-from mecefo_runtime.approximate import degrade, is_degraded, refresh, restore, set_recompute
 from mecefo_runtime.background import Background
 from mecefo_runtime.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import Corpus, read_corpus
+from mecefo_runtime.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.fetch import Fetching
 from mecefo_runtime.groups import LOOPBACK, Formation, Groups, RendezvousStore
 from mecefo_runtime.health import Judge, Verdict
 from mecefo_runtime.hooks import Hooks
-from mecefo_runtime.layout import Layout, Transfer, layer_unit
+from mecefo_runtime.layout import Layout, Transfer
 from mecefo_runtime.member import Membership
 from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.pipeline import Pipeline
@@ -165,7 +165,8 @@ class Trainer:
             held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
             bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background)
             transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
-            self._degrade(layout, bank)
+            with self._pacer:
+                degrade_layers(layout, self._rank, bank, self._job)
             pipeline = None
             if layout.find(self._rank) is not None:
                 pipeline = Pipeline(
@@ -310,21 +311,6 @@ class Trainer:
     def _is_background_done(self) -> bool:
         return 0 < self._background_step <= self._stepper.progress.committed_step
 
-    def _degrade(self, layout: Layout, bank: Bank) -> None:
-        place = layout.find(self._rank)
-        if place is None:
-            return
-        span = place[0].spans[place[1]]
-        for layer in span.layers:
-            block = bank.units[layer_unit(layer)].module
-            if layer not in span.degraded:
-                restore(block)
-            elif is_degraded(block):
-                set_recompute(block, layer in span.recomputed)
-            else:
-                with self._pacer:
-                    degrade(block, self._job.approximation, recompute=layer in span.recomputed, seed=self._job.seed)
-
     # ---- steps ----
 
     def _train(self) -> bool:
@@ -334,7 +320,9 @@ class Trainer:
         while self._stepper.progress.committed_step < self._job.steps:
             self._membership.check()
             step = self._stepper.progress.committed_step + 1
-            self._refresh_approximation(epoch, step)
+            if step % self._job.approximation.refresh_steps == 0:
+                with self._pacer:
+                    refresh_bases(epoch.layout, self._rank, epoch.bank, self._job)
             outcome = self._stepper.run(epoch, step)
             self._tell(epoch, step, outcome)
             if outcome.verdict in (Verdict.EVICT, Verdict.HEAL):
@@ -400,15 +388,6 @@ class Trainer:
         if is_last and progress.record is not None:
             # No next epoch, whose leader would say it: everybody does, and the log takes the first.
             self._emit_committed(progress.record, repeated=True)
-
-    def _refresh_approximation(self, epoch: Epoch, step: int) -> None:
-        place = epoch.layout.find(self._rank)
-        if place is None or step % self._job.approximation.refresh_steps:
-            return
-        span = place[0].spans[place[1]]
-        with self._pacer:
-            for layer in span.degraded:
-                refresh(epoch.bank.units[layer_unit(layer)].module)
 
     def _emit_committed(self, record: dict[str, Any], *, repeated: bool) -> None:
         fields = {key: value for key, value in record.items() if key != "step"}
