@@ -276,7 +276,7 @@ class TestShape:
             "microbatches_per_replica": 5,
             "learning_rate": 0.5,
             "warmup_steps": 0,
-            "approximation": {"rank": 8, "refresh_steps": 3, "down_projection": "right"},
+            "approximation": {"rank": 8, "refresh_steps": 3, "down_projection": "right", "average_rest": True},
         }
         config = from_mapping({"name": "x", "job": recipe}, **KNOWN).job.to_config(1, 1.0).to_dict()
         assert config["model"]["hidden_size"] == 512
