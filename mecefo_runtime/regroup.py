@@ -155,15 +155,8 @@ def transfer_seconds(transfers: Sequence[Transfer], sizes: Mapping[str, int], co
 def _cheaper(rules: Rules, survivors: Survivors, direct: Plan, holdings: Mapping[int, frozenset[str]]) -> Plan:
     """`direct`, or the best layout that runs with what everybody has while the rest is fetched."""
     costs, target = survivors.costs, direct.layout
-    first = min(
-        (
-            layout
-            for layout in _ready_layouts(rules.cluster, survivors.layout, target, direct.members, holdings)
-            if layout is not None
-        ),
-        key=lambda layout: step_seconds(layout, costs),
-        default=None,
-    )
+    ready = _ready_layouts(rules.cluster, survivors.layout, target, direct.members, holdings)
+    first = min(ready, key=lambda layout: step_seconds(layout, costs), default=None)
     if first is None:
         return direct
     sizes = unit_bytes(target, costs)
@@ -192,10 +185,11 @@ def _ready_layouts(
     target: Layout,
     members: Sequence[int],
     holdings: Mapping[int, frozenset[str]],
-) -> tuple[Layout | None, ...]:
+) -> list[Layout]:
     """Layouts that need nothing to move: what ran last, and each of both without the replicas that lack something."""
     candidates = [target] if current is None else [target, current]
-    return tuple(_without_lacking(cluster, layout, frozenset(members), holdings) for layout in candidates)
+    whole = (_without_lacking(cluster, layout, frozenset(members), holdings) for layout in candidates)
+    return [layout for layout in whole if layout is not None]
 
 
 def _without_lacking(

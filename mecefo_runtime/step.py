@@ -55,7 +55,6 @@ class Epoch:
     bank: Bank
     fetching: Fetching
     pipeline: Pipeline | None
-    judge: Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,8 @@ class Stepper:
         self.announce = announce
         self._wants_boundary = wants_boundary
         self._is_busy = is_busy
+        # What it knows counts only while this rank leads, but it outlives the epochs.
+        self._judge = Judge(job.health)
         self._began_seconds = 0.0
         self.progress = Progress()
         self.distrusted: frozenset[str] = frozenset()
@@ -189,7 +190,7 @@ class Stepper:
                 member: PartHealth.decode(numbers[_PARTS + PART_SIZE * index :])
                 for index, member in enumerate(epoch.members)
             }
-            judgements.append(epoch.judge.judge(step, numbers[_LOSS_SUM], numbers[_SQUARED_NORM], parts))
+            judgements.append(self._judge.judge(step, numbers[_LOSS_SUM], numbers[_SQUARED_NORM], parts))
             total[_VERDICT] = float(judgements[0].verdict)
 
         total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, part), decide).tolist()

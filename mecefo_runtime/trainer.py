@@ -15,7 +15,7 @@ from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.fetch import Fetching
 from mecefo_runtime.groups import LOOPBACK, Formation, Groups, RendezvousStore
-from mecefo_runtime.health import Judge, Verdict
+from mecefo_runtime.health import Verdict
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.layout import Layout, Transfer
 from mecefo_runtime.member import Membership
@@ -69,7 +69,6 @@ class Trainer:
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
         self._background_step = 0
-        self._judge = Judge(job.health)
         self._saving = None if job.checkpoint is None else Saving(job, emitter)
         # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
         self._lineage = ""
@@ -189,7 +188,6 @@ class Trainer:
                 bank=bank,
                 fetching=Fetching(background, groups, bank),
                 pipeline=pipeline,
-                judge=self._judge,
             )
         finally:
             self._forming = None
@@ -351,7 +349,7 @@ class Trainer:
             self._membership.send({"type": "background_done", "epoch": epoch.number})
 
     def _tell(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
-        """The leader says what it made of a step that was not fit, and the coordinator hears what it must do."""
+        """The leader says what it made of a step that was not fit to be committed."""
         judgement = outcome.judgement
         if judgement is None or judgement.verdict is Verdict.COMMIT:
             return
