@@ -1,7 +1,8 @@
-"""The injector: holds the target at its trigger, acts from outside, makes sure that it happened, lets go.
+"""The injector: holds the target at its trigger, acts, makes sure that it happened, lets go, and undoes.
 
 The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
-verify; emit; release; at the end of the lifetime undo, verify the undo, strike the record.
+verify; emit; release; at the end of the lifetime undo, verify the undo, strike the record. Where the effect shows only
+in ranks that go on, they are released before it is verified.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from chaos.errors import ChaosError
-from chaos.faults.base import Act, Fault, ProcessHost
+from chaos.desk import Channel, Desk
+from chaos.errors import ChaosError, EffectNotSeen
+from chaos.faults.base import Act, Fault, Host
 from chaos.ledger import Ledger
 from chaos.schedule import Incident
+from chaos.trigger import OUTSIDE_PHASES, Duration
+from mecefo_runtime.events import Event
+from mecefo_runtime.wire import Message
 
 # Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
 # the first one did are waiting for a held one.
 HOLD_GRACE_SECONDS = 1.0
-VERIFY_TIMEOUT_SECONDS = 5.0
+# What was about to be seen when the job ended is waited for this long.
+LAST_WORDS_SECONDS = 0.5
 
 
 class Emit(Protocol):
@@ -44,7 +51,30 @@ class _Armed:
     quorum: int
     arrived: dict[int, Callable[[], None]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
+    # Its time has come, and it waits for its ranks to be held wherever they are.
+    is_due: bool = False
     fired: asyncio.Task[None] | None = None
+    # Where it came to be held, when that was not said beforehand.
+    moment: tuple[int, str] | None = None
+
+    def wants(self, rank: int, step: int, phase: str) -> bool:
+        """Whether `rank` is to be held for it at (step, phase)."""
+        if self.fired is not None or rank not in self.witnesses:
+            return False
+        trigger = self.incident.trigger
+        if trigger.at_seconds is not None:
+            return self.is_due
+        if trigger.phase in OUTSIDE_PHASES:
+            return phase == trigger.phase and step >= (trigger.step or 0)
+        return (trigger.step, trigger.phase) == (step, phase)
+
+    def release(self) -> list[int]:
+        """Let go whom it holds; returns them."""
+        released = sorted(self.arrived)
+        for let_go in self.arrived.values():
+            let_go()
+        self.arrived.clear()
+        return released
 
 
 class Injector:
@@ -55,14 +85,16 @@ class Injector:
         incidents: Sequence[Incident],
         faults: Mapping[str, type[Fault[Any]]],
         all_ranks: frozenset[int],
-        host: ProcessHost,
+        host: Host,
+        desk: Desk,
         ledger: Ledger,
         emit: Emit,
     ) -> None:
         self._host = host
+        self._desk = desk
         self._ledger = ledger
         self._emit = emit
-        self._last_step: int | None = None
+        self._over = asyncio.Event()
         self._armed: list[_Armed] = []
         for incident in incidents:
             kind = faults[incident.fault]
@@ -72,63 +104,96 @@ class Injector:
             witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
             self._armed.append(_Armed(incident, fault, witnesses, quorum))
 
-    def holds_for(self, rank: int) -> list[tuple[int, str]]:
-        """Where `rank` is to be held, incidents that have fired left out."""
-        return [
-            (armed.incident.trigger.step, armed.incident.trigger.phase)
-            for armed in self._armed
-            if armed.fired is None and rank in armed.witnesses and armed.incident.trigger.step is not None
-        ]
-
     def start(self) -> None:
         """The job runs: incidents at a time start to count."""
         loop = asyncio.get_running_loop()
         for armed in self._armed:
             if armed.incident.trigger.at_seconds is not None:
-                armed.timer = loop.call_later(armed.incident.trigger.at_seconds, self._fire, armed)
+                armed.timer = loop.call_later(armed.incident.trigger.at_seconds, self._on_time, armed)
 
-    def on_step(self, step: int) -> None:
-        """The job committed `step`; an incident at a time belongs to the step after it."""
-        self._last_step = step
+    def on_event(self, event: Event) -> None:
+        """The job did something."""
+        self._host.watch.feed(event)
 
-    def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None:
-        """`rank` waits at (step, phase) until `release` is called."""
-        wanted = [
-            armed
-            for armed in self._armed
-            if armed.fired is None
-            and rank in armed.witnesses
-            and (armed.incident.trigger.step, armed.incident.trigger.phase) == (step, phase)
-        ]
+    async def finish(self) -> None:
+        """The job is over, or is to be left alone at once: end what is under way, and say what never came to pass."""
+        self._over.set()
+        for armed in self._armed:
+            if armed.timer is not None:
+                armed.timer.cancel()
+            if armed.fired is None:
+                armed.fired = asyncio.get_running_loop().create_task(self._never_fired(armed))
+        for armed in self._armed:
+            if armed.fired is not None:
+                await armed.fired
+
+    # ---- agents ----
+
+    def connected(self, channel: Channel) -> None:
+        """An agent said hello: tell it where it is to be held."""
+        self._desk.connected(channel)
+        channel.send({"holds": self._holds_for(channel.rank)})
+        for armed in self._armed:
+            if armed.is_due and armed.fired is None and channel.rank in armed.witnesses:
+                self._desk.call(channel.rank)
+
+    def closed(self, channel: Channel) -> None:
+        """An agent is gone, and is held no longer."""
+        self._desk.closed(channel)
+
+    def on_message(self, channel: Channel, message: Message) -> None:
+        """An agent said something."""
+        if message["type"] != "at":
+            self._desk.on_message(channel, message)
+            return
+        rank, step, phase = channel.rank, int(message["step"]), str(message["phase"])
+        wanted = [armed for armed in self._armed if armed.wants(rank, step, phase)]
+        channel.is_held = True
+
+        def release() -> None:
+            channel.is_held = False
+            channel.send({"type": "release", "holds": self._holds_for(rank)})
+
         let_go = _last_of(len(wanted), release)
         if not wanted:
             release()
         for armed in wanted:
             self._emit("held", step=step, incident=armed.incident.incident, phase=phase, held_rank=rank)
+            armed.moment = (step, phase)
             armed.arrived[rank] = let_go
             if len(armed.arrived) >= armed.quorum:
                 self._fire(armed)
-            elif armed.timer is None:
+            elif armed.timer is None or armed.is_due:
                 armed.timer = asyncio.get_running_loop().call_later(HOLD_GRACE_SECONDS, self._fire, armed)
 
-    async def finish(self) -> None:
-        """The job is over: wait for what is under way, and say what never came to pass."""
-        for armed in self._armed:
-            if armed.timer is not None:
-                armed.timer.cancel()
-            if armed.fired is not None:
-                await armed.fired
-                continue
-            armed.fired = asyncio.get_running_loop().create_task(self._never_fired(armed))
-            await armed.fired
+    def _holds_for(self, rank: int) -> list[tuple[int | None, str]]:
+        """Where `rank` is to be held, incidents that have fired left out."""
+        return [
+            (armed.incident.trigger.step, armed.incident.trigger.phase)
+            for armed in self._armed
+            if armed.fired is None and rank in armed.witnesses and armed.incident.trigger.at_seconds is None
+        ]
+
+    # ---- incidents ----
+
+    def _on_time(self, armed: _Armed) -> None:
+        if not armed.fault.acts_inside:
+            self._fire(armed)
+            return
+        armed.is_due = True
+        for rank in armed.witnesses:
+            self._desk.call(rank)
 
     async def _never_fired(self, armed: _Armed) -> None:
-        for release in armed.arrived.values():
-            release()
+        armed.release()
+        incident = armed.incident
+        if incident.is_optional:
+            self._emit("not_due", incident=incident.incident, reason=f"the job ended before {incident.trigger}")
+            return
         self._emit(
             "unverified",
-            incident=armed.incident.incident,
-            reason=f"never fired: the job ended before {armed.incident.target_text} came to {armed.incident.trigger}",
+            incident=incident.incident,
+            reason=f"never fired: the job ended before {incident.target_text or 'it'} came to {incident.trigger}",
         )
 
     def _fire(self, armed: _Armed) -> None:
@@ -139,7 +204,8 @@ class Injector:
 
     async def _inject(self, armed: _Armed) -> None:
         incident, fault = armed.incident, armed.fault
-        step = incident.trigger.step if incident.trigger.step is not None else (self._last_step or 0) + 1
+        step = armed.moment[0] if armed.moment is not None else incident.trigger.step
+        step = self._host.watch.last_step + 1 if step is None else step
         try:
             act = fault.prepare(incident.target, self._host)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
@@ -147,20 +213,16 @@ class Injector:
                 await self._act(armed, act, step)
             finally:
                 # Seen or not: what may have been done is undone.
-                self._undo(armed, act, step)
+                await self._undo(armed, act, step)
         except ChaosError as error:
             self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
         finally:
-            released = sorted(armed.arrived)
-            for release in armed.arrived.values():
-                release()
-            armed.arrived.clear()
-            self._emit("released", step=step, incident=incident.incident, ranks=released)
+            self._release(armed, step)
 
     async def _act(self, armed: _Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         applied = time.monotonic()
-        fault.apply(act)
+        await fault.apply(act, self._host)
         self._emit(
             "injected",
             step=step,
@@ -169,25 +231,80 @@ class Injector:
             fault=incident.fault,
             is_loss=incident.is_loss,
             target=incident.target_text,
-            phase=incident.trigger.phase,
-            ranks=sorted({owned.rank for owned in act.processes if owned.rank is not None}),
+            phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
+            ranks=list(act.ranks),
             nodes=sorted(incident.target.nodes),
             held_ranks=sorted(armed.arrived),
             processes=[owned.to_dict() for owned in act.processes],
+            links=[list(link) for link in act.links],
         )
         self._ledger.applied(incident.incident, incident.fault)
-        evidence = await fault.verify(act, VERIFY_TIMEOUT_SECONDS)
+        lifetime = asyncio.create_task(self._lifetime(incident, fault, step))
+        try:
+            if fault.shows_when_released:
+                self._release(armed, step)
+            await self._verify(armed, act, step)
+            self._release(armed, step)
+            await lifetime
+        finally:
+            lifetime.cancel()
+
+    async def _verify(self, armed: _Armed, act: Act, step: int) -> None:
+        incident, fault = armed.incident, armed.fault
+        verification = asyncio.create_task(fault.verify(act, self._host, fault.verify_timeout_seconds))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({verification, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not verification.done() and fault.has_lifetime:
+                # What is still in force must not wait; but of a job that just ended the last words are on their way.
+                await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
+                if not verification.done():
+                    raise EffectNotSeen("the run ended before its effect was seen")
+            evidence = await verification
+        finally:
+            over.cancel()
+            verification.cancel()
+            with suppress(asyncio.CancelledError, ChaosError):
+                await verification
         self._emit("verified", step=step, incident=incident.incident, evidence=evidence)
 
-    def _undo(self, armed: _Armed, act: Act, step: int) -> None:
+    async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int) -> None:
+        """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""
+        if not fault.has_lifetime:
+            return
+        lifetime: Duration | None = incident.lifetime
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._over.wait())]
+        if lifetime is not None and lifetime.seconds is not None:
+            waits.append(asyncio.create_task(asyncio.sleep(lifetime.seconds)))
+        elif lifetime is not None and lifetime.steps is not None:
+            waits.append(asyncio.create_task(self._steps_committed(step + lifetime.steps - 1)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _steps_committed(self, step: int) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await self._host.watch.wait_for_step(step, 3600.0)
+                return
+
+    async def _undo(self, armed: _Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         try:
+            await fault.lift(act, self._host)
             evidence = fault.undo(act.undo_record)
             self._ledger.strike(incident.incident, incident.fault)
         except ChaosError as error:
             self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
         else:
             self._emit("undone", step=step, incident=incident.incident, evidence=evidence)
+
+    def _release(self, armed: _Armed, step: int) -> None:
+        if armed.arrived:
+            released = armed.release()
+            self._emit("released", step=step, incident=armed.incident.incident, ranks=released)
 
 
 def _last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:

@@ -42,6 +42,8 @@ class Incident:
     target_text: str
     trigger: Trigger
     repair: Duration | None
+    lifetime: Duration | None = None
+    is_optional: bool = False
 
     def __str__(self) -> str:
         repair = f", repaired after {self.repair}" if self.repair is not None else ""

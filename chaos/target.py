@@ -11,7 +11,7 @@ from chaos.errors import UsageError, nearest, shown
 from chaos.trigger import split_pairs, whole_number
 from mecefo_runtime.layout import Cluster
 
-Scope = Literal["node", "rank"]
+Scope = Literal["node", "rank", "link", "checkpoint"]
 
 ROLES = ("coordinator",)
 _PLACES = ("rank", "node", "stage", "replica")

@@ -12,6 +12,8 @@ from chaos.errors import UsageError, nearest, shown
 # In the order in which a step goes through them; a rank can be held before it enters one.
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit", "checkpoint")
 DEFAULT_PHASE = "forward"
+# Outside of steps, whenever they come: in a regroup, before a rank forms groups, and before it moves state.
+OUTSIDE_PHASES = ("regroup", "transfer")
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _STEP_UNITS = ("step", "steps")

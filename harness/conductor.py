@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chaos.desk import Desk
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.experiment import Experiment, experiment_hash
 from chaos.faults import registry
-from chaos.faults.base import Fault
+from chaos.faults.base import Fault, Host
 from chaos.injector import Injector
 from chaos.ledger import Ledger, read_pending
 from chaos.schedule import Incident
+from chaos.watch import Watch
 from harness.backends.base import Outcome, RunningJob
 from harness.backends.local import LocalBackend
 from harness.gates import HaltCondition
@@ -136,11 +138,13 @@ class Conductor:
         running = await self._start_job(MAIN_JOB, self._job, with_agents=True)
         with Ledger(self._folder / LEDGER_FILE) as ledger:
             emitter = Emitter(self._on_event, "injector")
+            desk = Desk()
             self._injector = self._hub.agents = Injector(
                 list(self._incidents.values()),
                 self._faults,
                 frozenset(range(cluster.num_ranks)),
-                running,
+                self._host(running, desk),
+                desk,
                 ledger,
                 emitter.emit,
             )
@@ -151,6 +155,16 @@ class Conductor:
             finally:
                 await self._injector.finish()
                 self._injector = None
+
+    def _host(self, running: RunningJob, desk: Desk) -> Host:
+        checkpoint = self._job.checkpoint
+        return Host(
+            processes=running,
+            inside=desk,
+            watch=Watch(),
+            run_folder=self._folder,
+            checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
+        )
 
     async def _run_twin(self) -> None:
         twin = replace(self._job, dilation_ratio=NO_DILATION, checkpoint=None)
@@ -230,6 +244,8 @@ class Conductor:
         if self._running is None or event.job != self._running.name:
             return
         self._running.note(event)
+        if self._injector is not None:
+            self._injector.on_event(event)
         match event.kind:
             case "step_committed":
                 self._on_step(event)
@@ -244,8 +260,6 @@ class Conductor:
                 self._usual_step_seconds = now - self._last_progress_seconds
             self._committed_steps = step
             self._last_progress_seconds = now
-        if self._injector is not None:
-            self._injector.on_step(step)
         due = [repair for repair in self._repairs if repair[0] <= step]
         self._repairs = [repair for repair in self._repairs if repair[0] > step]
         for _, incident in due:

@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
+from chaos.desk import Channel
 from mecefo_runtime.events import Event
+from mecefo_runtime.process import ProcessId
 from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
 
 LOOPBACK = "127.0.0.1"
 
 
 class AgentDesk(Protocol):
-    """Who decides about held ranks."""
+    """Who talks with agents; see `chaos.injector.Injector`."""
 
-    def holds_for(self, rank: int) -> list[tuple[int, str]]:
-        """Where `rank` is to be held."""
+    def connected(self, channel: Channel) -> None:
+        """An agent said hello, and waits to be told where it is to be held."""
         ...
 
-    def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None:
-        """`rank` is held until `release` is called."""
+    def on_message(self, channel: Channel, message: Message) -> None:
+        """An agent is held, or says how something went."""
+        ...
+
+    def closed(self, channel: Channel) -> None:
+        """An agent's connection ended."""
         ...
 
 
@@ -85,6 +92,9 @@ class Hub:
         except (WireError, OSError, ValueError, KeyError):
             # A process that was killed in the middle of a line, or a stranger.
             return
+        except asyncio.CancelledError:
+            # The hub closes. Streams of Python 3.11 report a connection's cancelled task as a failure.
+            return
         finally:
             self._open.discard(task)
             writer.close()
@@ -94,17 +104,22 @@ class Hub:
             self._on_event(Event.from_json(line))
 
     async def _serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
-        rank = int(hello["rank"])
         desk = self.agents
-        writer.write(encode({"holds": desk.holds_for(rank) if desk else []}))
+        if desk is None:
+            # Without an injector nobody is held: training goes on when the connection ends.
+            writer.write(encode({"holds": []}))
+            return
 
-        def release() -> None:
+        def send(message: Message) -> None:
             if not writer.is_closing():
-                writer.write(encode({"type": "release"}))
+                writer.write(encode(message))
 
-        while line := await reader.readline():
-            message = decode(line)
-            if desk is not None:
-                desk.on_at(rank, int(message["step"]), str(message["phase"]), release)
-            else:
-                release()
+        with suppress(ProcessLookupError):
+            process = ProcessId.of(int(hello["pid"]))
+            channel = Channel(int(hello["rank"]), int(hello["node"]), int(hello["attempt"]), process, send)
+            desk.connected(channel)
+            try:
+                while line := await reader.readline():
+                    desk.on_message(channel, decode(line))
+            finally:
+                desk.closed(channel)

@@ -77,6 +77,9 @@ class Narrator:
         self._is_striking = False
         return f"the fault's effect was NOT seen: {fields.get('reason')}. The run proves nothing about it"
 
+    def _tell_not_due(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"incident {fields.get('incident')} did not come due: {fields.get('reason')}"
+
     def _tell_detected(self, event: Event, fields: Mapping[str, Any]) -> str:
         how = str(fields.get("how"))
         lost = fields.get("lost", ())

@@ -17,6 +17,7 @@ from mecefo_runtime.fetch import Fetching
 from mecefo_runtime.groups import LOOPBACK, Formation, Groups, RendezvousStore
 from mecefo_runtime.health import Verdict
 from mecefo_runtime.hooks import Hooks
+from mecefo_runtime.inspection import Inspection
 from mecefo_runtime.layout import Layout, Transfer
 from mecefo_runtime.member import Membership
 from mecefo_runtime.operations import EpochBroken
@@ -75,6 +76,7 @@ class Trainer:
         # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
         # the memory of training.
         costs = json.loads(run_apart(lambda: json.dumps(measure_costs(job).to_dict()))) if attempt == 1 else None
+        self._hooks = hooks
         self._probe_desk = ProbeDesk(host)
         address_of_desk = self._probe_desk.address
         identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
@@ -147,6 +149,7 @@ class Trainer:
 
     def _enter(self, orders: Message) -> None:
         began = time.monotonic()
+        is_first = self._status == "fresh"
         layout = Layout.from_dict(orders["layout"])
         background = Background.from_list(orders["background"])
         self._commit_late(orders["commit"], is_last=False)
@@ -154,6 +157,8 @@ class Trainer:
         addresses = {int(rank): address for rank, address in orders["addresses"].items() if int(rank) != self._rank}
         if unreachable := find_unreachable(addresses):
             raise EpochBroken(f"rank {self._rank} cannot reach ranks {unreachable}")
+        if not is_first:
+            self._hooks.announce(orders["resume_step"], "regroup")
         groups = self._form_groups(orders["epoch"], members, background.reduction_groups(layout))
         try:
             self._forming = groups
@@ -163,6 +168,8 @@ class Trainer:
             incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
             held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
             bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background)
+            if orders["transfers"]:
+                self._hooks.announce(orders["resume_step"], "transfer")
             transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
             with self._pacer:
                 degrade_layers(layout, self._rank, bank, self._job)
@@ -194,6 +201,7 @@ class Trainer:
             if self._epoch is None:
                 groups.close()
         self._bank, self._units = bank, bank.units
+        self._hooks.expose(Inspection(bank))
         self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
         self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
         self._background_step = background.last_step

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mecefo_runtime.inspection import Inspection
+
 # What a step consists of, in its order. `reduce` is the all-reduce of gradients, their norm and, in ours, the commit's
 # exchange; `between` is what is neither: the record of the step before, and the zeroing of gradients.
 PHASES = ("data", "pipeline", "reduce", "optimizer", "between")
@@ -69,6 +71,9 @@ class PhaseHook:
         self._file = phases_file(folder, rank)
         self._window = window
         self._clock = PhaseClock(window)
+
+    def expose(self, subject: Inspection) -> None:
+        """See `mecefo_runtime.hooks.Hook`: times need no tensors."""
 
     def announce(self, step: int, phase: str) -> None:
         """See `mecefo_runtime.hooks.Hook`."""

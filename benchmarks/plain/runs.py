@@ -14,15 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from benchmarks.plain.forks import plain_file, rendezvous_file
 from benchmarks.plain.phases import Window, hook_environment, phases_file
 from benchmarks.plain.usage import Memory, cpu_seconds_of, read_memory
+from chaos.desk import Channel
 from harness.hub import Hub
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Event
-from mecefo_runtime.wire import new_token
+from mecefo_runtime.wire import Message, new_token
 
 START_TIMEOUT_SECONDS = 120.0
 RUN_TIMEOUT_SECONDS = 900.0
@@ -203,17 +204,22 @@ def _last_words(folder: Path, reply: Mapping[str, Any]) -> str:
 class NeverReached:
     """An armed injector as agents see it: every rank is told of one hold, at a step that no job comes to."""
 
+    HOLDS: ClassVar = [(NEVER, "forward")]
+
     def __init__(self) -> None:
         self.num_held = 0
 
-    def holds_for(self, rank: int) -> list[tuple[int, str]]:
+    def connected(self, channel: Channel) -> None:
         """See `harness.hub.AgentDesk`."""
-        return [(NEVER, "forward")]
+        channel.send({"holds": self.HOLDS})
 
-    def on_at(self, rank: int, step: int, phase: str, release: Callable[[], None]) -> None:
+    def on_message(self, channel: Channel, message: Message) -> None:
         """Let it go at once, and remember."""
         self.num_held += 1
-        release()
+        channel.send({"type": "release", "holds": self.HOLDS})
+
+    def closed(self, channel: Channel) -> None:
+        """See `harness.hub.AgentDesk`."""
 
 
 class _Watch:

@@ -283,8 +283,8 @@ class Driver:
         assert self._job is not None
         match target:
             case "coordinator" | "hung-coordinator":
-                coordinator = self._job.coordinator_process()
-                return None if coordinator is None else Victim(target, (coordinator,), ())
+                coordinator = self._job.role_processes("coordinator")
+                return Victim(target, coordinator, ()) if coordinator else None
             case "newcomer":
                 return self._victim(f"newcomer {given}", given)
             case "same":

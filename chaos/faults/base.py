@@ -2,7 +2,7 @@
 
 A new fault is one file in this folder with one class per kind. The injector calls, in this order: `prepare` (resolve,
 check that it is ours, say how to undo), then writes and syncs the undo record, `apply`, `verify`, and at the end of
-its lifetime `undo`.
+its lifetime `lift` and `undo`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.target import ResolvedTarget
+from chaos.target import ResolvedTarget, Scope
+from chaos.trigger import Duration
+from chaos.watch import Watch
 from mecefo_runtime.process import ProcessId
 
 Fidelity = Literal["real", "shaped", "telemetry"]
-Scope = Literal["node", "rank"]
+Role = Literal["rank", "supervisor", "coordinator", "launcher"]
+VERIFY_TIMEOUT_SECONDS = 5.0
 
 
 class NoParameters(BaseModel):
@@ -34,7 +38,7 @@ ParametersT = TypeVar("ParametersT", bound=BaseModel)
 class OwnedProcess:
     """A process that this run started: its role, where it runs, and which it is."""
 
-    role: Literal["rank", "supervisor", "coordinator"]
+    role: Role
     process: ProcessId
     rank: int | None = None
     node: int | None = None
@@ -55,7 +59,7 @@ class OwnedProcess:
 
 
 class ProcessHost(Protocol):
-    """The ability that process faults need: to be told which processes of the run make up a target.
+    """The ability to be told which processes of the run make up a target.
 
     All that is returned was started by this run and was alive when it was last heard of.
     """
@@ -68,36 +72,115 @@ class ProcessHost(Protocol):
         """The supervisors and ranks of `nodes`."""
         ...
 
-    def coordinator_process(self) -> OwnedProcess | None:
-        """The coordinator, None while there is none."""
+    def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
+        """The processes that play `role` (see `chaos.target.ROLES`) now; none while there is none."""
         ...
+
+
+class InsideHost(Protocol):
+    """The ability to act inside a rank, on its training thread (see `chaos.inside`)."""
+
+    async def begin(self, rank: int, effect: str, arguments: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Begin `effect` (`module:class`) in a rank that is held; returns (handle, what the effect says it did).
+
+        Raises:
+            chaos.errors.InjectionError: the rank is not held or gone, or the effect refused.
+        """
+        ...
+
+    async def report(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
+        """The next thing that the effect reports.
+
+        Raises:
+            chaos.errors.EffectNotSeen: nothing within the time, or the rank is gone and will not say more.
+        """
+        ...
+
+    async def lift(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
+        """End the effect; returns what it says. Of a rank that is gone, the effect is gone with it: {"gone": True}.
+
+        Raises:
+            chaos.errors.HealError: the rank is there and did not say that the effect has ended.
+        """
+        ...
+
+
+class LinkHost(Protocol):
+    """The ability to change the network between ranks."""
+
+    def plan_rules(self, links: tuple[tuple[int, int], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The undo records of what `apply_rules` would add: one declarative record for each rule, nothing changed."""
+        ...
+
+    async def apply_rules(self, records: list[dict[str, Any]]) -> None:
+        """Add the planned rules.
+
+        Raises:
+            chaos.errors.EnvironmentFailure: one of them could not be added.
+        """
+        ...
+
+    async def probe(self, link: tuple[int, int], timeout_seconds: float) -> dict[str, Any]:
+        """What traffic between the two ranks' hosts does now: {reached, round_trip_seconds}, both ways."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the run offers to its faults; an ability that its backend lacks is None.
+
+    A fault says in `needs` which of them it cannot do without, so that it is refused before the start.
+    """
+
+    processes: ProcessHost
+    inside: InsideHost
+    watch: Watch
+    run_folder: Path
+    checkpoint_folder: Path | None = None
+    links: LinkHost | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
     """One fault made concrete: what it touches, and the record from which alone it can be undone."""
 
-    processes: tuple[OwnedProcess, ...]
+    processes: tuple[OwnedProcess, ...] = ()
     undo_record: Mapping[str, Any] = field(default_factory=dict)
+    links: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that it touches, ascending."""
+        ends = {rank for link in self.links for rank in link}
+        return tuple(sorted(ends | {owned.rank for owned in self.processes if owned.rank is not None}))
 
 
 class Fault(ABC, Generic[ParametersT]):
-    """One kind of fault with its parameters."""
+    """One kind of fault with its parameters. An instance is of one incident, and fires once."""
 
     kind: ClassVar[str]
     scope: ClassVar[Scope]
     fidelity: ClassVar[Fidelity]
+    # Words of `chaos.needs`.
     needs: ClassVar[tuple[str, ...]] = ()
     undo_summary: ClassVar[str]
     # Whether the ranks that it strikes are gone until they are repaired.
     is_loss: ClassVar[bool] = False
+    # Whether it goes on for a time (`for`), and for how long where the user does not say: None is the job's end.
+    has_lifetime: ClassVar[bool] = False
+    default_lifetime: ClassVar[Duration | None] = None
+    # Whether it acts inside the rank, which must then be held for it, also when it is to come at a time.
+    acts_inside: ClassVar[bool] = False
+    # Whether the effect shows only when the held ranks go on: they are let go before `verify`.
+    shows_when_released: ClassVar[bool] = False
+    verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
     Parameters: ClassVar[type[BaseModel]] = NoParameters
 
     def __init__(self, parameters: ParametersT) -> None:
         self.parameters = parameters
 
     @abstractmethod
-    def prepare(self, target: ResolvedTarget, host: ProcessHost) -> Act:
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
         """Resolve the target and check that it is ours. Nothing is changed.
 
         Raises:
@@ -106,16 +189,27 @@ class Fault(ABC, Generic[ParametersT]):
         """
 
     @abstractmethod
-    def apply(self, act: Act) -> None:
-        """Do it."""
+    async def apply(self, act: Act, host: Host) -> None:
+        """Do it.
+
+        Raises:
+            chaos.errors.InjectionError: it could not be done.
+        """
 
     @abstractmethod
-    async def verify(self, act: Act, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
         """Wait until the effect is seen; returns the evidence, with a sentence for people under `summary`.
 
         Raises:
             chaos.errors.EffectNotSeen: it was not, within the time.
         """
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """End the effect as far as only the living run can: before `undo`, which works from the record alone.
+
+        What is applied inside a rank is lifted here; without us the rank lifts it when its connection ends.
+        """
+        return
 
     @classmethod
     @abstractmethod

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound
-from chaos.faults.base import Act, Fault, Fidelity, NoParameters, OwnedProcess, ProcessHost, Scope
-from chaos.target import ResolvedTarget
+from chaos.faults.base import Act, Fault, Fidelity, Host, NoParameters, OwnedProcess
+from chaos.target import ResolvedTarget, Scope
 
 
 class _Kill(Fault[NoParameters]):
@@ -22,7 +22,7 @@ class _Kill(Fault[NoParameters]):
     is_loss: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
 
-    def prepare(self, target: ResolvedTarget, host: ProcessHost) -> Act:
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
         """Every process of the target that is still running, by pid and start time."""
         candidates = self._processes(target, host)
         running = tuple(owned for owned in candidates if owned.process.is_running())
@@ -30,20 +30,19 @@ class _Kill(Fault[NoParameters]):
             raise TargetNotFound(f"nothing of {target} is running any more")
         return Act(running, {"processes": [owned.to_dict() for owned in running]})
 
-    def _processes(self, target: ResolvedTarget, host: ProcessHost) -> tuple[OwnedProcess, ...]:
-        if target.role == "coordinator":
-            coordinator = host.coordinator_process()
-            return () if coordinator is None else (coordinator,)
-        return host.rank_processes(target.ranks)
+    def _processes(self, target: ResolvedTarget, host: Host) -> tuple[OwnedProcess, ...]:
+        if target.role is not None:
+            return host.processes.role_processes(target.role)
+        return host.processes.rank_processes(target.ranks)
 
-    def apply(self, act: Act) -> None:
+    async def apply(self, act: Act, host: Host) -> None:
         """SIGKILL, the supervisor first: a dead node reports nobody's death."""
         for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
             if owned.process.pid == os.getpid():
                 raise NotOurs("the target is this very process")
             owned.process.signal(signal.SIGKILL)
 
-    async def verify(self, act: Act, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
         """Wait for the exit of each process, then look it up in the process table."""
         began = time.monotonic()
         waits = [_exited(owned.process.pid) for owned in act.processes]
@@ -80,10 +79,10 @@ class KillNode(_Kill):
     kind: ClassVar[str] = "kill-node"
     scope: ClassVar[Scope] = "node"
 
-    def _processes(self, target: ResolvedTarget, host: ProcessHost) -> tuple[OwnedProcess, ...]:
+    def _processes(self, target: ResolvedTarget, host: Host) -> tuple[OwnedProcess, ...]:
         if target.role is not None:
             return super()._processes(target, host)
-        return host.node_processes(target.nodes)
+        return host.processes.node_processes(target.nodes)
 
 
 async def _exited(pid: int) -> None:

@@ -227,9 +227,10 @@ class LocalJob:
         supervisors = tuple(self._supervisors[node] for node in nodes if node in self._supervisors)
         return supervisors + tuple(owned for owned in self._ranks.values() if owned.node in nodes)
 
-    def coordinator_process(self) -> OwnedProcess | None:
-        """The coordinator, between its start and its exit."""
-        return self._coordinator
+    def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
+        """The coordinator, between its start and its exit: it is also the store by which groups are formed."""
+        is_there = role in ("coordinator", "store") and self._coordinator is not None
+        return (self._coordinator,) if is_there and self._coordinator is not None else ()
 
     # ---- what happens ----
 

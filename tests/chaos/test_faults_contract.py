@@ -6,14 +6,16 @@ import os
 import re
 import signal
 import subprocess
+from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound
 from chaos.faults import registry
-from chaos.faults.base import Act, Fault, OwnedProcess
+from chaos.faults.base import Act, Fault, Host, OwnedProcess
 from chaos.target import ResolvedTarget
+from chaos.watch import Watch
 from mecefo_runtime.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -37,8 +39,8 @@ class OneNode:
     def node_processes(self, nodes):
         return (self.supervisor, *self.ranks) if 0 in nodes else ()
 
-    def coordinator_process(self):
-        return self.coordinator
+    def role_processes(self, role):
+        return (self.coordinator,) if role == "coordinator" else ()
 
     def all(self):
         return (self.supervisor, *self.ranks, self.coordinator)
@@ -56,7 +58,7 @@ def children():
 @pytest.fixture
 def host(children):
     supervisor, *ranks, coordinator = (ProcessId.of(child.pid) for child in children)
-    return OneNode(supervisor, ranks, coordinator)
+    return Host(processes=OneNode(supervisor, ranks, coordinator), inside=None, watch=Watch(), run_folder=None)
 
 
 def targets(fault):
@@ -70,7 +72,15 @@ def create(fault):
 
 
 def verify(fault, act, timeout_seconds=TIMEOUT_SECONDS):
-    return asyncio.run(fault.verify(act, timeout_seconds))
+    return asyncio.run(fault.verify(act, None, timeout_seconds))
+
+
+def apply(fault, act):
+    asyncio.run(fault.apply(act, None))
+
+
+async def _do_nothing(self, act, host):
+    pass
 
 
 def test_the_registry_is_sorted_and_holds_the_kills():
@@ -84,7 +94,7 @@ def test_metadata(fault):
     assert re.fullmatch(r"[a-z]+(-[a-z]+)+", fault.kind), "verb-noun"
     assert fault.__name__ == "".join(word.capitalize() for word in fault.kind.split("-"))
     assert issubclass(fault, Fault)
-    assert fault.scope in ("node", "rank")
+    assert fault.scope in ("node", "rank", "link", "checkpoint")
     assert fault.fidelity in ("real", "shaped", "telemetry")
     assert fault.undo_summary.strip()
     assert all(isinstance(need, str) and need for need in fault.needs)
@@ -103,19 +113,19 @@ def test_parameters_are_checked(fault):
 
 @each_fault
 def test_prepare_changes_nothing_and_says_what_it_will_touch(fault, host):
-    before = [owned.process.state() for owned in host.all()]
+    before = [owned.process.state() for owned in host.processes.all()]
     for target in targets(fault):
         act = create(fault).prepare(target, host)
         assert act.processes
-        assert set(act.processes) <= set(host.all())
+        assert set(act.processes) <= set(host.processes.all())
         assert json.loads(json.dumps(dict(act.undo_record))) == act.undo_record
         if target.role == "coordinator":
-            assert act.processes == (host.coordinator,)
+            assert act.processes == (host.processes.coordinator,)
         elif fault.scope == "node":
-            assert set(act.processes) == {host.supervisor, *host.ranks}
+            assert set(act.processes) == {host.processes.supervisor, *host.processes.ranks}
         else:
-            assert act.processes == host.ranks[:1], "the neighbour on the node is not the target"
-    after = [owned.process.state() for owned in host.all()]
+            assert act.processes == host.processes.ranks[:1], "the neighbour on the node is not the target"
+    after = [owned.process.state() for owned in host.processes.all()]
     assert set(before) | set(after) <= {"S", "R", "D"}
 
 
@@ -134,30 +144,32 @@ def test_applied_it_is_verified_with_evidence(fault, host):
     for target in targets(fault):
         wanted = create(fault)
         act = wanted.prepare(target, host)
-        wanted.apply(act)
+        apply(wanted, act)
         evidence = verify(wanted, act)
         assert json.loads(json.dumps(evidence)) == evidence
         assert evidence["summary"].strip()
         for owned in act.processes:
             assert str(owned.process.pid) in json.dumps(evidence)
-        untouched = set(host.all()) - {owned for done in targets(fault) for owned in _touched(fault, done, host)}
+        untouched = set(host.processes.all()) - {
+            owned for done in targets(fault) for owned in _touched(fault, done, host.processes)
+        }
         assert all(owned.process.is_running() for owned in untouched)
         fault.undo(act.undo_record)
 
 
-def _touched(fault, target, host):
+def _touched(fault, target, processes):
     if target.role == "coordinator":
-        return (host.coordinator,)
-    return host.node_processes(target.nodes) if fault.scope == "node" else host.rank_processes(target.ranks)
+        return (processes.coordinator,)
+    return processes.node_processes(target.nodes) if fault.scope == "node" else processes.rank_processes(target.ranks)
 
 
 @each_fault
 def test_not_applied_it_is_not_verified(fault, host):
-    idle = type("Idle", (fault,), {"apply": lambda self, act: None})
+    idle = type("Idle", (fault,), {"apply": _do_nothing})
     for target in targets(fault):
         wanted = create(idle)
         act = wanted.prepare(target, host)
-        wanted.apply(act)
+        apply(wanted, act)
         with pytest.raises(EffectNotSeen, match=r"\d"):
             verify(wanted, act, 0.05)
         assert all(owned.process.is_running() for owned in act.processes)
@@ -168,7 +180,7 @@ def test_partly_applied_it_is_not_verified(fault, host):
     target = ResolvedTarget(ranks=(0, 1), nodes=(0,) if fault.scope == "node" else ())
     wanted = create(fault)
     act = wanted.prepare(target, host)
-    wanted.apply(Act(act.processes[:-1], act.undo_record))
+    apply(wanted, Act(act.processes[:-1], act.undo_record))
     with pytest.raises(EffectNotSeen):
         verify(wanted, act, 0.05)
     fault.undo(act.undo_record)
@@ -183,7 +195,7 @@ def test_undo_needs_the_record_alone_and_can_be_repeated(fault, host):
         # Written before the fault is applied: the undo of what was never done must do no harm either.
         fault.undo(record)
         assert all(owned.process.is_running() for owned in act.processes)
-        wanted.apply(act)
+        apply(wanted, act)
         verify(wanted, act)
         first = fault.undo(record)
         assert json.loads(json.dumps(first)) == first
@@ -192,7 +204,7 @@ def test_undo_needs_the_record_alone_and_can_be_repeated(fault, host):
 
 @each_fault
 def test_a_recycled_pid_is_never_touched(fault, host, children):
-    recycled = OneNode(*_recycled(host))
+    recycled = replace(host, processes=OneNode(*_recycled(host)))
     for target in targets(fault):
         wanted = create(fault)
         with pytest.raises(TargetNotFound):
@@ -200,10 +212,10 @@ def test_a_recycled_pid_is_never_touched(fault, host, children):
         # Recycled between the two: the record of what was there is that of a dead process.
         act = wanted.prepare(target, host)
         late = tuple(OwnedProcess(o.role, _older(o.process), rank=o.rank, node=o.node) for o in act.processes)
-        wanted.apply(Act(late, act.undo_record))
+        apply(wanted, Act(late, act.undo_record))
         fault.undo({"processes": [owned.to_dict() for owned in late]})
     assert all(child.poll() is None for child in children)
-    assert {owned.process.state() for owned in host.all()} <= {"S", "R", "D"}
+    assert {owned.process.state() for owned in host.processes.all()} <= {"S", "R", "D"}
 
 
 def _older(process):
@@ -212,9 +224,9 @@ def _older(process):
 
 def _recycled(host):
     return (
-        _older(host.supervisor.process),
-        [_older(owned.process) for owned in host.ranks],
-        _older(host.coordinator.process),
+        _older(host.processes.supervisor.process),
+        [_older(owned.process) for owned in host.processes.ranks],
+        _older(host.processes.coordinator.process),
     )
 
 
@@ -223,7 +235,7 @@ def test_the_injector_itself_is_no_target(fault):
     # With another start time: even a fault that forgets to look does no harm here.
     ourselves = OwnedProcess("rank", _older(ProcessId.of(os.getpid())), rank=0, node=0)
     with pytest.raises(NotOurs):
-        create(fault).apply(Act((ourselves,), {}))
+        apply(create(fault), Act((ourselves,), {}))
 
 
 def test_a_signal_goes_to_the_very_process_only(children):

@@ -6,13 +6,16 @@ import json
 import pytest
 
 import chaos.injector
+from chaos.desk import Channel, Desk
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
-from chaos.faults.base import Act, Fault, OwnedProcess
+from chaos.faults.base import Act, Fault, Host, OwnedProcess
 from chaos.injector import Injector
 from chaos.ledger import Ledger, read_pending
 from chaos.schedule import Incident
 from chaos.target import ResolvedTarget
 from chaos.trigger import Trigger
+from chaos.watch import Watch
+from mecefo_runtime.events import Event
 from mecefo_runtime.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -39,10 +42,10 @@ def create_fault(trace, *, failing=None, error=None):
             note("prepare")
             return Act((PROCESS,), RECORD)
 
-        def apply(self, act):
+        async def apply(self, act, host):
             note("apply")
 
-        async def verify(self, act, timeout_seconds):
+        async def verify(self, act, host, timeout_seconds):
             assert timeout_seconds > 0
             # Others get their turn meanwhile, as with a real wait.
             await asyncio.sleep(0)
@@ -81,7 +84,13 @@ class Stage:
         self.path = folder / "ledger.jsonl"
         self.ledger = NotingLedger(self.path, self.trace)
         faults = {"note-acts": create_fault(self.trace, **failure)}
-        self.injector = Injector(incidents or [incident()], faults, ALL_RANKS, None, self.ledger, self.emit)
+        self.desk = Desk()
+        self.watch = Watch()
+        host = Host(processes=None, inside=self.desk, watch=self.watch, run_folder=folder)
+        self.injector = Injector(incidents or [incident()], faults, ALL_RANKS, host, self.desk, self.ledger, self.emit)
+        # What each agent was told last of where it is to be held.
+        self.holds = {}
+        self._channels = {}
 
     def emit(self, kind, *, step=None, monotonic_seconds=None, **fields):
         self.trace.append(kind)
@@ -89,7 +98,20 @@ class Stage:
 
     def arrive(self, rank, step=5, phase="backward"):
         """`rank` comes to a hold."""
-        self.injector.on_at(rank, step, phase, lambda: self.trace.append(f"release {rank}"))
+        self.connect(rank)
+        self.injector.on_message(self._channels[rank], {"type": "at", "step": step, "phase": phase})
+
+    def connect(self, rank):
+        """The agent of `rank` says hello, unless it has."""
+        if rank not in self._channels:
+            self._channels[rank] = Channel(rank, 0, 1, None, lambda message: self._hear(rank, message))
+            self.injector.connected(self._channels[rank])
+
+    def _hear(self, rank, message):
+        if message.get("type") == "release":
+            self.trace.append(f"release {rank}")
+        if "holds" in message:
+            self.holds[rank] = message["holds"]
 
     def play(self, *acts):
         """Run `acts`, each followed by a turn of the loop, then the end of the job."""
@@ -131,11 +153,11 @@ def test_the_order_of_acts(tmp_path):
         "applied",
         "verify",
         "verified",
+        "release 2",
+        "released",
         "undo",
         "struck",
         "undone",
-        "release 2",
-        "released",
     ]
     assert {step for _, step, _ in stage.events} == {5}
     assert stage.fields("held") == {"incident": 0, "phase": "backward", "held_rank": 2}
@@ -149,6 +171,7 @@ def test_the_order_of_acts(tmp_path):
         "nodes": [],
         "held_ranks": [2],
         "processes": [PROCESS.to_dict()],
+        "links": [],
     }
     assert stage.fields("verified")["evidence"] == {"summary": "seen"}
     assert stage.fields("released")["ranks"] == [2]
@@ -168,13 +191,12 @@ def test_whoever_is_not_at_the_trigger_is_let_through(tmp_path, rank, step, phas
 def test_holds_are_told_to_the_targets_agents_until_it_has_fired(tmp_path):
     timed = incident(1, trigger=Trigger(at_seconds=3600.0))
     stage = Stage(tmp_path, incident(), timed, incident(2, ranks=(), role="coordinator", trigger=Trigger(step=9)))
+    stage.connect(1)
+    stage.connect(2)
+    assert stage.holds == {1: [(9, "forward")], 2: [(5, "backward"), (9, "forward")]}
     told = []
-
-    def ask():
-        told.append([stage.injector.holds_for(rank) for rank in (1, 2)])
-
-    stage.play(ask, lambda: stage.arrive(2), ask)
-    assert told == [[[(9, "forward")], [(5, "backward"), (9, "forward")]], [[(9, "forward")], [(9, "forward")]]]
+    stage.play(lambda: stage.arrive(2), *[lambda: None] * 5, lambda: told.append(stage.holds[2]))
+    assert told == [[(9, "forward")]]
 
 
 def test_it_fires_once_only(tmp_path):
@@ -192,7 +214,7 @@ def test_it_waits_for_all_ranks_of_the_target(tmp_path):
         lambda: stage.arrive(2),
     )
     assert stage.trace[:4] == ["held", "one is not enough", "held", "prepare"]
-    assert stage.trace[-3:] == ["release 1", "release 2", "released"]
+    assert stage.trace[-6:] == ["release 1", "release 2", "released", "undo", "struck", "undone"]
     assert stage.fields("injected")["held_ranks"] == [1, 2]
 
 
@@ -202,7 +224,7 @@ def test_it_does_not_wait_for_ever_for_ranks_that_wait_for_a_held_one(tmp_path, 
 
     async def run():
         stage.arrive(1)
-        while "released" not in stage.trace:
+        while "undone" not in stage.trace:
             await asyncio.sleep(0.001)
         stage.arrive(2)
         await stage.injector.finish()
@@ -210,7 +232,7 @@ def test_it_does_not_wait_for_ever_for_ranks_that_wait_for_a_held_one(tmp_path, 
     with stage.ledger:
         asyncio.run(asyncio.wait_for(run(), 10.0))
     assert stage.fields("injected")["held_ranks"] == [1]
-    assert stage.trace[-3:] == ["release 1", "released", "release 2"], "who comes late is not held"
+    assert stage.trace[-1] == "release 2", "who comes late is not held"
 
 
 def test_a_target_without_ranks_has_any_rank_as_its_witness(tmp_path):
@@ -227,8 +249,8 @@ def test_two_incidents_at_one_place_both_fire(tmp_path):
     assert stage.trace.count("apply") == 2
     assert sorted(fields["incident"] for kind, _, fields in stage.events if kind == "verified") == [0, 1]
     assert stage.trace.count("release 2") == 1, "a second word would let the rank through its next hold"
-    last_act = max(index for index, act in enumerate(stage.trace) if act == "undone")
-    assert stage.trace.index("release 2") > last_act, "it goes on only when both are through with it"
+    last_act = max(index for index, act in enumerate(stage.trace) if act == "verified")
+    assert stage.trace.index("release 2") > last_act, "it goes on only when both have been seen"
 
 
 def test_a_fault_at_a_time_belongs_to_the_step_under_way(tmp_path):
@@ -236,8 +258,8 @@ def test_a_fault_at_a_time_belongs_to_the_step_under_way(tmp_path):
 
     async def run():
         stage.injector.start()
-        stage.injector.on_step(7)
-        while "released" not in stage.trace:
+        stage.injector.on_event(Event("step_committed", "rank", 0.0, 0.0, 1, step=7))
+        while "undone" not in stage.trace:
             await asyncio.sleep(0.001)
         await stage.injector.finish()
 
@@ -284,7 +306,7 @@ def test_what_cannot_be_undone_stays_pending(tmp_path):
     stage.play(lambda: stage.arrive(2))
     assert "verified" in stage.trace
     assert stage.fields("undo_failed")["reason"] == "the rule is still there"
-    assert stage.trace[-2:] == ["release 2", "released"]
+    assert stage.trace[-4:] == ["release 2", "released", "undo", "undo_failed"]
     (pending,) = read_pending(stage.path)
     assert (pending.incident, pending.record) == (0, RECORD)
 

@@ -16,7 +16,10 @@ IN_RANKS = "import sys\nif 'harness.backends.forkserver' in sys.orig_argv:\n"
 DO_NOTHING = f"""{IN_COMMAND}
     from chaos.faults.kill import KillNode
 
-    KillNode.apply = lambda self, act: None
+    async def do_nothing(self, act, host):
+        pass
+
+    KillNode.apply = do_nothing
 """
 # The replicas that took over compute one microbatch less than their share ...
 DROP_A_MICROBATCH = f"""{IN_RANKS}
