@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.faults import faults
+from chaos.commands.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.output import print_json, print_plan, print_report, print_text
+from chaos.commands.replay import replay
+from chaos.commands.shrink import shrink
+from chaos.commands.stored import read_run
 from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 
 if TYPE_CHECKING:
     from chaos.experiment import Experiment
 
-DEFAULT_OUT = "chaos-runs"
 EXIT_USAGE = UsageError.exit_code
 EXIT_INTERRUPTED = 2
 EXIT_FAILED = 3
-
-OUT_OPTION = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(DEFAULT_OUT),
-    show_default=True,
-    help="Where runs are kept.",
-)
-JSON_OPTION = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output, all else on standard error."
-)
 
 
 def experiment_options(command: Any) -> Any:
@@ -121,14 +112,14 @@ def run(subject: str, out: Path, as_json: bool, junit: Path | None, dry_run: boo
     if junit is not None and not junit.absolute().parent.is_dir():
         raise UsageError(f"--junit: there is no folder {junit.parent} for it to be written to")
     if dry_run:
-        _print_plan(experiment, as_json)
+        print_plan(experiment, as_json)
         return 0
     from harness.execute import JUNIT_FILE, execute, write_whole
 
     summary, folder = execute(experiment, out, sys.stderr)
     if junit is not None:
         write_whole(junit, (folder / JUNIT_FILE).read_text())
-    _print_report(summary, folder, as_json)
+    print_report(summary, folder, as_json)
     return int(summary["exit_code"])
 
 
@@ -137,34 +128,7 @@ def run(subject: str, out: Path, as_json: bool, junit: Path | None, dry_run: boo
 @JSON_OPTION
 def plan(subject: str, as_json: bool, **options: Any) -> int:
     """Print the incidents that `run` would fire with the same arguments; the same seed gives the same ones."""
-    _print_plan(_experiment(subject, options), as_json)
-    return 0
-
-
-@cli.command()
-@JSON_OPTION
-def faults(as_json: bool) -> int:
-    """List the faults: how real each is, what it needs, how it is undone."""
-    from chaos.faults import registry
-
-    rows = [
-        {
-            "kind": kind,
-            "scope": fault.scope,
-            "fidelity": fault.fidelity,
-            "needs": list(fault.needs),
-            "undo": fault.undo_summary,
-            "summary": (fault.__doc__ or "").strip().splitlines()[0],
-        }
-        for kind, fault in registry().items()
-    ]
-    if as_json:
-        _print_json(rows)
-        return 0
-    for row in rows:
-        needs = ", ".join(row["needs"]) or "nothing"
-        _print(f"{row['kind']}\n    {row['summary']}")
-        _print(f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {needs}   undo: {row['undo']}")
+    print_plan(_experiment(subject, options), as_json)
     return 0
 
 
@@ -174,18 +138,8 @@ def faults(as_json: bool) -> int:
 @JSON_OPTION
 def report(reference: str, out: Path, as_json: bool) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
-    from harness.execute import judge
-    from harness.log import LogError
-    from harness.runs import RunNotFound, StoreError, find_run
-
-    try:
-        folder = find_run(out, reference)
-        summary, events = judge(folder)
-    except RunNotFound as error:
-        raise UsageError(str(error)) from error
-    except (StoreError, LogError) as error:
-        raise EnvironmentFailure(str(error)) from error
-    _print_report(summary, folder, as_json, events)
+    folder, summary, events = read_run(out, reference)
+    print_report(summary, folder, as_json, events)
     return int(summary["exit_code"])
 
 
@@ -201,14 +155,14 @@ def runs(out: Path, as_json: bool) -> int:
     except StoreError as error:
         raise EnvironmentFailure(str(error)) from error
     if as_json:
-        _print_json([entry.to_dict() for entry in entries])
+        print_json([entry.to_dict() for entry in entries])
         return 0
     if not entries:
         click.echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one", err=True)
     width = max((len(entry.reference) for entry in entries), default=0)
     for entry in entries:
         steps = "?" if entry.steps is None else str(entry.steps)
-        _print(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
+        print_text(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
     return 0
 
 
@@ -217,7 +171,7 @@ def schema() -> int:
     """Print the JSON Schema of experiment files, for editors."""
     from chaos.experiment import json_schema
 
-    _print_json(json_schema())
+    print_json(json_schema())
     return 0
 
 
@@ -227,71 +181,8 @@ def _experiment(subject: str, options: Mapping[str, Any]) -> Experiment:
     return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 
 
-def _print_plan(experiment: Experiment, as_json: bool) -> None:
-    from harness.execute import check
-
-    job, incidents = check(experiment)
-    if as_json:
-        _print_json({"experiment": experiment.model_dump(mode="json"), "incidents": [i.to_dict() for i in incidents]})
-        return
-    cluster = job.cluster()
-    _print(
-        f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
-        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
-        f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
-    )
-    for incident in incidents:
-        _print(str(incident))
-    for gate in experiment.gates:
-        _print(f"gate: {gate}")
-    _print(
-        "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
-    )
-
-
-def _print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events: Any = None) -> None:
-    if as_json:
-        _print_json(summary)
-        return
-    from rich.console import Console
-
-    from harness.execute import judge
-    from harness.report.terminal import render
-
-    class ReportConsole(Console):
-        def on_broken_pipe(self) -> None:
-            # Rich's own would end the process with 1: a gate failed.
-            raise BrokenPipeError
-
-    events = judge(folder)[1] if events is None else events
-    with _standard_output():
-        render(summary, events, ReportConsole(), folder=folder)
-
-
-def _print_json(document: Any) -> None:
-    _print(json.dumps(document, indent=2))
-
-
-def _print(text: str) -> None:
-    with _standard_output():
-        click.echo(text)
-
-
-@contextmanager
-def _standard_output() -> Iterator[None]:
-    """While something is printed: nobody reading any more (`chaos runs | head`) is no failure.
-
-    Raises:
-        EnvironmentFailure: standard output takes nothing, such as on a full disk.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        # What is still in the buffer would fail once more when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise EnvironmentFailure(f"cannot write to standard output: {error.strerror}") from error
+for command in (faults, replay, shrink):
+    cli.add_command(command)
 
 
 def main() -> None:

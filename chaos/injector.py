@@ -123,9 +123,13 @@ class Injector:
                 armed.timer.cancel()
             if armed.fired is None:
                 armed.fired = asyncio.get_running_loop().create_task(self._never_fired(armed))
-        for armed in self._armed:
-            if armed.fired is not None:
-                await armed.fired
+        # All of them, whatever one of them breaks down of: each has something to undo.
+        ends = await asyncio.gather(
+            *(armed.fired for armed in self._armed if armed.fired is not None), return_exceptions=True
+        )
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     # ---- agents ----
 

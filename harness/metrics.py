@@ -70,6 +70,9 @@ METRICS: Mapping[str, Metric] = {
         _run("layout_changes", "number"),
         _run("degraded_share_ratio", "ratio"),
         _run("unfit_steps", "number"),
+        _run("diagnosis_recall_ratio", "ratio"),
+        _run("diagnosis_precision_ratio", "ratio"),
+        _run("false_accusations", "number"),
         _run("goodput_ratio", "ratio"),
         _run("wall_clock_seconds", "seconds"),
         _run("productive_seconds", "seconds"),
@@ -77,6 +80,7 @@ METRICS: Mapping[str, Metric] = {
         *(_run(f"badput_{cause}_seconds", "seconds", "badput_seconds", cause) for cause in BADPUT_CAUSES),
         _phase("recovery_seconds", is_membership=False),
         _phase("detection_seconds"),
+        _phase("diagnosis_seconds"),
         _phase("verify_seconds", "phases_seconds", "verify", is_membership=False),
         _phase("restore_seconds", "phases_seconds", "restore", is_membership=False),
         *(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from harness import accounting, approximation, integrity, throughput, timeline
+from harness import accounting, approximation, diagnosis, integrity, throughput, timeline
 from harness.caveats import caveats
 from harness.gates import evaluate_all
 from harness.steps import median_step_seconds
@@ -31,9 +31,9 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
     times = _attempt("timeline", lambda: timeline.build(events), problems)
     summary = _identity(events, times)
     if times is None:
-        summary |= _figures(timeline.build(()), []) | dict.fromkeys(_COUNTS)  # every key, with no value
+        summary |= _figures(timeline.build(()), (), []) | dict.fromkeys(_COUNTS)  # every key, with no value
     else:
-        summary |= _figures(times, problems)
+        summary |= _figures(times, events, problems)
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
     summary["diverged_units"] = None if diverged is None else len(diverged)
     summary["degraded_share_ratio"] = _attempt(
@@ -93,11 +93,12 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def _figures(times: Timeline, problems: list[str]) -> dict[str, Any]:
+def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> dict[str, Any]:
     speed = _attempt("throughput", lambda: throughput.measure(times), problems)
     losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.twin.first), problems)
     segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
     total = None if segments is None else accounting.account(segments)
+    named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times.incidents), problems)
     return {
         "steps_planned": times.steps_planned,
         "steps_committed": len(times.steps.first),
@@ -121,7 +122,10 @@ def _figures(times: Timeline, problems: list[str]) -> dict[str, Any]:
         "num_loss_steps": losses and losses.num_steps,
         "first_non_finite_loss_step": losses and losses.first_non_finite_step,
         "layout_changes": sum(stall.regrouped_seconds is not None for stall in times.stalls),
-        "incidents": [_incident(incident, times, segments or ()) for incident in times.incidents],
+        "incidents": [_incident(incident, times, segments or (), named) for incident in times.incidents],
+        "diagnosis_recall_ratio": named and named.recall_ratio,
+        "diagnosis_precision_ratio": named and named.precision_ratio,
+        "false_accusations": named and named.num_false,
         "unrecovered_incidents": sum(times.recovered(i) is False for i in times.incidents if i.verified is not None),
         "wall_clock_seconds": total and total.wall_clock_seconds,
         "productive_seconds": total and total.productive_seconds,
@@ -130,12 +134,18 @@ def _figures(times: Timeline, problems: list[str]) -> dict[str, Any]:
     }
 
 
-def _incident(incident: Incident, times: Timeline, segments: Sequence[accounting.Segment]) -> dict[str, Any]:
+def _incident(
+    incident: Incident,
+    times: Timeline,
+    segments: Sequence[accounting.Segment],
+    named: diagnosis.Diagnoses | None,
+) -> dict[str, Any]:
     """One entry of `incidents`.
 
     Its productive and badput seconds add up to its `wall_clock_seconds`, the time that it answers for.
     """
     own = accounting.account(segment for segment in segments if segment.incident == incident.incident)
+    said = None if named is None else named.by_incident.get(incident.incident)
     return {
         "incident": incident.incident,
         "fault": incident.fault,
@@ -153,6 +163,8 @@ def _incident(incident: Incident, times: Timeline, segments: Sequence[accounting
         "recovery_step": incident.committed_step,
         "recovery_seconds": incident.recovery_seconds,
         "detection_seconds": incident.detection_seconds,
+        "diagnosis": said and said.to_dict(),
+        "diagnosis_seconds": said and said.seconds,
         "phases_seconds": incident.phases_seconds,
         "phase_order_valid": incident.is_phase_order_valid,
         "wall_clock_seconds": own.wall_clock_seconds,

@@ -95,6 +95,7 @@ def _incident(index: int, raw: Mapping[str, Any]) -> dict[str, Any]:
         "title": _sentence(wording.incident_title(index, raw)),
         "verified": bool(raw.get("verified")),
         "effect": _sentence(wording.effect_words(raw)),
+        "diagnosis": _sentence(wording.diagnosis_words(raw) or ""),
         "bar": svg.stacked_bar(parts, "The recovery, phase by phase"),
         "rows": [(part.css, part.words, name_seconds(part.seconds)) for part in parts],
         "recovery": None if recovery is None else name_seconds(recovery),

@@ -81,6 +81,8 @@ class _Report:
         for index, incident in enumerate(summary.get("incidents") or ()):
             self._paragraph(wording.incident_title(index, incident))
             self._paragraph(wording.effect_words(incident), indent=4)
+            if diagnosis := wording.diagnosis_words(incident):
+                self._paragraph(diagnosis, indent=4)
         if not summary.get("incidents"):
             self._paragraph("No fault was applied.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.words import evidence_text, name_seconds, one_line, target_text, when
+from harness.words import evidence_text, name_ranks, name_seconds, one_line, target_text, when
 
 VERDICTS: Mapping[str, str] = {
     "pass": "Every fault took effect, the job came through it, and every gate holds.",
@@ -105,6 +105,29 @@ def recovery_words(incident: Mapping[str, Any]) -> str | None:
     if has_recovered(incident) is None:
         return "The run ended before it could show whether the job recovers."
     return "It did not recover: no step that began after the fault was committed."
+
+
+_DIAGNOSES: Mapping[str, str] = {
+    "right": "the job named the cause",
+    "partly": "the job named a part of the cause",
+    "wrong": "the job named the wrong cause",
+}
+
+
+def diagnosis_words(incident: Mapping[str, Any]) -> str | None:
+    """Whether the job knew what hit it; None where there was no effect, or nobody whom it could have named."""
+    diagnosis = incident.get("diagnosis")
+    if not isinstance(diagnosis, Mapping):
+        return None
+    score, named = str(diagnosis.get("score")), diagnosis.get("named") or ()
+    if score not in _DIAGNOSES:
+        return "the job named no cause"
+    ranks = [rank for rank in named if isinstance(rank, int)]
+    whom = " and ".join([*([name_ranks(ranks)] if ranks else []), *(f"the {w}" for w in named if isinstance(w, str))])
+    seconds = diagnosis.get("seconds")
+    after = f", {name_seconds(float(seconds))} after the fault" if isinstance(seconds, int | float) else ""
+    how = f" ({diagnosis['how']})" if diagnosis.get("how") else ""
+    return one_line(f"{_DIAGNOSES[score]}: {whom}{after}{how}")
 
 
 def time_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float]]:

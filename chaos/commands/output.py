@@ -1,0 +1,89 @@
+"""What goes to standard output: plans, reports, JSON; and what becomes of it when nobody reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos.errors import EnvironmentFailure
+
+if TYPE_CHECKING:
+    from chaos.experiment import Experiment
+
+
+def print_plan(experiment: Experiment, as_json: bool) -> None:
+    """What a run of `experiment` would do."""
+    from harness.execute import check
+
+    job, incidents = check(experiment)
+    if as_json:
+        print_json({"experiment": experiment.model_dump(mode="json"), "incidents": [i.to_dict() for i in incidents]})
+        return
+    cluster = job.cluster()
+    print_text(
+        f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
+        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
+        f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
+    )
+    for incident in incidents:
+        print_text(str(incident))
+    for gate in experiment.gates:
+        print_text(f"gate: {gate}")
+    print_text(
+        "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
+    )
+
+
+def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events: Any = None) -> None:
+    """The report of a run in `folder`, or its summary as JSON."""
+    if as_json:
+        print_json(summary)
+        return
+    from rich.console import Console
+
+    from harness.execute import judge
+    from harness.report.terminal import render
+
+    class ReportConsole(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich's own would end the process with 1: a gate failed.
+            raise BrokenPipeError
+
+    events = judge(folder)[1] if events is None else events
+    with standard_output():
+        render(summary, events, ReportConsole(), folder=folder)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document."""
+    print_text(json.dumps(document, indent=2))
+
+
+def print_text(text: str) -> None:
+    """A line or more of text."""
+    with standard_output():
+        click.echo(text)
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """While something is printed: nobody reading any more (`chaos runs | head`) is no failure.
+
+    Raises:
+        EnvironmentFailure: standard output takes nothing, such as on a full disk.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail once more when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise EnvironmentFailure(f"cannot write to standard output: {error.strerror}") from error

@@ -1,0 +1,40 @@
+"""`chaos replay`: the faults of a run once more, from its log."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from chaos.commands.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.output import print_plan, print_report
+from chaos.commands.stored import read_run
+
+
+@click.command()
+@click.argument("reference", metavar="RUN", default="latest")
+@click.option("--only", "only", type=int, multiple=True, metavar="INCIDENT", help="Only this incident. Repeatable.")
+@OUT_OPTION
+@JSON_OPTION
+@click.option("--dry-run", is_flag=True, help="Say what would be done, without starting anything.")
+def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_run: bool) -> int:
+    """Repeat a run from its log: the same faults on the same ranks at the steps at which they struck.
+
+    What the seed, a rate or a profile drew is not drawn again. RUN is `latest`, a name, name/time, or a path.
+    """
+    from chaos.experiment import from_mapping
+    from chaos.replay import Recorded, explicit, explicit_faults
+    from harness.execute import execute
+
+    folder, summary, events = read_run(out, reference)
+    recorded = Recorded.of(events)
+    faults = explicit_faults(recorded, only)
+    name = f"{str(summary['name']).removesuffix('-replay')}-replay"
+    experiment = from_mapping(explicit(recorded, faults, name), path=str(folder))
+    if dry_run:
+        print_plan(experiment, as_json)
+        return 0
+    again, new_folder = execute(experiment, out, sys.stderr)
+    print_report(again, new_folder, as_json)
+    return int(again["exit_code"])

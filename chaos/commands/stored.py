@@ -1,0 +1,33 @@
+"""A run that is in the store, for commands that start from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaos.errors import EnvironmentFailure, UsageError
+
+if TYPE_CHECKING:
+    from mecefo_runtime.events import Event
+
+
+def read_run(out: Path, reference: str) -> tuple[Path, Mapping[str, Any], Sequence[Event]]:
+    """(folder, summary, events) of the run that `reference` names, judged again from its log.
+
+    Raises:
+        UsageError: there is no such run.
+        EnvironmentFailure: it cannot be read.
+    """
+    from harness.execute import judge
+    from harness.log import LogError
+    from harness.runs import RunNotFound, StoreError, find_run
+
+    try:
+        folder = find_run(out, reference)
+        summary, events = judge(folder)
+    except RunNotFound as error:
+        raise UsageError(str(error)) from error
+    except (StoreError, LogError) as error:
+        raise EnvironmentFailure(str(error)) from error
+    return folder, summary, events

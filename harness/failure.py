@@ -1,0 +1,43 @@
+"""What a run failed of, so that two runs can be said to fail in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_FAILED = ("fail", "halted", "dirty")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The verdict, and what it came from: failed gates by their expressions, and other causes by a word."""
+
+    verdict: str
+    causes: frozenset[str]
+
+    def is_like(self, other: Failure | None) -> bool:
+        """Whether both have the verdict and at least one cause in common."""
+        return other is not None and self.verdict == other.verdict and bool(self.causes & other.causes)
+
+    def __str__(self) -> str:
+        return f"{self.verdict} ({'; '.join(sorted(self.causes))})"
+
+
+def failure_of(summary: Mapping[str, Any]) -> Failure | None:
+    """The failure that `summary` tells of; None of a run that passed, or of which nothing is known."""
+    verdict = str(summary["verdict"])
+    if verdict not in _FAILED:
+        return None
+    causes = {str(gate["expression"]) for gate in summary["gates"] if gate["passed"] is False}
+    if summary.get("diverged_units"):
+        causes.add("state differs among its holders")
+    if summary.get("first_non_finite_loss_step") is not None:
+        causes.add("the loss is not finite")
+    if any(str(reason).startswith("the job did not survive") for reason in summary["reasons"]):
+        causes.add("the job died")
+    if verdict == "halted":
+        causes |= {str(reason) for reason in summary["reasons"] if "halt condition" in str(reason)}
+    if verdict == "dirty":
+        causes.add("something was left behind")
+    return Failure(verdict, frozenset(causes)) if causes else None
