@@ -265,6 +265,11 @@ class Screen:
 
 def recovery_sentence(incident: IncidentProgress) -> str:
     """How long the job took from the fault to its next committed step."""
+    if incident.is_in_force:
+        return (
+            f"training goes on under {one_line(incident.fault)} on {target_text(incident.target)} after "
+            f"{name_seconds(incident.recovery_seconds)}: the first step begun with it is committed"
+        )
     return (
         f"recovered from {one_line(incident.fault)} on {target_text(incident.target)} in "
         f"{name_seconds(incident.recovery_seconds)}: the first step begun after it is committed"
@@ -276,8 +281,10 @@ def stage_words(incident: IncidentProgress) -> tuple[str, str]:
     if incident.verified is False:
         return "effect NOT seen", "red"
     if incident.recovery_seconds is not None:
+        if incident.is_in_force:
+            return f"in force, training went on after {name_seconds(incident.recovery_seconds)}", "yellow"
         recovered = f"recovered in {name_seconds(incident.recovery_seconds)}"
-        ending = {"repairing": ", being repaired", "rejoined": ", rejoined"}.get(incident.stage, "")
+        ending = {"over": ", over", "repairing": ", being repaired", "rejoined": ", rejoined"}.get(incident.stage, "")
         return recovered + ending, "green"
     words = {
         "armed": ("armed", "dim"),
@@ -286,6 +293,7 @@ def stage_words(incident: IncidentProgress) -> tuple[str, str]:
         "verified": ("effect seen", "red"),
         "detected": ("noticed by the job", "red"),
         "regrouped": ("regrouped, first step under way", "yellow"),
+        "over": ("over, first step under way", "yellow"),
         "repairing": ("being repaired", "yellow"),
         "rejoined": ("rejoined", "green"),
     }

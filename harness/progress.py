@@ -14,7 +14,18 @@ _WARM_UP_STEPS = 5
 _MEDIAN_STEPS = 50
 _NOW_STEPS = 5
 # Events of different processes arrive in any order; an incident only ever moves forwards through these.
-STAGES = ("armed", "held", "injected", "verified", "unverified", "detected", "regrouped", "repairing", "rejoined")
+STAGES = (
+    "armed",
+    "held",
+    "injected",
+    "verified",
+    "unverified",
+    "detected",
+    "regrouped",
+    "over",
+    "repairing",
+    "rejoined",
+)
 
 
 @dataclass(slots=True)
@@ -31,6 +42,12 @@ class IncidentProgress:
     recovery_seconds: float | None = None
     ranks: tuple[int, ...] = ()
     is_loss: bool = False
+    goes_on: bool = False
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether it goes on for a time that is not over."""
+        return self.goes_on and STAGES.index(self.stage) < STAGES.index("over")
 
     def advance(self, stage: str) -> None:
         """Move forwards to `stage`, never back."""
@@ -154,6 +171,10 @@ class Progress:
                 )
         elif event.kind in ("held", "injected", "verified", "unverified", "repair_started"):
             self._advance(event)
+        elif event.kind == "undone":
+            incident = self.incidents.get(fields.get("incident", 0))
+            if incident is not None and incident.goes_on:
+                incident.advance("over")
         elif event.kind == "rank_started" and event.rank is not None:
             state = self.rank_states.get(event.rank)
             self._mark([event.rank], "restarting" if state == "gone" else "up" if state == "starting" else str(state))
@@ -191,6 +212,7 @@ class Progress:
             incident.target = str(fields.get("target") or incident.target)
             incident.ranks = tuple(fields.get("ranks") or ())
             incident.is_loss = bool(fields.get("is_loss"))
+            incident.goes_on = bool(fields.get("goes_on"))
             if self.tokens_per_second_before is None and self._recent:
                 self.tokens_per_second_before = median(self._recent)
 

@@ -122,6 +122,13 @@ class Narrator:
     def _tell_coordinator_restarted(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"the coordinator is back: it learned the state from {count(_size(fields.get('members')), 'rank')}"
 
+    def _tell_undone(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        injected = self._injected.get(fields.get("incident", 0))
+        if injected is None or not injected.fields.get("goes_on"):
+            return None
+        evidence = evidence_text(fields.get("evidence"))
+        return f"{injected.fields.get('fault')} is over{f': {evidence}' if evidence else ''}"
+
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"a fault could NOT be undone: {fields.get('reason')}. ledger.jsonl in the run's folder says what it was"
 

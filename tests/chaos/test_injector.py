@@ -165,6 +165,7 @@ def test_the_order_of_acts(tmp_path):
         "incident": 0,
         "fault": "note-acts",
         "is_loss": False,
+        "goes_on": False,
         "target": "rank=2",
         "phase": "backward",
         "ranks": [2],
