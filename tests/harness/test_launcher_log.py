@@ -1,0 +1,44 @@
+"""Whom torchrun blames, read from what it really writes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.launcher_log import LauncherLog
+
+SCRIPT = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    print(os.getpid(), file=open(sys.argv[1], "a"), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(30)
+"""
+
+
+@pytest.mark.integration
+def test_torchrun_names_the_worker_that_died_first(tmp_path):
+    script, pids, log = tmp_path / "train.py", tmp_path / "pids", tmp_path / "job.log"
+    script.write_text(SCRIPT)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", str(script), str(pids)]
+    with log.open("wb") as output:
+        done = subprocess.run([sys.executable, *command], stdout=output, stderr=output, timeout=60)
+    assert done.returncode != 0
+    died = [int(line) for line in pids.read_text().split()]
+    assert len(died) == 2, "it was started again once"
+    assert LauncherLog(log).new_culprits() == died
+
+
+@pytest.mark.unit
+def test_it_reads_what_is_new_and_only_whole_lines(tmp_path):
+    log = tmp_path / "job.log"
+    follower = LauncherLog(log)
+    assert follower.new_culprits() == []
+    line = "E1121 15:47 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 88) of binary: python\n"
+    log.write_text("training\n" + line[:50])
+    assert follower.new_culprits() == []
+    log.write_text("training\n" + line)
+    assert follower.new_culprits() == [88]
+    assert follower.new_culprits() == []
+    log.write_text("training\n" + line + line.replace("88", "91"))
+    assert follower.new_culprits() == [91]
