@@ -3,7 +3,8 @@
 One transformer block, forward and backward: normal, degraded, and degraded with recomputation, in turn in one process.
 The measured ratio to the normal block should be at most 1.1 times the one counted in floating-point operations. On the
 CPU in fp32, in CPU time of one thread (what others do on the machine changes it least); with CUDA in bf16 too, by the
-device's clock. Then technique III's bases: how good they are after a short training, and what they cost.
+device's clock; `--device`, `--shapes` and `--precision` ask for others. Then technique III's bases, on the CPU: how
+good they are after a short training, and what they cost.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import click
 import torch
@@ -25,14 +26,24 @@ from benchmarks._spread import Spread, spread, table
 from benchmarks._subspaces import DECAY, Cost, Quality, measure_cost, measure_quality, report_cost, report_quality
 from mecefo_runtime.approximate import degrade
 from mecefo_runtime.config import PRESETS, ApproximationConfig
+from mecefo_runtime.devices import DeviceChoice, DeviceError, require_device
 from mecefo_runtime.model import build_unit
 
 MAX_EXCESS_RATIO = 1.1
+EXIT_NO_DEVICE = 3
 SEQUENCE_LENGTH = 256
 WAYS = ("normal", "degraded", "degraded, recomputed")
 RANKS = (64, 16)
 QUALITY_RANKS = (16, 8)
 NUM_WARMUP_ROUNDS = 2
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+# How many sequences a block gets: enough to keep the device busy, for not too long.
+NUM_SEQUENCES = {
+    "cpu": {"60m": 4, "130m": 4, "350m": 2, "1b": 1, "7b": 1},
+    "cuda": {"60m": 64, "130m": 64, "350m": 64, "1b": 32, "7b": 16},
+}
+DEFAULT_PRESETS = {"cpu": ("60m", "350m"), "cuda": ("350m", "1b", "7b")}
+DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +98,26 @@ class Ratio:
         return self.excess <= MAX_EXCESS_RATIO
 
 
-def shapes(has_cuda: bool) -> list[Shape]:
-    """What is measured here."""
-    found = [Shape(preset, n, "cpu", "float32", rank) for preset, n in (("60m", 4), ("350m", 2)) for rank in RANKS]
-    if has_cuda:
-        found += [
-            Shape(preset, n, "cuda", "bfloat16", rank)
-            for preset, n in (("350m", 64), ("1b", 32), ("7b", 16))
-            for rank in RANKS
-        ]
+def shapes(devices: Sequence[str], presets: Sequence[str] | None = None, precision: str | None = None) -> list[Shape]:
+    """What is measured on `devices` (`cpu`, `cuda`); None stands for what is usual on each of them."""
+    return [
+        Shape(preset, NUM_SEQUENCES[device][preset], device, DTYPES[precision or DEFAULT_PRECISION[device]], rank)
+        for device in devices
+        for preset in presets or DEFAULT_PRESETS[device]
+        for rank in RANKS
+    ]
+
+
+def read_presets(text: str) -> tuple[str, ...]:
+    """The presets that `text` names, separated by commas, in any case.
+
+    Raises:
+        click.BadParameter: there is no such preset.
+    """
+    found = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
+    unknown = [name for name in found if name not in NUM_SEQUENCES["cpu"]]
+    if unknown:
+        raise click.BadParameter(f"there is no {unknown[0]!r}: there are {', '.join(NUM_SEQUENCES['cpu'])}")
     return found
 
 
@@ -209,7 +231,7 @@ def report(
         return f"{seconds * 1000:.1f}"
 
     lines = [f"machine: {machine}"]
-    if torch.cuda.is_available():
+    if any(m.shape.device == "cuda" for m in measurements):
         lines.append(f"device: {torch.cuda.get_device_name()}")
     for shape in dict.fromkeys(m.shape for m in measurements):
         rows = [
@@ -297,12 +319,39 @@ def to_document(
 @click.command(help=__doc__)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 @click.option("--quick", is_flag=True, help="Just enough rounds to see that it works; the figures mean little.")
-def main(as_json: bool, quick: bool) -> None:
+@click.option(
+    "--device",
+    type=click.Choice(get_args(DeviceChoice)),
+    default="auto",
+    show_default=True,
+    help="Where the blocks run; auto: on the CPU, and on a GPU where there is one.",
+)
+@click.option(
+    "--shapes",
+    "presets",
+    metavar="NAMES",
+    callback=lambda context, option, text: None if text is None else read_presets(text),
+    help="Presets, such as 350M,1B,7B. Default: 60M and 350M on the CPU, 350M, 1B and 7B on a GPU.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(list(DTYPES)),
+    help="Of weights and activations. Default: fp32 on the CPU, bf16 on a GPU.",
+)
+def main(
+    as_json: bool, quick: bool, device: DeviceChoice, presets: tuple[str, ...] | None, precision: str | None
+) -> None:
     """Entry point."""
     torch.set_num_threads(1)
+    try:
+        require_device(device)
+    except DeviceError as error:
+        click.echo(f"approximation: {error}", err=True)
+        raise click.exceptions.Exit(EXIT_NO_DEVICE) from error
+    devices = [device] if device != "auto" else ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     measurements = []
-    for shape in shapes(torch.cuda.is_available()):
-        if quick and shape.preset != "60m":
+    for shape in shapes(devices, presets, precision):
+        if quick and shape.preset != (presets or DEFAULT_PRESETS[shape.device])[0]:
             continue
         measurements += measure(shape, 2 if quick else 15)
         progress(f"{shape}: done")

@@ -29,18 +29,45 @@ EXIT_FAILED = 3
 def experiment_options(command: Any) -> Any:
     """The options that describe an experiment, shared by `run` and `plan`."""
     options = [
-        click.argument("subject", metavar="FAULT|FILE.yaml"),
-        click.option("--at", "at", metavar="WHEN", help="When: step=N[,phase=P] or time=10s."),
+        click.argument("subject", metavar="FAULT|FILE.yaml", required=False),
+        click.option("--at", "at", metavar="WHEN", help="When: step=N[,phase=P], phase=regroup or time=10s."),
         click.option(
             "--on",
             "on",
             metavar="TARGET",
-            help="On whom: rank=3, node=1, stage=2, replica=0, role=coordinator, random[:K]. Default: the seed draws.",
+            help="On whom: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
+            "Default: the seed draws.",
         ),
+        click.option("--for", "for", metavar="DURATION", help="How long: 30s or 10steps. Default: the fault's own."),
         click.option(
             "--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."
         ),
+        click.option("--every", metavar="PERIOD", help="Again and again: every 50steps or 10s, first at --at."),
+        click.option("--rate", metavar="RATE", help="At random, from the seed: 0.5/min or 2/100steps in the mean."),
+        click.option("--count", type=int, metavar="K", help="With --every or --rate: at most so many times."),
+        click.option(
+            "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
+        ),
+        click.option(
+            "--retrigger",
+            metavar="once|every-attempt|K",
+            help="At which attempts of the job's launcher it fires. Default: once.",
+        ),
+        click.option(
+            "--profile",
+            metavar="NAME[:K]",
+            help="Faults as a real cluster has them, K in all: llama3, failslow. FAULT may be left out then.",
+        ),
+        click.option(
+            "-p",
+            "--param",
+            "parameters",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A parameter of the fault's own, e.g. delay=50ms. Repeatable.",
+        ),
         click.option("--nodes", type=int, help="Nodes. Default: 4."),
+        click.option("--nodes-per-rack", type=int, help="Nodes that `--on rack=0` strikes together."),
         click.option("--gpus-per-node", type=int, help="Ranks per node. Default: 2."),
         click.option("--data-parallel", type=int, metavar="D", help="Replicas of the model."),
         click.option("--pipeline", type=int, metavar="P", help="Pipeline stages of a replica."),
@@ -106,7 +133,7 @@ def cli() -> None:
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
 )
-def run(subject: str, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
+def run(subject: str | None, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
     """Run an experiment: FAULT at its trigger on the default job, or all that FILE.yaml says."""
     experiment = _experiment(subject, options)
     if junit is not None and not junit.absolute().parent.is_dir():
@@ -126,7 +153,7 @@ def run(subject: str, out: Path, as_json: bool, junit: Path | None, dry_run: boo
 @cli.command()
 @experiment_options
 @JSON_OPTION
-def plan(subject: str, as_json: bool, **options: Any) -> int:
+def plan(subject: str | None, as_json: bool, **options: Any) -> int:
     """Print the incidents that `run` would fire with the same arguments; the same seed gives the same ones."""
     print_plan(_experiment(subject, options), as_json)
     return 0
@@ -175,7 +202,7 @@ def schema() -> int:
     return 0
 
 
-def _experiment(subject: str, options: Mapping[str, Any]) -> Experiment:
+def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     from chaos.experiment import from_options
 
     return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})

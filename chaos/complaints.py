@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from chaos.errors import UsageError, nearest, shown
-from chaos.yaml_lines import KeyPath
+from chaos.yaml_lines import KeyPath, shown_key
 
 _USAGE = "usage"
 
@@ -97,6 +97,7 @@ _WANTED: Mapping[str, str] = {
     "less_than_equal": "at most {le}",
     "list_type": "a list (lines of the form `- item`)",
     "model_type": "a mapping (lines of the form `key: value`)",
+    "too_long": "at most {max_length} items long",
     "string_too_long": "at most {max_length} characters long",
     "string_too_short": "a text that is not empty",
     "string_type": "text",
@@ -114,5 +115,6 @@ def _key_text(where: Sequence[str | int]) -> str | None:
     """`faults[0].on` for ("faults", 0, "on")."""
     text = ""
     for part in where:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        said = part if isinstance(part, int) else shown_key(part)
+        text += f"[{said}]" if isinstance(part, int) else f".{said}" if text else str(said)
     return text or None

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 # Longer ones are cut: an error names the value, it does not repeat the file.
 _MAX_SHOWN_CHARACTERS = 60
+_MAX_SHOWN_PROBLEMS = 20
 
 
 class ChaosError(Exception):
@@ -33,7 +34,8 @@ class UsageError(ChaosError):
     """What the user wrote cannot be.
 
     `str()` reads `FILE:LINE: KEY: MESSAGE (did you mean 'WORD'?)`, of which whatever is unknown is left out. Several
-    mistakes are one error with several `problems`, one a line; of a single mistake, `problems` is the error itself.
+    mistakes are one error with several `problems`, of which the first ones are shown, one a line; of a single mistake,
+    `problems` is the error itself.
     """
 
     exit_code = 4
@@ -58,7 +60,9 @@ class UsageError(ChaosError):
 
     def __str__(self) -> str:
         if self.problems != (self,):
-            return "\n".join([self.message, *(f"  {problem}" for problem in self.problems)])
+            first = [f"  {problem}" for problem in self.problems[:_MAX_SHOWN_PROBLEMS]]
+            num_others = len(self.problems) - len(first)
+            return "\n".join([self.message, *first, *([f"  and {num_others} more"] if num_others else [])])
         place = self.path
         if self.line is not None:
             place = f"{self.path}:{self.line}" if self.path else f"line {self.line}"

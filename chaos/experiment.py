@@ -10,19 +10,20 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from chaos.complaints import Source, explain
+from chaos.contradictions import contradictions
 from chaos.errors import UsageError, all_of, nearest, shown
-from chaos.fields import RepairText, Said, TargetText, Text, TriggerText
+from chaos.fault_spec import FAULT_KEYS, FaultSpec
+from chaos.fields import ProfileText, Said, Text
 from chaos.job import Approximation, Checkpoint, Health, Job
-from chaos.target import DEFAULT_TARGET, resolve
-from chaos.yaml_lines import Dumper, KeyPath, read
-from mecefo_runtime.config import PRESETS
+from chaos.limits import Limits
+from chaos.profile import ProfileSpec
+from chaos.yaml_lines import Dumper, KeyPath, plain, read
 from mecefo_runtime.layout import Cluster
 
 if TYPE_CHECKING:
@@ -31,33 +32,18 @@ if TYPE_CHECKING:
     Registry = Mapping[str, type[Fault[Any]]]
 
 
-class FaultSpec(Said):
-    """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.
-
-    `repair` None is what is usual for the kind, see `chaos.schedule`. `parameters` are the fault's own; in a file they
-    stand beside the other keys.
-    """
-
-    kind: str
-    on: TargetText | None = None
-    at: TriggerText
-    repair: RepairText | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
-    @model_serializer
-    def _to_mapping(self) -> dict[str, Any]:
-        given = {"on": self.on, "at": self.at, "repair": self.repair}
-        texts = {key: str(value) for key, value in given.items() if value is not None}
-        return {"kind": self.kind, **texts, **self.parameters}
-
-
 class Experiment(Said):
-    """One experiment; `gates` and `halt` are expressions that the harness understands."""
+    """One experiment; `gates` and `halt` are expressions that the harness understands.
+
+    `profile` adds faults as a real cluster has them, drawn from the seed; `limits` cap what is struck at once.
+    """
 
     name: Text
     seed: int = Field(default=0, ge=0, lt=2**63)
     job: Job = Job()
     faults: list[FaultSpec] = Field(default_factory=list, max_length=1000)
+    profile: ProfileText | None = None
+    limits: Limits = Limits()
     gates: list[Text] = Field(default_factory=list)
     halt: list[Text] = Field(default_factory=list)
     twin: bool = True
@@ -68,13 +54,13 @@ class Experiment(Said):
         return self.job.to_config(self.seed, 1.0).cluster()
 
 
-_FAULT_KEYS = ("kind", "on", "at", "repair")
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     (): tuple(Experiment.model_fields),
     ("job",): tuple(Job.model_fields),
     ("job", "approximation"): tuple(Approximation.model_fields),
     ("job", "health"): tuple(Health.model_fields),
     ("job", "checkpoint"): tuple(Checkpoint.model_fields),
+    ("limits",): tuple(Limits.model_fields),
 }
 
 
@@ -107,7 +93,7 @@ def from_mapping(
 
 
 def from_options(
-    subject: str,
+    subject: str | None,
     options: Mapping[str, Any],
     *,
     registry: Registry | None = None,
@@ -115,12 +101,15 @@ def from_options(
 ) -> Experiment:
     """An experiment from a command line: of one fault, or of a file, of which `options` replace what they name.
 
-    `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's.
+    `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's, and of
+    `parameters`, each a text KEY=VALUE, the fault gets its own. With a `profile` the subject may be None.
 
     Raises:
         UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
     """
     kinds = _installed_faults() if registry is None else registry
+    if subject is None:
+        return _of_profile(options, kinds, strategies)
     is_file = subject not in kinds and (subject.endswith((".yaml", ".yml")) or Path(subject).is_file())
     labels: dict[KeyPath, str] = {}
     if is_file:
@@ -134,6 +123,34 @@ def from_options(
             f"there is no fault {shown(subject)}: there are {', '.join(kinds)}, or write the path of a .yaml file",
             suggestion=nearest(subject, kinds),
         )
+    return _with_options(subject, values, options, source, labels, kinds, strategies)
+
+
+def _of_profile(options: Mapping[str, Any], kinds: Registry, strategies: Collection[str] | None) -> Experiment:
+    if "profile" not in options:
+        raise UsageError(f"which fault? there are {', '.join(kinds)}; or write the path of a .yaml file, or --profile")
+    of_a_fault = [option for option in (*FAULT_KEYS, "parameters") if option in options]
+    if of_a_fault:
+        raise UsageError("it is of one fault, but none is named", key=_label(of_a_fault[0]))
+    labels: dict[KeyPath, str] = {}
+    try:
+        profile = ProfileSpec.parse(options["profile"])
+    except UsageError as error:
+        raise UsageError(error.message, key="--profile", suggestion=error.suggestion) from error
+    values = {"name": f"profile-{profile.name}"}
+    return _with_options("the profile", values, options, Source(options=labels), labels, kinds, strategies)
+
+
+def _with_options(
+    subject: str,
+    values: dict[str, Any],
+    options: Mapping[str, Any],
+    source: Source,
+    labels: dict[KeyPath, str],
+    kinds: Registry,
+    strategies: Collection[str] | None,
+) -> Experiment:
+    """`values` with what `options` say instead, judged; `labels`, which `source` reads, gets the place of each."""
     for option, value in options.items():
         if option == "gates":
             gates = values.setdefault("gates", [])
@@ -141,18 +158,59 @@ def from_options(
                 labels.update({("gates", len(gates) + index): "--gate" for index in range(len(value))})
                 values["gates"] = [*gates, *value]
             continue
-        label = f"--{option.replace('_', '-')}"
+        label = _label(option)
         where: KeyPath = (option,) if option in Experiment.model_fields else ("job", option)
-        if option in _FAULT_KEYS:
+        if option in FAULT_KEYS or option == "parameters":
             where = ("faults", 0, option)
             faults = values.get("faults")
             if isinstance(faults, list) and len(faults) != 1:
                 raise UsageError(
                     f"it is of one fault, but {subject} has {len(faults)}: change it in the file", key=label
                 )
+        if option == "parameters":
+            for key, said in _parameters(value, values, kinds).items():
+                _put(values, ("faults", 0, key), said)
+                labels["faults", 0, key] = f"--param {key}"
+            continue
         _put(values, where, value)
         labels[where] = label
-    return _judge(values, source, registry, strategies)
+    return _judge(values, source, kinds, strategies)
+
+
+def _label(option: str) -> str:
+    return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
+
+
+def _parameters(pairs: Collection[str], values: Mapping[str, Any], kinds: Registry) -> dict[str, Any]:
+    """The parameters that `pairs` give, each as a file would have it; as text where the fault takes only that."""
+    found: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        label = f"--param {shown(pair)}"
+        if not key or not equals:
+            raise UsageError("write KEY=VALUE, such as delay=50ms", key=label)
+        if key in FAULT_KEYS:
+            raise UsageError(f"{key} is said of every fault: write --{key} {text}", key=label)
+        if key in texts:
+            raise UsageError(f"{key} is there twice", key=label)
+        try:
+            found[key], texts[key] = plain(text), text
+        except UsageError as error:
+            raise UsageError(error.message, key=label) from error
+    faults = values.get("faults")
+    fault = faults[0] if isinstance(faults, list) and faults else None
+    kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
+    try:
+        if kind is not None:
+            kind.Parameters.model_validate(found)
+    except ValidationError as error:
+        # What else is wrong is said when the experiment is judged.
+        wants_text = {details["loc"][0] for details in error.errors() if details["type"] == "string_type"}
+        found.update({key: texts[key] for key in texts if key in wants_text})
+    except UsageError:
+        pass
+    return found
 
 
 def experiment_hash(experiment: Experiment) -> str:
@@ -186,10 +244,11 @@ def json_schema(*, registry: Registry | None = None, strategies: Collection[str]
                 "description": (fault.__doc__ or kind).strip().splitlines()[0],
                 "properties": {
                     "kind": {"const": kind},
-                    **{key: common[key] for key in _FAULT_KEYS if key != "kind"},
+                    **{key: common[key] for key in FAULT_KEYS if key not in _without(fault)},
                     **own.get("properties", {}),
                 },
-                "required": ["kind", "at", *own.get("required", [])],
+                "required": ["kind", *own.get("required", [])],
+                "anyOf": [{"required": [key]} for key in ("at", "every", "rate")],
                 "additionalProperties": False,
             }
         )
@@ -218,12 +277,18 @@ def _judge(
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         raise all_of([*problems, *explain(error, source, _KEYS)]) from error
-    problems = problems or _contradictions(experiment, kinds, source)
+    problems = problems or contradictions(experiment, kinds, source)
     if problems:
         raise all_of(problems)
     data_parallel, pipeline = experiment.job.shape()
     shaped = experiment.job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
     return experiment.model_copy(update={"job": shaped})
+
+
+def _without(fault: type[Fault[Any]]) -> Collection[str]:
+    """Keys of which a fault of this kind has none, or, `kind`, of which the schema says more."""
+    no_lifetime = () if fault.has_lifetime else ("for",)
+    return ("kind", *no_lifetime, *(("on",) if fault.scope == "checkpoint" else ()))
 
 
 def _gather_parameters(
@@ -232,8 +297,8 @@ def _gather_parameters(
     """A fault as FaultSpec takes it: whatever is not said of every fault is a parameter of this kind."""
     if not isinstance(fault, Mapping):
         return fault
-    common = {key: fault[key] for key in _FAULT_KEYS if key in fault}
-    own = {key: value for key, value in fault.items() if key not in _FAULT_KEYS}
+    common = {key: fault[key] for key in FAULT_KEYS if key in fault}
+    own = {key: value for key, value in fault.items() if key not in FAULT_KEYS}
     kind = common.get("kind")
     if not isinstance(kind, str):
         return common
@@ -245,43 +310,10 @@ def _gather_parameters(
     try:
         return {**common, "parameters": parameters.model_validate(own).model_dump(mode="json")}
     except ValidationError as error:
-        problems += explain(error, source, {("faults",): (*_FAULT_KEYS, *parameters.model_fields)}, where)
+        problems += explain(error, source, {("faults",): (*FAULT_KEYS, *parameters.model_fields)}, where)
     except UsageError as error:
         problems.append(source.placed(error, where))
     return common
-
-
-def _contradictions(experiment: Experiment, kinds: Registry, source: Source) -> list[UsageError]:
-    """What cannot be although every value by itself can."""
-    job = experiment.job
-    try:
-        cluster = experiment.cluster()
-    except UsageError as error:
-        return [source.placed(error, ("job",))]
-    problems: list[UsageError] = []
-    hidden_size = PRESETS[job.model].hidden_size
-    if job.approximation.rank > hidden_size:
-        message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
-        problems.append(source.problem(("job", "approximation", "rank"), message))
-    for index, fault in enumerate(experiment.faults):
-        where: KeyPath = ("faults", index)
-        step = fault.at.step
-        if step is not None and step > job.steps:
-            message = (
-                f"step={step}, but the job has {job.steps} steps: choose a step from 1 to {job.steps}, or raise --steps"
-            )
-            problems.append(source.problem((*where, "at", "step"), message))
-        if fault.at.phase == "checkpoint" and (complaint := job.complaint_about_checkpoint_of(step)):
-            problems.append(source.problem((*where, "at", "phase"), complaint))
-        try:
-            target = resolve(fault.on or DEFAULT_TARGET, cluster, kinds[fault.kind].scope, Random(0))
-        except UsageError as error:
-            problems.append(source.placed(error, (*where, "on")))
-            continue
-        if target.role is not None and fault.repair is not None:
-            message = f"the {target.role} is started again by itself, at once: leave repair out"
-            problems.append(source.problem((*where, "repair"), message))
-    return problems
 
 
 def _put(values: dict[str, Any], where: KeyPath, value: object) -> None:

@@ -8,8 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from chaos.complaints import said
 from chaos.errors import UsageError, nearest, shown
+from chaos.profile import PROFILES, ProfileSpec
+from chaos.recurrence import Rate
 from chaos.target import Target
-from chaos.trigger import PHASES, Duration, Trigger
+from chaos.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger, whole_number
 from mecefo_runtime.config import PRESETS
 
 
@@ -53,15 +55,28 @@ def _repair(value: object) -> Duration | Literal["none"]:
         raise UsageError(f"{error.message}; or none, to leave it broken", suggestion=error.suggestion) from None
 
 
+def _retrigger(value: object) -> str | int:
+    if value in _RETRIGGERS:
+        return str(value)
+    attempts = whole_number(value)
+    if attempts is None or attempts < 1:
+        words = " or ".join(_RETRIGGERS)
+        suggestion = nearest(value, _RETRIGGERS) if isinstance(value, str) else None
+        message = f"must be {words}, or the number of attempts at which it fires, not {shown(value)}"
+        raise UsageError(message, suggestion=suggestion)
+    return attempts
+
+
+_RETRIGGERS = ("once", "every-attempt")
 _AS_TEXT = PlainSerializer(str, return_type=str)
 _TRIGGER_SCHEMA = {
     "anyOf": [
-        {"type": "string", "examples": ["step=500", "step=500,phase=backward", "time=10s"]},
+        {"type": "string", "examples": ["step=500", "step=500,phase=backward", "phase=regroup", "time=10s"]},
         {
             "type": "object",
             "properties": {
                 "step": {"type": "integer", "minimum": 1},
-                "phase": {"enum": list(PHASES)},
+                "phase": {"enum": [*PHASES, *OUTSIDE_PHASES]},
                 "time": {"type": "string", "examples": ["10s"]},
             },
             "additionalProperties": False,
@@ -70,9 +85,23 @@ _TRIGGER_SCHEMA = {
 }
 _TARGET_SCHEMA = {
     "type": "string",
-    "examples": ["node=2", "rank=3", "stage=1,replica=0", "role=coordinator", "random:2"],
+    "examples": ["rank=3", "node=1+2", "rack=0", "stage=1,replica=0", "role=coordinator", "link=2-5", "random:2"],
 }
 _REPAIR_SCHEMA = {"type": "string", "examples": ["40steps", "10s", "none"]}
+_DURATION_SCHEMA = {"type": "string", "examples": ["30s", "10steps"]}
+_RATE_SCHEMA = {"type": "string", "examples": ["0.5/min", "2/100steps"]}
+_RETRIGGER_SCHEMA = {"anyOf": [{"enum": list(_RETRIGGERS)}, {"type": "integer", "minimum": 1}]}
+_PROFILE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "examples": [*PROFILES, "llama3:10"]},
+        {
+            "type": "object",
+            "properties": {"name": {"enum": list(PROFILES)}, "failures": {"type": "integer", "minimum": 1}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    ]
+}
 _DILATION_SCHEMA = {"anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1}]}
 
 Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(said(_one_line))]
@@ -83,3 +112,7 @@ TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, 
 RepairText = Annotated[
     Duration | Literal["none"], PlainValidator(said(_repair)), _AS_TEXT, WithJsonSchema(_REPAIR_SCHEMA)
 ]
+DurationText = Annotated[Duration, PlainValidator(said(Duration.parse)), _AS_TEXT, WithJsonSchema(_DURATION_SCHEMA)]
+RateText = Annotated[Rate, PlainValidator(said(Rate.parse)), _AS_TEXT, WithJsonSchema(_RATE_SCHEMA)]
+RetriggerText = Annotated[str | int, PlainValidator(said(_retrigger)), WithJsonSchema(_RETRIGGER_SCHEMA)]
+ProfileText = Annotated[ProfileSpec, PlainValidator(said(ProfileSpec.parse)), _AS_TEXT, WithJsonSchema(_PROFILE_SCHEMA)]

@@ -9,10 +9,13 @@ from pydantic import Field
 from chaos.errors import UsageError
 from chaos.fields import DilationText, ModelName, Said, Text
 from mecefo_runtime.config import PRESETS, ApproximationConfig, CheckpointConfig, HealthConfig, JobConfig, Unfit
+from mecefo_runtime.devices import DeviceChoice
 
 # The recipe's defaults are the runtime's.
 _DEFAULTS = JobConfig()
 _MAX_RANKS = 1024
+# Which roles are processes of their own, by runtime.
+ROLES_OF_RUNTIME = {"mecefo": ("coordinator",)}
 
 
 class Approximation(Said):
@@ -45,12 +48,16 @@ class Checkpoint(Said):
 
 
 class Job(Said):
-    """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks."""
+    """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks.
+
+    `nodes_per_rack` says which nodes can be struck together as a rack; to the runtime it means nothing.
+    """
 
     runtime: Literal["mecefo"] = "mecefo"
     model: ModelName = "llama-tiny"
     nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
     gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
+    nodes_per_rack: int | None = Field(default=None, ge=1, le=_MAX_RANKS)
     data_parallel: int | None = Field(default=None, ge=1)
     pipeline: int | None = Field(default=None, ge=1)
     steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
@@ -69,6 +76,7 @@ class Job(Said):
     degraded_share_limit: float = Field(default=_DEFAULTS.degraded_share_limit, ge=0, le=1)
     rank_memory_bytes: int | None = Field(default=None, ge=1)
     precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
+    device: DeviceChoice = _DEFAULTS.device
 
     @property
     def num_ranks(self) -> int:
@@ -130,6 +138,7 @@ class Job(Said):
             degraded_share_limit=self.degraded_share_limit,
             rank_memory_bytes=self.rank_memory_bytes,
             precision=self.precision,
+            device=self.device,
             dilation_ratio=dilation_ratio,
         )
 

@@ -69,8 +69,9 @@ def explicit_faults(recorded: Recorded, only: Iterable[int] = ()) -> list[dict[s
         if number not in numbers:
             raise UsageError(f"the run has no incident {number}: it has {', '.join(map(str, numbers)) or 'none'}")
     return [
-        _explicit(plan, recorded)
+        fault
         for plan in recorded.planned
+        for fault in _explicit(plan, recorded)
         if (not wanted or plan["incident"] in wanted)
         if plan["incident"] in recorded.injected or not plan.get("is_optional")
     ]
@@ -82,11 +83,10 @@ def explicit(recorded: Recorded, faults: Sequence[Mapping[str, Any]], name: str)
     return {**kept, "name": name, "faults": [dict(fault) for fault in faults]}
 
 
-def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> dict[str, Any]:
+def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any]]:
+    """The faults that make up one incident: one, but of several links one for each."""
     number = int(plan["incident"])
     fault: dict[str, Any] = {"kind": plan["fault"], "at": _trigger(plan, recorded.injected.get(number))}
-    if (target := _target(plan)) is not None:
-        fault["on"] = target
     for key, name in (("repair", "repair"), ("lifetime", "for")):
         steps, seconds = plan.get(f"{key}_steps"), plan.get(f"{key}_seconds")
         if steps is not None or seconds is not None:
@@ -98,7 +98,8 @@ def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> dict[str, Any]:
         fault["retrigger"] = plan["retrigger"]
     # What the fault itself drew, such as an element of a tensor, it says in its evidence.
     drawn = recorded.evidence.get(number, {}).get("drawn") or {}
-    return {**fault, **{key: value for key, value in plan["parameters"].items() if value is not None}, **drawn}
+    fault |= {key: value for key, value in plan["parameters"].items() if value is not None} | dict(drawn)
+    return [{**fault, **({"on": target} if target is not None else {})} for target in _targets(plan)]
 
 
 def _trigger(plan: Mapping[str, Any], injected: Event | None) -> str:
@@ -110,12 +111,12 @@ def _trigger(plan: Mapping[str, Any], injected: Event | None) -> str:
     return f"step={injected.step}"
 
 
-def _target(plan: Mapping[str, Any]) -> str | None:
+def _targets(plan: Mapping[str, Any]) -> list[str | None]:
     if plan.get("role") is not None:
-        return f"role={plan['role']}"
+        return [f"role={plan['role']}"]
     if plan.get("links"):
-        return ",".join(f"link={a}-{b}" for a, b in plan["links"])
+        return [f"link={a}-{b}" for a, b in plan["links"]]
     for key in ("nodes", "ranks"):
         if plan.get(key):
-            return f"{key.removesuffix('s')}={'+'.join(map(str, plan[key]))}"
-    return None
+            return [f"{key.removesuffix('s')}={'+'.join(map(str, plan[key]))}"]
+    return [None]

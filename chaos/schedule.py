@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError
-from chaos.experiment import Experiment, FaultSpec
-from chaos.target import DEFAULT_TARGET, ResolvedTarget, resolve
-from chaos.trigger import PHASES, Duration, Trigger
+from chaos.experiment import Experiment
+from chaos.fault_spec import FaultSpec
+from chaos.in_force import Interval, Placed, check, interval_of, is_possible, taken_ranks
+from chaos.needs import capabilities_of
+from chaos.profile import DEFAULT_LIFETIME, PROFILES, ProfileSpec, TimeCompression, coverage, draw, time_compression
+from chaos.recurrence import MAX_INCIDENTS
+from chaos.target import ResolvedTarget, Target, resolve
+from chaos.trigger import Duration, Trigger
 from mecefo_runtime.layout import Cluster
 
 if TYPE_CHECKING:
@@ -22,16 +26,17 @@ if TYPE_CHECKING:
 # Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
 DEFAULT_KILL_REPAIR = Duration(steps=40)
 
-# A step and how many of its phases went before.
-_Moment = tuple[float, int]
-_NEVER: _Moment = (math.inf, 0)
+# Where in the experiment the failures of a profile come from.
+_PROFILE = "profile"
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
     """One planned firing of a fault; `repair` None leaves it as it is (a role comes back by itself).
 
-    `is_loss`: its ranks are gone until they are repaired.
+    `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
+    or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
+    attempts of the job's launcher it fires: `once`, `every-attempt`, or so many.
     """
 
     incident: int
@@ -44,13 +49,23 @@ class Incident:
     repair: Duration | None
     lifetime: Duration | None = None
     is_optional: bool = False
+    retrigger: str | int = "once"
 
     def __str__(self) -> str:
-        repair = f", repaired after {self.repair}" if self.repair is not None else ""
-        return f"incident {self.incident}: {self.fault} on {self.target_text} at {self.trigger}{repair}"
+        said = [f"incident {self.incident}: {self.fault} on {self.target_text} at {self.trigger}"]
+        if self.lifetime is not None:
+            said.append(f"for {self.lifetime}")
+        if self.repair is not None:
+            said.append(f"repaired after {self.repair}")
+        if self.retrigger != "once":
+            said.append("at every attempt" if self.retrigger == "every-attempt" else f"at {self.retrigger} attempts")
+        if self.is_optional:
+            said.append("if the job is still running then")
+        return ", ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; see `incidents_planned` in docs/events.md."""
+        trigger = self.trigger
         return {
             "incident": self.incident,
             "fault": self.fault,
@@ -58,71 +73,261 @@ class Incident:
             "target": self.target_text,
             "ranks": list(self.target.ranks),
             "nodes": list(self.target.nodes),
+            "links": [list(link) for link in self.target.links],
             "role": self.target.role,
-            "step": self.trigger.step,
-            "phase": self.trigger.phase if self.trigger.step is not None else None,
-            "at_seconds": self.trigger.at_seconds,
+            "step": trigger.step,
+            "phase": trigger.phase if trigger.at_seconds is None else None,
+            "at_seconds": trigger.at_seconds,
+            "lifetime_steps": self.lifetime.steps if self.lifetime is not None else None,
+            "lifetime_seconds": self.lifetime.seconds if self.lifetime is not None else None,
             "repair_steps": self.repair.steps if self.repair is not None else None,
             "repair_seconds": self.repair.seconds if self.repair is not None else None,
+            "retrigger": self.retrigger,
+            "is_optional": self.is_optional,
         }
 
 
-def plan_incidents(
-    experiment: Experiment, cluster: Cluster, *, registry: Registry | None = None
-) -> tuple[Incident, ...]:
-    """One incident for each fault of `experiment`, in its order; the same experiment always gives the same incidents.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run fires, in the order of the experiment, and what there is to be said of how it was drawn.
 
-    A random target is drawn from what will be up, as far as that is known: not from what another fault has killed by
-    then, nor from what a fault with a named target kills before this one is repaired.
+    `left_out_ratio` is the share of the profile, by counts, that the job cannot have.
+    """
+
+    incidents: tuple[Incident, ...]
+    notes: tuple[str, ...] = ()
+    left_out_ratio: float | None = None
+    time_compression: TimeCompression | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "incidents": [incident.to_dict() for incident in self.incidents],
+            "notes": list(self.notes),
+            "profile_left_out_ratio": self.left_out_ratio,
+            "time_compression": None if self.time_compression is None else self.time_compression.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An incident of which it is not said yet whom exactly it strikes.
+
+    `lot` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot be.
+    """
+
+    key: str
+    lot: str
+    kind: type[Fault[Any]]
+    on: Target | None
+    trigger: Trigger
+    repair: Duration | None
+    lifetime: Duration | None
+    parameters: Mapping[str, Any]
+    retrigger: str | int = "once"
+    is_optional: bool = False
+    may_be_left_out: bool = False
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the seed chooses whom it strikes."""
+        return self.kind.scope != "checkpoint" and (self.on is None or self.on.random is not None)
+
+    @property
+    def interval(self) -> Interval | None:
+        """When it is in force, as far as that is known."""
+        if self.kind.is_loss:
+            return interval_of(self.trigger, self.repair)
+        return interval_of(self.trigger, self.lifetime if self.kind.has_lifetime else "moment")
+
+
+def plan_incidents(
+    experiment: Experiment,
+    cluster: Cluster,
+    *,
+    registry: Registry | None = None,
+    capabilities: Collection[str] | None = None,
+) -> tuple[Incident, ...]:
+    """The incidents of `make_plan`."""
+    return make_plan(experiment, cluster, registry=registry, capabilities=capabilities).incidents
+
+
+def make_plan(
+    experiment: Experiment,
+    cluster: Cluster,
+    *,
+    registry: Registry | None = None,
+    capabilities: Collection[str] | None = None,
+) -> Plan:
+    """All firings of the faults of `experiment`, in its order, then those of its profile; always the same ones.
+
+    A random target is drawn from what will be up, as far as that is known: not from what an earlier fault of the file
+    has killed by then, nor from what a fault with a named target kills before this one is repaired. `capabilities` (see
+    `chaos.needs`; by default, what the experiment alone says) decide which kinds of a profile the job can have.
 
     Raises:
-        UsageError: a fault has no possible target, kills what is still down, or leaves no rank of the job alive.
+        UsageError: a fault has no possible target, strikes what is still down, leaves no rank of the job alive, or is
+            beyond the experiment's limits.
     """
     if registry is None:
         from chaos.faults import registry as installed
 
         registry = installed()
-    planned: dict[int, Incident] = {}
-    # Those with a choice last, in the order in which they fire, so that they can go out of the others' way.
-    for index in sorted(range(len(experiment.faults)), key=lambda i: _turn(experiment.faults[i], i)):
-        fault = experiment.faults[index]
-        kind = registry[fault.kind]
-        planned[index] = _plan(index, fault, kind, experiment.seed, cluster, list(planned.values()))
-    incidents = tuple(planned[index] for index in range(len(experiment.faults)))
-    _check(incidents, cluster)
-    return incidents
+    job = experiment.job
+    if capabilities is None:
+        capabilities = capabilities_of(experiment.backend, job.runtime, has_checkpoints=job.checkpoint is not None)
+    notes: list[str] = []
+    drafts: list[_Draft] = []
+    for index, fault in enumerate(experiment.faults):
+        drafts += _firings(index, fault, registry[fault.kind], experiment, notes)
+        if len(drafts) > MAX_INCIDENTS:
+            raise UsageError(f"more than {MAX_INCIDENTS} incidents: fire fewer", key=f"faults[{index}]")
+    left_out_ratio = compression = None
+    if experiment.profile is not None:
+        from_profile, left_out_ratio = _failures(experiment.profile, experiment, registry, capabilities, notes)
+        drafts += from_profile
+    placed = _place(drafts, experiment, cluster, notes)
+    check(placed, cluster, experiment.limits)
+    if experiment.profile is not None:
+        num_failures = sum(one.key == _PROFILE for one in placed)
+        compression = time_compression(experiment.profile.name, cluster.num_ranks, num_failures)
+        if compression is not None:
+            notes.append(f"time compression: {compression}; here {num_failures} failures in {job.steps} steps")
+    incidents = tuple(replace(one.incident, incident=number) for number, one in enumerate(placed))
+    return Plan(incidents, tuple(notes), left_out_ratio, compression)
 
 
-def _turn(fault: FaultSpec, index: int) -> tuple[bool, _Moment, int]:
-    return ((fault.on or DEFAULT_TARGET).random is not None, _moment(fault.at), index)
+def _firings(
+    index: int, fault: FaultSpec, kind: type[Fault[Any]], experiment: Experiment, notes: list[str]
+) -> list[_Draft]:
+    key = f"faults[{index}]"
+    recurrence = fault.recurrence
+    triggers: tuple[Trigger, ...] = (fault.at,)
+    if recurrence is not None:
+        try:
+            triggers = recurrence.triggers(_rng(f"{experiment.seed}:{index}:when"), experiment.job.steps)
+        except UsageError as error:
+            raise UsageError(error.message, key=f"{key}.{error.key}") from error
+        how = f"rate {fault.rate}" if fault.rate is not None else f"every {fault.every}"
+        until = ""
+        if recurrence.is_by_time:
+            said = " (say otherwise with within)" if fault.within is None else ""
+            until = f" in the first {recurrence.horizon}{said}"
+        notes.append(f"{key}: {how} makes {len(triggers)} firings{until}")
+    return [
+        _Draft(
+            key=key,
+            # The first firing draws as a fault does that fires once.
+            lot=f"{experiment.seed}:{index}" + (f":{firing}" if firing else ""),
+            kind=kind,
+            on=fault.on,
+            trigger=trigger,
+            repair=_repair(fault, kind),
+            lifetime=fault.lifetime or kind.default_lifetime if kind.has_lifetime else None,
+            parameters=fault.parameters,
+            retrigger=fault.retrigger,
+            is_optional=recurrence is not None and recurrence.is_by_time,
+            may_be_left_out=fault.rate is not None,
+        )
+        for firing, trigger in enumerate(triggers)
+    ]
 
 
-def _plan(
-    index: int, fault: FaultSpec, kind: type[Fault[Any]], seed: int, cluster: Cluster, others: list[Incident]
-) -> Incident:
-    wanted = fault.on or DEFAULT_TARGET
-    repair = _repair(fault, kind)
-    taken = {
-        rank
-        for other in others
-        if other.is_loss and kind.is_loss and _overlap(other.trigger, other.repair, fault.at, repair)
-        for rank in other.target.ranks
-    }
+def _failures(
+    spec: ProfileSpec, experiment: Experiment, registry: Registry, capabilities: Collection[str], notes: list[str]
+) -> tuple[list[_Draft], float]:
+    """The failures of a profile, in the order of their steps, and which share of its counts the job cannot have."""
+    profile = PROFILES[spec.name]
+    notes.append(f"profile {profile.name}: {profile.source}")
+    covered = coverage(profile, registry, capabilities, num_nodes=experiment.job.nodes)
+    missing = "; ".join(f"{failure.name} {failure.count}: {why}" for failure, why in covered.left_out)
+    if not covered.classes:
+        raise UsageError(f"the job can have none of the failures of {spec.name} ({missing})", key=_PROFILE)
+    if missing:
+        notes.append(f"profile {profile.name}: left out, {covered.left_out_ratio:.1%} by counts: {missing}")
+    num_failures = spec.num_failures(experiment.job.steps)
+    drawn = []
+    for number in range(num_failures):
+        lot = f"{experiment.seed}:profile:{number}"
+        drawn.append((draw(covered.classes, experiment.job.steps, _rng(f"{lot}:what")), lot))
+    drafts = []
+    for failure, lot in sorted(drawn, key=lambda pair: pair[0].step):
+        kind = registry[failure.failure_class.kind]
+        drafts.append(
+            _Draft(
+                key=_PROFILE,
+                lot=lot,
+                kind=kind,
+                on=failure.failure_class.target,
+                trigger=Trigger(step=failure.step),
+                repair=DEFAULT_KILL_REPAIR if kind.is_loss else None,
+                lifetime=(kind.default_lifetime or DEFAULT_LIFETIME) if kind.has_lifetime else None,
+                parameters=kind.Parameters.model_validate({}).model_dump(mode="json"),
+                is_optional=True,
+                may_be_left_out=True,
+            )
+        )
+    return drafts, covered.left_out_ratio
+
+
+def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes: list[str]) -> list[Placed]:
+    """Say of each draft whom it strikes; those that cannot be are left out, where they may be."""
+    placed: dict[int, Placed] = {}
+    left_out: dict[str, list[str]] = {}
+    # What has a choice comes last, so that it can go out of the others' way, in the order of the file: a fault that is
+    # added at its end finds all draws made.
+    for position in sorted(range(len(drafts)), key=lambda i: drafts[i].is_drawn or drafts[i].may_be_left_out):
+        draft = drafts[position]
+        try:
+            one = _strike(draft, experiment, cluster, placed.values())
+            why = None
+            if draft.may_be_left_out:
+                why = is_possible(one, placed.values(), cluster, experiment.limits)
+        except UsageError as error:
+            if not draft.may_be_left_out:
+                raise
+            why = error.message
+        if why is None:
+            placed[position] = one
+        else:
+            left_out.setdefault(draft.key, []).append(why)
+    for key, reasons in left_out.items():
+        total = sum(draft.key == key for draft in drafts)
+        notes.append(f"{key}: {len(reasons)} of {total} firings are left out, since they cannot be: {reasons[0]}")
+    return [placed[position] for position in sorted(placed)]
+
+
+def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:
+    kind = draft.kind
+    anywhere = Incident(
+        incident=0,
+        fault=kind.kind,
+        is_loss=kind.is_loss,
+        parameters=draft.parameters,
+        target=ResolvedTarget(),
+        target_text="",
+        trigger=draft.trigger,
+        repair=draft.repair,
+        lifetime=draft.lifetime,
+        is_optional=draft.is_optional,
+        retrigger=draft.retrigger,
+    )
+    here = Placed(anywhere, draft.key, draft.interval)
+    taken = taken_ranks(here, others)
+    racks = experiment.job.nodes_per_rack
     try:
-        target = resolve(wanted, cluster, kind.scope, _rng(seed, index), unavailable=taken)
+        target = resolve(draft.on, cluster, kind.scope, _rng(draft.lot), unavailable=taken, nodes_per_rack=racks)
     except UsageError as error:
         why = f" ({len(taken)} of {cluster.num_ranks} ranks are down then)" if taken else ""
-        raise UsageError(f"{error.message}{why}", key=f"faults[{index}].on") from error
-    return Incident(
-        incident=index,
-        fault=fault.kind,
-        is_loss=kind.is_loss,
-        parameters=fault.parameters,
+        raise UsageError(f"{error.message}{why}", key=f"{draft.key}.on") from error
+    named = draft.on is not None and draft.on.random is None
+    incident = replace(
+        anywhere,
         target=target,
-        target_text=str(wanted if wanted.random is None else target),
-        trigger=fault.at,
-        repair=None if target.role is not None else repair,
+        target_text=str(draft.on if named else target),
+        repair=None if target.role is not None else draft.repair,
     )
+    return replace(here, incident=incident)
 
 
 def _repair(fault: FaultSpec, kind: type[Fault[Any]]) -> Duration | None:
@@ -131,64 +336,7 @@ def _repair(fault: FaultSpec, kind: type[Fault[Any]]) -> Duration | None:
     return None if isinstance(fault.repair, str) else fault.repair
 
 
-def _rng(seed: int, index: int) -> Random:
+def _rng(lot: str) -> Random:
     # Not hash(): Python's differs from process to process. One generator for each incident, so that a fault which is
     # added at the end changes none of the others.
-    return Random(int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()))
-
-
-def _moment(trigger: Trigger) -> _Moment:
-    """When, as far as it is known in steps; a time comes last."""
-    return (trigger.step, PHASES.index(trigger.phase)) if trigger.step is not None else _NEVER
-
-
-def _down(trigger: Trigger, repair: Duration | None) -> tuple[_Moment, _Moment] | None:
-    """First and last moment at which what is killed so is known to be down; None when that is not known in steps.
-
-    The last step counts in full: the repair begins when it is committed.
-    """
-    if trigger.step is None:
-        return None
-    first = _moment(trigger)
-    if repair is None:
-        return first, _NEVER
-    return first, first if repair.steps is None else (trigger.step + repair.steps, len(PHASES))
-
-
-def _overlap(one: Trigger, one_repair: Duration | None, other: Trigger, other_repair: Duration | None) -> bool:
-    a, b = _down(one, one_repair), _down(other, other_repair)
-    return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
-
-
-def _check(incidents: tuple[Incident, ...], cluster: Cluster) -> None:
-    """Refuse what cannot be: see `plan_incidents`."""
-    kills = sorted((i for i in incidents if i.is_loss and i.target.ranks), key=lambda i: _moment(i.trigger))
-    for position, kill in enumerate(kills):
-        down = [
-            earlier
-            for earlier in kills[:position]
-            if _overlap(earlier.trigger, earlier.repair, kill.trigger, kill.repair)
-        ]
-        gone = frozenset[tuple[str, int]]().union(*map(_processes, down))
-        key = f"faults[{kill.incident}]"
-        if _processes(kill) <= gone:
-            first = next(earlier for earlier in reversed(down) if _processes(earlier) & _processes(kill))
-            until = f"until {first.repair} later" if first.repair is not None else "for good"
-            raise UsageError(
-                f"{kill.fault} on {kill.target} at {kill.trigger}, but faults[{first.incident}] took it down at "
-                f"{first.trigger} {until}: choose another target, a later step or an earlier repair",
-                key=key,
-            )
-        ranks = {rank for incident in (*down, kill) for rank in incident.target.ranks}
-        if len(ranks) == cluster.num_ranks:
-            raise UsageError(
-                f"{kill.fault} on {kill.target} at {kill.trigger} leaves none of the job's {cluster.num_ranks} ranks "
-                "alive: strike fewer of them" + (", or repair those that were struck before it sooner" if down else ""),
-                key=key,
-            )
-
-
-def _processes(incident: Incident) -> frozenset[tuple[str, int]]:
-    """What a kill takes down: ranks, and the supervisors of whole nodes."""
-    ranks = frozenset(("rank", rank) for rank in incident.target.ranks)
-    return ranks | {("supervisor", node) for node in incident.target.nodes}
+    return Random(int.from_bytes(hashlib.sha256(lot.encode()).digest()))

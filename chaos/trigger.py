@@ -12,7 +12,7 @@ from chaos.errors import UsageError, nearest, shown
 # In the order in which a step goes through them; a rank can be held before it enters one.
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit", "checkpoint")
 DEFAULT_PHASE = "forward"
-# Outside of steps, whenever they come: in a regroup, before a rank forms groups, and before it moves state.
+# What ranks go through between two steps: they agree on a new epoch, and state moves to its new holders.
 OUTSIDE_PHASES = ("regroup", "transfer")
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -68,7 +68,8 @@ class Duration:
 class Trigger:
     """At `phase` of training step `step` (from 1), or `at_seconds` after the job began to run; exactly one of the two.
 
-    A fault at a time is not held at a phase, and `phase` means nothing then.
+    A phase outside of steps is that of the next regroup; with a step, of the first one at which training goes on with
+    that step or a later one. A fault at a time is not held at a phase, and `phase` means nothing then.
     """
 
     step: int | None = None
@@ -78,27 +79,34 @@ class Trigger:
     def __post_init__(self) -> None:
         if self.step is not None and self.at_seconds is not None:
             raise UsageError("step and time contradict each other: give one of them")
-        if self.step is None and self.at_seconds is None:
+        if self.step is None and self.at_seconds is None and self.phase not in OUTSIDE_PHASES:
             raise UsageError("it is not said when: write step=500 or time=10s")
         if self.step is not None and self.step < 1:
             raise UsageError(f"step={self.step}: steps count from 1", key="step")
-        if self.phase not in PHASES:
+        if self.phase not in (*PHASES, *OUTSIDE_PHASES):
             raise UsageError(
-                f"there is no phase {shown(self.phase)}: the phases of a step are {', '.join(PHASES)}",
+                f"there is no phase {shown(self.phase)}: the phases of a step are {', '.join(PHASES)}; "
+                f"outside of steps there are {', '.join(OUTSIDE_PHASES)}",
                 key="phase",
-                suggestion=nearest(self.phase, PHASES),
+                suggestion=nearest(self.phase, (*PHASES, *OUTSIDE_PHASES)),
             )
         if self.at_seconds is not None and not (math.isfinite(self.at_seconds) and self.at_seconds >= 0):
             raise UsageError(f"time={self.at_seconds}: a time is at least 0s", key="time")
 
     def __str__(self) -> str:
-        if self.step is None:
-            return f"time={_seconds_text(self.at_seconds or 0.0)}"
-        return f"step={self.step}" + (f",phase={self.phase}" if self.phase != DEFAULT_PHASE else "")
+        if self.at_seconds is not None:
+            return f"time={_seconds_text(self.at_seconds)}"
+        step = [] if self.step is None else [f"step={self.step}"]
+        return ",".join([*step, *([f"phase={self.phase}"] if self.phase != DEFAULT_PHASE else [])])
+
+    @property
+    def is_outside_steps(self) -> bool:
+        """Whether it waits for a regroup, of which nobody knows beforehand at which step it will be."""
+        return self.at_seconds is None and self.phase in OUTSIDE_PHASES
 
     @classmethod
     def parse(cls, value: object) -> Trigger:
-        """Read `step=500,phase=backward` or `time=10s`, or a mapping such as `{step: 500, phase: backward}`.
+        """Read `step=500,phase=backward`, `phase=regroup` or `time=10s`, or a mapping such as `{step: 500}`.
 
         Raises:
             UsageError: it is none of these; `key` is the part that is wrong, where it is one part.
@@ -165,7 +173,8 @@ def _step(value: object) -> int:
 
 def _phase(value: object) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"phase must be one of {', '.join(PHASES)}, not {shown(value)}", key="phase")
+        phases = ", ".join((*PHASES, *OUTSIDE_PHASES))
+        raise UsageError(f"phase must be one of {phases}, not {shown(value)}", key="phase")
     return value
 
 

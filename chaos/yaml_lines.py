@@ -119,6 +119,26 @@ def parse(content: bytes | str, path: str | None = None) -> Document:
     return Document(reader.read(root, ()), reader.lines, path)
 
 
+def shown_key(key: str) -> str:
+    """A key that a user wrote, as a message names it: bare, unless it is long or has something odd in it."""
+    quoted = shown(key)
+    return key if quoted[1:-1] == key else quoted
+
+
+def plain(text: str) -> Any:
+    """The value that `text` has as a plain scalar of a file: `3` is a number, `on` is text.
+
+    Raises:
+        UsageError: it cannot be used in a file.
+    """
+    tag = _Loader("").resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    nowhere = yaml.Mark("", 0, 0, 0, None, 0)
+    try:
+        return _Reader(None).read(yaml.ScalarNode(tag, text, nowhere, nowhere), ())
+    except UsageError as error:
+        raise UsageError(error.message) from error
+
+
 def _decode(content: bytes, path: str | None) -> str:
     if len(content) > MAX_BYTES:
         raise UsageError(f"too large to be an experiment: more than {MAX_BYTES // 1024} KiB", path=path)
@@ -140,7 +160,8 @@ class _Reader:
 
     def refused(self, node: yaml.Node, message: str, key: str | None = None) -> UsageError:
         """The error that refuses `node`."""
-        return UsageError(message, path=self._path, line=node.start_mark.line + 1, key=key)
+        named = None if key is None else shown_key(key)
+        return UsageError(message, path=self._path, line=node.start_mark.line + 1, key=named)
 
     def read(self, node: yaml.Node, where: KeyPath) -> Any:
         """The value of `node`, which stands at `where`."""

@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from chaos.errors import EnvironmentFailure, UsageError
+from chaos.errors import EnvironmentFailure, UsageError, all_of
 from chaos.experiment import Experiment, to_yaml
-from chaos.schedule import Incident, plan_incidents
+from chaos.faults import registry
+from chaos.needs import capabilities_of, check_needs
+from chaos.schedule import Incident, Plan, make_plan
 from harness.conductor import EVENTS_FILE, Conductor
 from harness.gates import Gate, GateError, HaltCondition
 from harness.live import open_view
@@ -23,6 +25,7 @@ from harness.runs import StoreError, new_run_folder
 from harness.summary import summarize
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import DataError, read_corpus
+from mecefo_runtime.devices import DeviceError, num_devices, require_device
 from mecefo_runtime.dilation import NO_DILATION, automatic_ratio
 from mecefo_runtime.durable import ForeignCheckpoint, newest_durable
 from mecefo_runtime.events import Event
@@ -41,19 +44,33 @@ def check(experiment: Experiment) -> tuple[JobConfig, tuple[Incident, ...]]:
     Raises:
         UsageError: the experiment cannot be run, and why.
     """
+    job, plan = prepare(experiment)
+    return job, plan.incidents
+
+
+def prepare(experiment: Experiment) -> tuple[JobConfig, Plan]:
+    """As `check`, with what there is to be said of the incidents.
+
+    Raises:
+        UsageError: the experiment cannot be run, and why.
+    """
     try:
         for expression in experiment.gates:
             Gate.parse(expression)
         for condition in experiment.halt:
             HaltCondition.parse(condition)
         job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))
-        incidents = plan_incidents(experiment, job.cluster())
+        capabilities = _capabilities(experiment, job)
+        plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
+        needs = {incident.fault: registry()[incident.fault].needs for incident in plan.incidents}
+        if complaints := check_needs(needs, capabilities):
+            raise all_of(complaints)
         read_corpus(job.data, sequence_length=job.sequence_length)
         if job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
             newest_durable(job)
     except (GateError, LayoutError, DataError, ForeignCheckpoint) as error:
         raise UsageError(str(error)) from error
-    return job, incidents
+    return job, plan
 
 
 def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str, Any], Path]:
@@ -64,6 +81,10 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
         EnvironmentFailure: the machine does not let us run it.
     """
     job, incidents = check(experiment)
+    try:
+        require_device(job.device)
+    except DeviceError as error:
+        raise EnvironmentFailure(str(error)) from error
     try:
         folder = new_run_folder(out, experiment.name)
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment))
@@ -122,11 +143,26 @@ def write_whole(path: Path, text: str) -> None:
         raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
 
 
+def _capabilities(experiment: Experiment, job: JobConfig) -> frozenset[str]:
+    """What faults can count on: what the experiment offers, and this machine."""
+    offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=job.checkpoint is not None)
+    of_machine = {"root": os.geteuid() == 0, "cuda": job.device != "cpu" and num_devices() > 0}
+    return offered | {need for need, is_there in of_machine.items() if is_there}
+
+
 def _dilation_ratio(experiment: Experiment) -> float:
-    match experiment.job.dilation:
-        case "auto":
-            return automatic_ratio(experiment.job.nodes * experiment.job.gpus_per_node, len(os.sched_getaffinity(0)))
-        case "off":
+    """What a rank's CPU time is padded to; a rank that computes on a GPU has none to pad."""
+    job = experiment.job
+    uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
+    match job.dilation:
+        case "auto" if not uses_gpus:
+            return automatic_ratio(job.nodes * job.gpus_per_node, len(os.sched_getaffinity(0)))
+        case "auto" | "off":
             return NO_DILATION
         case ratio:
+            if uses_gpus and float(ratio) > NO_DILATION:
+                raise UsageError(
+                    f"{ratio:g} pads CPU time, and the ranks compute on GPUs: leave it on auto, or choose device cpu",
+                    key="dilation",
+                )
             return float(ratio)

@@ -199,7 +199,9 @@ def when(incident: Mapping[str, Any]) -> str:
     if incident.get("step") is not None:
         phase = incident.get("phase")
         return f"at step {incident['step']}{f' ({phase})' if phase else ''}"
-    return f"after {incident.get('at_seconds')} s"
+    if incident.get("at_seconds") is None:
+        return f"at the next {incident.get('phase') or 'step'}"
+    return f"after {incident['at_seconds']} s"
 
 
 def evidence_text(evidence: object) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mecefo_runtime.approximate import degrade, set_recompute
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.costs import Costs
+from mecefo_runtime.dilation import NO_DILATION
 from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model import Head, build_unit
@@ -25,21 +27,22 @@ PROBE_BYTES = 1 << 20
 _PROBE_TAG = 1 << 19
 
 
-def measure_costs(job: JobConfig) -> Costs:
+def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     """Measure forward, backward and optimizer of each kind of unit at the job's shapes: medians of a few rounds.
 
-    Seconds are this thread's CPU seconds times the job's dilation, which is what a rank's compute takes. How fast state
-    moves is not known before there are groups (see `measure_transfer`): until then, as fast as this rank copies it.
+    Seconds are what a rank's compute takes: on a CPU this thread's CPU seconds times the job's dilation, on a GPU its
+    own. How fast state moves is not known before there are groups (see `measure_transfer`): until then, as fast as this
+    rank copies it.
     """
     shape = (job.microbatch_size, job.sequence_length)
     generator = torch.Generator().manual_seed(job.seed)
-    tokens_BT = torch.randint(job.model.vocab_size, shape, generator=generator)
-    x_BTH = torch.randn(*shape, job.model.hidden_size, generator=generator)
-    block = build_unit(layer_unit(0), job.model, job.seed)
-    embedding = build_unit(EMBEDDING, job.model, job.seed)
-    head = build_unit(HEAD, job.model, job.seed)
+    tokens_BT = torch.randint(job.model.vocab_size, shape, generator=generator).to(device)
+    x_BTH = torch.randn(*shape, job.model.hidden_size, generator=generator).to(device)
+    block = build_unit(layer_unit(0), job.model, job.seed, device=device)
+    embedding = build_unit(EMBEDDING, job.model, job.seed, device=device)
+    head = build_unit(HEAD, job.model, job.seed, device=device)
     assert isinstance(head, Head)
-    scale = job.dilation_ratio
+    scale = job.dilation_ratio if device.type == "cpu" else NO_DILATION
 
     def time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor) -> tuple[float, float]:
         return _time_passes(module, x, job.precision)
@@ -68,13 +71,13 @@ def measure_costs(job: JobConfig) -> Costs:
         layer_activation_bytes=activation_bytes,
         degraded_activation_bytes=degraded_bytes,
         recomputed_activation_bytes=recomputed_bytes,
-        transfer_bytes_per_second=_copy_speed(),
+        transfer_bytes_per_second=_copy_speed(device),
         memory_bytes=job.rank_memory_bytes,
     )
 
 
-def measure_transfer(groups: Groups) -> float | None:
-    """Bytes per second from one rank to the next, while all ranks do the same; None for a rank alone.
+def measure_transfer(groups: Groups, device: torch.device) -> float | None:
+    """Bytes per second from one rank's `device` to the next's, while all ranks do the same; None for a rank alone.
 
     Raises:
         EpochBroken: a peer is gone.
@@ -83,37 +86,62 @@ def measure_transfer(groups: Groups) -> float | None:
         return None
     place = groups.members.index(groups.rank)
     after, before = groups.members[(place + 1) % len(groups.members)], groups.members[place - 1]
-    outgoing, incoming = torch.zeros(PROBE_BYTES, dtype=torch.uint8), torch.empty(PROBE_BYTES, dtype=torch.uint8)
+    outgoing = torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=device)
+    incoming = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=device)
     began = time.monotonic()
     wait_all([groups.send(outgoing, after, _PROBE_TAG), groups.start_receive(incoming, before, _PROBE_TAG)])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return PROBE_BYTES / (time.monotonic() - began)
 
 
+def time_parts(device: torch.device, parts: Sequence[Callable[[], object]]) -> list[float]:
+    """Seconds of each part, run one after the other: this thread's CPU time, or by the events of the CUDA stream."""
+    if device.type == "cpu":
+        times = [time.thread_time()]
+        for part in parts:
+            part()
+            times.append(time.thread_time())
+        return [end - begin for begin, end in pairwise(times)]
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(len(parts) + 1)
+    ]
+    torch.cuda.synchronize(device)
+    events[0].record()
+    for part, event in zip(parts, events[1:], strict=True):
+        part()
+        event.record()
+    events[-1].synchronize()
+    return [begin.elapsed_time(end) / 1000 for begin, end in pairwise(events)]
+
+
 def _time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor, precision: str) -> tuple[float, float]:
-    """Median CPU seconds of (forward, backward), gradients accumulating as in training."""
+    """Median seconds of (forward, backward), gradients accumulating as in training."""
     forwards, backwards = [], []
+    with in_precision(precision, x.device):
+        output = module(x)
+    gradient = None if output.ndim == 0 else torch.ones_like(output)
+    del output
+    outputs: list[Tensor] = []
     for _ in range(NUM_ROUNDS + 1):
         x_in = x.detach().requires_grad_(x.is_floating_point())
-        began = time.thread_time()
-        with in_precision(precision):
-            output = module(x_in)
-        between = time.thread_time()
-        gradient = None if output.ndim == 0 else torch.ones_like(output)
-        began_backward = time.thread_time()
-        torch.autograd.backward(output, gradient)
-        backwards.append(time.thread_time() - began_backward)
-        forwards.append(between - began)
+
+        def forward(x_in: Tensor = x_in) -> None:
+            with in_precision(precision, x.device):
+                outputs.append(module(x_in))
+
+        seconds = time_parts(x.device, [forward, lambda: torch.autograd.backward(outputs.pop(), gradient)])
+        forwards.append(seconds[0])
+        backwards.append(seconds[1])
     # The first round warms up.
     return median(forwards[1:]), median(backwards[1:])
 
 
 def _time_update(module: nn.Module) -> float:
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
-    seconds = []
-    for _ in range(NUM_ROUNDS + 1):
-        began = time.thread_time()
-        optimizer.step()
-        seconds.append(time.thread_time() - began)
+    device = next(module.parameters()).device
+    seconds = [time_parts(device, [optimizer.step])[0] for _ in range(NUM_ROUNDS + 1)]
     return median(seconds[1:])
 
 
@@ -128,21 +156,17 @@ def _count_saved_bytes(module: nn.Module, x: Tensor, precision: str) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), in_precision(precision):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), in_precision(precision, x.device):
         output = module(x.detach().requires_grad_())
     total = sum(kept.values())
     del output
     return total
 
 
-def _copy_speed() -> float:
-    source = torch.zeros(PROBE_BYTES, dtype=torch.uint8)
+def _copy_speed(device: torch.device) -> float:
+    source = torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
-    seconds = []
-    for _ in range(NUM_ROUNDS):
-        began = time.thread_time()
-        destination.copy_(source)
-        seconds.append(time.thread_time() - began)
+    seconds = [time_parts(device, [lambda: destination.copy_(source)])[0] for _ in range(NUM_ROUNDS)]
     return PROBE_BYTES / max(median(seconds), 1e-9)
 
 

@@ -88,7 +88,8 @@ class CheckpointWriter:
         staged: dict[str, tuple[Mapping[str, Tensor], Tensor]] = {}
         for name, unit in units.items():
             if name not in self._buffers:
-                self._buffers[name] = torch.empty_like(unit.storage, device="cpu")
+                # Page-locked, so that the copy from a GPU takes no detour.
+                self._buffers[name] = torch.empty_like(unit.storage, device="cpu", pin_memory=unit.storage.is_cuda)
             buffer = self._buffers[name].copy_(unit.storage)
             staged[name] = named_tensors(unit, buffer), buffer
         self._idle.clear()

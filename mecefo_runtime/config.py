@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from mecefo_runtime.devices import DeviceChoice
 from mecefo_runtime.layout import Cluster
 
 
@@ -131,7 +132,8 @@ class JobConfig:
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
     `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state stay
-    in fp32.
+    in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads CPU
+    time: it has no effect on ranks that compute on a GPU.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]
@@ -159,6 +161,7 @@ class JobConfig:
     degraded_share_limit: float = 1.0
     rank_memory_bytes: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
+    device: DeviceChoice = "auto"
     dilation_ratio: float = 1.0
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0

@@ -20,6 +20,7 @@ from mecefo_runtime.membership import Membership
 from mecefo_runtime.planners import find
 from mecefo_runtime.regroup import CannotGoOn, Rules
 from mecefo_runtime.roster import Stage
+from mecefo_runtime.succession import Succession
 from mecefo_runtime.wire import MAX_LINE_BYTES, Message, decode, encode, token_matches
 
 # After the end: how long ranks may take to hear of it and hang up.
@@ -34,7 +35,15 @@ JOB_FAILED = 3
 class Coordinator:
     """Serves one job on `listener` until it has ended."""
 
-    def __init__(self, job: JobConfig, listener: socket.socket, token: str, emitter: Emitter) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        listener: socket.socket,
+        token: str,
+        emitter: Emitter,
+        succession: Succession | None = None,
+    ) -> None:
+        self._succession = succession or Succession()
         self._listener = listener
         self._token = token
         self._emitter = emitter
@@ -65,6 +74,7 @@ class Coordinator:
                 memory_bytes=job.rank_memory_bytes,
             ),
             must_resume=job.checkpoint is not None and job.checkpoint.resume and has_checkpoint(job),
+            begun_epoch=self._succession.epoch,
         )
 
     async def serve(self) -> bool:
@@ -193,6 +203,7 @@ class Coordinator:
     def _settle(self) -> None:
         """After anything happened: wake up in time for the next deadline, forget old rendezvous, notice the end."""
         membership = self._membership
+        self._succession.note(membership.epoch)
         if membership.stage is Stage.ENDED:
             self._ended.set()
         if self._timer is not None:
@@ -240,11 +251,17 @@ def _newest_or_stop(job: JobConfig, refused: Collection[str]) -> Durable | None:
         raise CannotGoOn(str(error)) from error
 
 
-def run_coordinator(job: JobConfig, listener: socket.socket, token: str, emitter: Emitter) -> int:
-    """Serve `job` until it has ended; returns the exit code: 0, or JOB_FAILED."""
+def run_coordinator(
+    job: JobConfig, listener: socket.socket, token: str, emitter: Emitter, succession: Succession | None = None
+) -> int:
+    """Serve `job` until it has ended; returns the exit code: 0, or JOB_FAILED.
+
+    All coordinators of a job get the same `succession`. Without one, a job of which every rank is lost together with
+    its coordinator begins anew.
+    """
     listener.setblocking(False)
 
     async def serve() -> bool:
-        return await Coordinator(job, listener, token, emitter).serve()
+        return await Coordinator(job, listener, token, emitter, succession).serve()
 
     return 0 if asyncio.run(serve()) else JOB_FAILED

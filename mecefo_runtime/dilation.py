@@ -8,7 +8,12 @@ what the wall clock then measures is the method (bubbles, load, degraded layers)
 from __future__ import annotations
 
 import time
+from collections import deque
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 # Below one a segment cannot be padded; above it, every rank owns 1 / ratio of a core.
 NO_DILATION = 1.0
@@ -59,3 +64,57 @@ class Pacer:
             if remaining > 0:
                 time.sleep(remaining)
         self.wall_seconds += time.monotonic() - self._began_wall
+
+    def settle(self) -> None:
+        """Bring the account up to date, however long that takes."""
+
+
+class DevicePacer(Pacer):
+    """The account of a GPU's compute segments, which are not padded: the GPU is the rank's own, or it is shared.
+
+    By events of the CUDA stream, looked at when they are over: nothing waits for the GPU but `settle`. Both sums are
+    the GPU's seconds.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(NO_DILATION)
+        self._device = device
+        self._segments: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def __enter__(self) -> None:
+        self._segments.append((self._event(), self._event()))
+        self._segments[-1][0].record(self._stream())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._segments[-1][1].record(self._stream())
+        while self._segments and self._segments[0][1].query():  # type: ignore[no-untyped-call]
+            self._add(*self._segments.popleft())
+
+    def settle(self) -> None:
+        """Wait for the GPU, and count what it has done."""
+        while self._segments:
+            begin, end = self._segments.popleft()
+            end.synchronize()
+            self._add(begin, end)
+
+    def _add(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        seconds = begin.elapsed_time(end) / 1000
+        self.compute_seconds += seconds
+        self.wall_seconds += seconds
+
+    def _event(self) -> torch.cuda.Event:
+        import torch
+
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def _stream(self) -> torch.cuda.Stream:
+        import torch
+
+        return torch.cuda.current_stream(self._device)
+
+
+def pacer_for(device: torch.device, ratio: float) -> Pacer:
+    """The pacer of a rank that computes on `device`; `ratio` counts on a CPU only."""
+    return Pacer(ratio) if device.type == "cpu" else DevicePacer(device)

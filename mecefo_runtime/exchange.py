@@ -23,7 +23,8 @@ def exchange(
 ) -> Tensor:
     """The sum of every member's `part` (equal shapes), in the same order of addition for all.
 
-    The leader calls `decide`, which may change the sum in place, before anybody else gets it.
+    `part` lies in host memory, so this goes by gloo, whatever carries the rest. The leader calls `decide`, which may
+    change the sum in place, before anybody else gets it.
 
     Raises:
         mecefo_runtime.groups.EpochBroken: a member is gone; then nobody may have the sum, or some.

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
@@ -24,11 +24,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from mecefo_runtime.config import PRESETS, CheckpointConfig, JobConfig
 from mecefo_runtime.coordinator import JOB_FAILED, run_coordinator
 from mecefo_runtime.data import DataError, read_corpus
+from mecefo_runtime.devices import DeviceChoice, DeviceError, require_device
 from mecefo_runtime.durable import ForeignCheckpoint, newest_durable
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.layout import LayoutError
 from mecefo_runtime.planners import names
 from mecefo_runtime.process import start_child
+from mecefo_runtime.succession import Succession
 from mecefo_runtime.wire import new_token
 from mecefo_runtime.worker import connect_sink, run_worker
 
@@ -92,7 +94,7 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
     """The job that the command line asks for, on the ranks that the launcher started.
 
     Raises:
-        LaunchError: the shape does not fit, or the text cannot be read.
+        LaunchError: the shape does not fit, the text cannot be read, or there is no such device.
     """
     pipeline = int(options["pipeline"])
     if place.num_ranks % pipeline:
@@ -100,7 +102,8 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
     folder, every = options["checkpoint_folder"], options["checkpoint_every"]
     if (folder is None) != (every is None):
         raise LaunchError("--checkpoint-folder and --checkpoint-every belong together")
-    recipe = ("steps", "seed", "strategy", "sequence_length", "microbatch_size", "microbatches_per_replica", "data")
+    recipe = ("steps", "seed", "strategy", "sequence_length", "microbatch_size", "microbatches_per_replica")
+    chosen = (*recipe, "data", "device", "precision")
     try:
         job = replace(
             _DEFAULTS,
@@ -111,11 +114,12 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
             pipeline=pipeline,
             # A restarted attempt goes on where the one before it left something to go on from.
             checkpoint=None if folder is None else CheckpointConfig(str(Path(folder).resolve()), every, resume=True),
-            **{name: options[name] for name in recipe},
+            **{name: options[name] for name in chosen},
         )
+        require_device(job.device)
         read_corpus(job.data, sequence_length=job.sequence_length)
         newest_durable(job)
-    except (LayoutError, DataError, ForeignCheckpoint, ValueError) as error:
+    except (LayoutError, DataError, DeviceError, ForeignCheckpoint, ValueError) as error:
         raise LaunchError(str(error)) from error
     return job
 
@@ -162,10 +166,11 @@ def launch(place: Place, job: JobConfig, host: str, log: Path) -> int:
 
 def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: socket.socket, log: Path) -> None:
     """Keep a coordinator running, in processes of their own, until the job has ended or this rank is gone."""
+    succession = Succession()
 
     def coordinate() -> int:
         emitter = Emitter(connect_sink(environment), "coordinator", attempt=1)
-        return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter)
+        return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
 
     def keep() -> int:
         while True:
@@ -189,6 +194,10 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
 @click.option(
     "--microbatches-per-replica", type=click.IntRange(1), default=_DEFAULTS.microbatches_per_replica, show_default=True
 )
+@click.option(
+    "--device", type=click.Choice(get_args(DeviceChoice)), default=_DEFAULTS.device, show_default=True, help="Of ranks."
+)
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default=_DEFAULTS.precision, show_default=True)
 @click.option("--checkpoint-folder", type=click.Path(), help="Write checkpoints here, and begin with the newest.")
 @click.option("--checkpoint-every", type=click.IntRange(1), metavar="STEPS", help="How often.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address at which other ranks reach this one.")

@@ -32,7 +32,7 @@ class Membership:
     """The coordinator's state machine. Call the `on_` methods with what happened, and `tick` at `next_deadline`.
 
     `predicted_costs` stand in for measured ones until a rank has told its own. With `must_resume` the job begins with a
-    checkpoint.
+    checkpoint. `begun_epoch` is the newest epoch that is known to have begun under an earlier coordinator, 0: none.
     """
 
     def __init__(
@@ -45,8 +45,9 @@ class Membership:
         *,
         predicted_costs: Costs,
         must_resume: bool = False,
+        begun_epoch: int = 0,
     ) -> None:
-        self._rules = rules
+        self._rules, self._begun_epoch = rules, begun_epoch
         self._cluster = rules.cluster
         self._steps = steps
         self._predicted_costs = predicted_costs
@@ -65,7 +66,7 @@ class Membership:
         self._began_seconds = clock()
         self._deadline_seconds: float | None = self._began_seconds + START_TIMEOUT_SECONDS
         self._retry_seconds: float | None = None
-        self._reason = "start"
+        self._reason = "loss" if begun_epoch else "start"
         self._resume_step = 1
         self._called_seconds = self._began_seconds
         self._regroup_seconds = 0.0
@@ -94,6 +95,7 @@ class Membership:
             # The successor is faster than the news of the death.
             self._lose(rank, "connection")
         self._connected[rank] = member
+        member.nccl_device = message.get("nccl_device")
         if message.get("costs") is not None:
             member.costs = Costs.from_dict(message["costs"])
         self._absent.discard(rank)
@@ -339,8 +341,9 @@ class Membership:
                 self._deadline_seconds = min(self._deadline_seconds, soon_seconds)
 
     def _start(self) -> None:
-        """Nobody was in an epoch when it said hello: the first one begins."""
+        """Nobody was in an epoch when it said hello: the first one begins, or everybody who held state is lost."""
         self.target = max((member.target for member in self._connected.values()), default=0)
+        self._must_restore |= self._begun_epoch > 0
         if self._has_completed:
             self._end({"type": "goodbye"})
         elif self.target:
@@ -348,7 +351,7 @@ class Membership:
             self.members = frozenset(rank for rank, member in self._connected.items() if member.status != "fresh")
             self._regroup("start")
         else:
-            self.target = 1
+            self.target = self._begun_epoch + 1
             self._decide()
 
     def _resume(self) -> None:

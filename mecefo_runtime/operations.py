@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-import torch.distributed as dist
-
 # How often a wait looks whether its epoch was given up.
 LOOK_SECONDS = 0.25
 # What torch says when a wait of its own, not the operation, took too long.
-_NOT_YET = "Operation timed out"
+NOT_YET = "Operation timed out"
 
 
 class EpochBroken(RuntimeError):
@@ -40,11 +38,26 @@ def breaking_epoch() -> Iterator[None]:
         raise EpochBroken(message)
 
 
+class Work(Protocol):
+    """An operation as a backend of torch.distributed knows it."""
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Wait for it; raises RuntimeError when it failed or takes longer."""
+        ...
+
+
 class Owner(Protocol):
     """The groups that an operation belongs to."""
 
-    waiter: Waiter
-    timeout: timedelta
+    @property
+    def waiter(self) -> Waiter:
+        """Waits for gloo's messages."""
+        ...
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long an operation may take."""
+        ...
 
     def is_given_up(self) -> bool:
         """Whether the epoch was aborted so long ago that what is still blocked will not hear of it."""
@@ -53,11 +66,15 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that was started. `is_message`: a send or a receive, not a collective."""
+    """An operation that was started. `is_message`: a send or a receive by gloo, whose wait cannot be taken up again.
 
-    work: dist.Work
+    `finish` is called by whoever has waited for it, once; operations with one are waited for once.
+    """
+
+    work: Work
     owner: Owner
     is_message: bool
+    finish: Callable[[], None] | None = None
 
     def wait(self) -> None:
         """Wait for it.
@@ -81,11 +98,13 @@ def wait_all(operations: Iterable[Operation | None]) -> None:
         owner.waiter.wait([operation.work for operation in messages], owner.timeout, owner.is_given_up)
     for operation in started:
         if not operation.is_message:
-            _wait_collective(operation)
+            _wait_in_turns(operation)
+        if operation.finish is not None:
+            operation.finish()
 
 
-def _wait_collective(operation: Operation) -> None:
-    """A collective's wait may be given up and taken up again, which that of a message may not."""
+def _wait_in_turns(operation: Operation) -> None:
+    """The wait for anything but a message of gloo may be given up and taken up again."""
     deadline = time.monotonic() + operation.owner.timeout.total_seconds()
     while True:
         message = None
@@ -95,7 +114,7 @@ def _wait_collective(operation: Operation) -> None:
         except RuntimeError as error:
             message = str(error).splitlines()[0]
         # Outside the except block: a traceback would keep the group alive.
-        if _NOT_YET not in message or operation.owner.is_given_up() or time.monotonic() > deadline:
+        if NOT_YET not in message or operation.owner.is_given_up() or time.monotonic() > deadline:
             raise EpochBroken(message)
 
 
@@ -110,13 +129,13 @@ class Waiter:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._works: list[dist.Work] | None = None
+        self._works: list[Work] | None = None
         self._timeout = timedelta()
         self._error: str | None = None
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
-    def wait(self, works: list[dist.Work], timeout: timedelta, is_given_up: Callable[[], bool]) -> None:
+    def wait(self, works: list[Work], timeout: timedelta, is_given_up: Callable[[], bool]) -> None:
         """Wait for all of `works`, or until `is_given_up`; then this waiter is of no further use.
 
         Raises:

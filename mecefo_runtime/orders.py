@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mecefo_runtime.costs import Costs
+from mecefo_runtime.devices import choose_way
 from mecefo_runtime.regroup import Plan
 from mecefo_runtime.roster import Member
 from mecefo_runtime.step_time import step_seconds
@@ -25,6 +26,7 @@ def form_orders(plan: Plan, members: Mapping[int, Member], *, epoch: int, reason
         "background": plan.background.to_list(),
         "commit": plan.decision.commit,
         "resume_step": plan.decision.committed_step + 1,
+        "device_way": choose_way({rank: member.nccl_device for rank, member in members.items()}),
         "measure_transfer": all(member.bytes_per_second is None for member in members.values()),
         "lineage": lineage,
         "restore": None if plan.restore is None else plan.restore.folder,

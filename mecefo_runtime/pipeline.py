@@ -58,13 +58,16 @@ class Pipeline:
         self._head = cast(Head, bank.units[HEAD].module) if HEAD in bank.computed else None
         self._has_embedding = EMBEDDING in bank.computed
         self._hidden_size = bank.hidden_size
-        self.is_origin = False
+        self._device = bank.device
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.is_origin = torch.zeros((), dtype=torch.bool, device=self._device)
 
     def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> Tally:
         """Forward and backward of this replica's share of `samples`, which are the whole step's.
 
-        Gradients accumulate in the bank; `is_origin` says afterwards whether something that is not finite came out of
-        this rank though all that went in was. Returns what this rank's head consumed, an empty tally where there is no
+        Gradients accumulate in the bank. Afterwards `is_origin` says whether something that is not finite came out of
+        this rank though all that went in was, and `loss_sum` is that of the tally: scalars on the device, so that
+        nobody waits for it. Returns what this rank's head consumed, but for the loss; an empty tally where there is no
         head.
 
         Raises:
@@ -74,7 +77,8 @@ class Pipeline:
         self._sends: list[tuple[Operation, Tensor]] = []
         self._tally = Tally()
         self._has_announced_backward = False
-        self.is_origin = False
+        self.loss_sum.zero_()
+        self.is_origin.zero_()
         announce("data")
         batches = [self._load(samples, microbatch) for microbatch in self._microbatches]
         announce("forward")
@@ -96,7 +100,7 @@ class Pipeline:
         if not self._has_embedding and self._head is None:
             return mine, None, None
         inputs_BT, targets_BT = self._corpus.batch(mine)
-        return mine, inputs_BT, targets_BT
+        return mine, inputs_BT.to(self._device, non_blocking=True), targets_BT.to(self._device, non_blocking=True)
 
     def _forward(
         self, flights: _Flights, index: int, batch: tuple[Sequence[int], Tensor | None, Tensor | None]
@@ -109,10 +113,10 @@ class Pipeline:
             assert inputs_BT is not None
             x_BTH = inputs_BT
         else:
-            received_BTH = torch.empty(len(mine), self._corpus.sequence_length, self._hidden_size)
+            received_BTH = torch.empty(len(mine), self._corpus.sequence_length, self._hidden_size, device=self._device)
             self._groups.receive(received_BTH, self._previous, 2 * index)
             x_BTH = received_BTH.requires_grad_()
-        with self._pacer, in_precision(self._precision):
+        with self._pacer, in_precision(self._precision, self._device):
             for module in self._body:
                 x_BTH = module(x_BTH)
             if self._head is not None:
@@ -120,8 +124,9 @@ class Pipeline:
                 x_BTH = self._head.loss(x_BTH, targets_BT)
         self._look(x_BTH, received_BTH)
         if self._head is not None:
+            self.loss_sum += x_BTH.detach()
             self._tally = Tally(
-                self._tally.loss_sum + float(x_BTH.detach()),
+                0.0,
                 self._tally.tokens + (0 if targets_BT is None else targets_BT.numel()),
                 self._tally.samples + len(mine),
                 self._tally.checksum + checksum(mine),
@@ -153,13 +158,19 @@ class Pipeline:
             self._sends.append((self._groups.send(gradient_BTH, self._previous, 2 * index + 1), gradient_BTH))
 
     def _look(self, outcome: Tensor, income: Tensor | None) -> None:
-        if not _is_finite(outcome) and (income is None or _is_finite(income)):
-            self.is_origin = True
+        if self._device.type == "cpu":
+            if not _is_finite(outcome) and (income is None or _is_finite(income)):
+                self.is_origin.fill_(True)
+            return
+        is_origin = outcome.detach().isfinite().all().logical_not()
+        if income is not None:
+            is_origin &= income.detach().isfinite().all()
+        self.is_origin |= is_origin
 
 
-def in_precision(precision: str) -> AbstractContextManager[object]:
-    """The context in which a forward pass computes as `JobConfig.precision` asks."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+def in_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a forward pass on `device` computes as `JobConfig.precision` asks."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -41,7 +41,8 @@ class Stage(Enum):
 class Member:
     """A rank that is connected: `report` is what it has, once it has parked or said hello.
 
-    `costs` and `bytes_per_second` (between ranks) are what it measured, None where it has not.
+    `costs` and `bytes_per_second` (between ranks) are what it measured, None where it has not. `nccl_device` is the GPU
+    on which it can use NCCL.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class Member:
     formed: Message | None = None
     costs: Costs | None = None
     bytes_per_second: float | None = None
+    nccl_device: str | None = None
 
     @property
     def target(self) -> int:

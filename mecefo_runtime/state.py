@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mecefo_runtime.background import Background
 from mecefo_runtime.config import JobConfig
+from mecefo_runtime.devices import host_bytes
 from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import HEAD, Layout, Transfer, unit_layer
 from mecefo_runtime.low_rank import Bases, correct_, projections
@@ -27,6 +28,7 @@ from mecefo_runtime.operations import EpochBroken, wait_all
 # Tags of state messages start here: activations use the lower ones.
 STATE_TAG = 1 << 20
 _NORM_PIECE_ELEMENTS = 1 << 16
+CPU = torch.device("cpu")
 
 
 class StateCorrupt(RuntimeError):
@@ -44,18 +46,18 @@ class Slice:
 
 
 class UnitState:
-    """One unit: its module, whose parameters are views into `storage`.
+    """One unit: its module, whose parameters are views into `storage`, on `device`.
 
     `storage` is flat: parameters, first moments, second moments (n elements each), then one step count per segment.
     """
 
-    def __init__(self, unit: str, config: JobConfig) -> None:
+    def __init__(self, unit: str, config: JobConfig, device: torch.device = CPU) -> None:
         self.unit = unit
-        self.module: nn.Module = build_unit(unit, config.model, config.seed)
+        self.module: nn.Module = build_unit(unit, config.model, config.seed, device=device)
         parts = segments(self.module)
         self.num_parameters = sum(parameter.numel() for part in parts for parameter in part.parameters)
         n = self.num_parameters
-        self.storage = torch.zeros(3 * n + len(parts))
+        self.storage = torch.zeros(3 * n + len(parts), device=device)
         self.parameters, self.first_moments, self.second_moments = (self.storage[i * n : (i + 1) * n] for i in range(3))
         self.step_counts = self.storage[3 * n :]
         self.slices = tuple(self._place(parts))
@@ -81,7 +83,7 @@ class UnitState:
 
     def checksum(self) -> int:
         """CRC-32 of parameters and optimizer state."""
-        return zlib.crc32(self.storage.numpy().data)
+        return zlib.crc32(host_bytes(self.storage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,8 @@ class Bank:
     """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
     `tally_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
-    ones are built as at step 0, to be overwritten by transfers. `enter_step` must be called before a step's gradients
-    are reduced.
+    ones are built on `device` as at step 0, to be overwritten by transfers. `enter_step` must be called before a step's
+    gradients are reduced.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class Bank:
         previous: dict[str, UnitState],
         tally_size: int,
         background: Background | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self._config = config
+        self.device = device
         self._layout = layout
         self._background = background or Background()
         self.hidden_size = config.model.hidden_size
@@ -130,14 +134,14 @@ class Bank:
         names = self._background.units(layout, rank)
         self.units: dict[str, UnitState] = {}
         for name in names:
-            self.units[name] = previous.get(name) or UnitState(name, config)
+            self.units[name] = previous.get(name) or UnitState(name, config, device)
         self._first_steps = {shadow.unit: shadow.step for shadow in self._background.of(rank)}
         self.holders: dict[str, tuple[int, ...]] = {}
         self.buckets: tuple[Bucket, ...] = ()
         sizes = [unit.num_parameters for unit in self.units.values()]
         # The tally is reduced with the head's gradients, so that whoever has those has the step's loss and samples too.
         tally_size = tally_size if HEAD in self.units else 0
-        self.gradients = torch.zeros(sum(sizes) + tally_size)
+        self.gradients = torch.zeros(sum(sizes) + tally_size, device=device)
         self.tally = self.gradients[sum(sizes) :]
         self.offsets: dict[str, int] = {}
         offset = 0
@@ -237,10 +241,11 @@ class Bank:
         """Whether this rank reduces the head, and with it the tally, in the present step."""
         return HEAD in self.holders
 
-    def gradient_norm(self) -> float:
-        """The norm of this rank's own gradients, before they are reduced."""
+    def gradient_norm(self) -> Tensor:
+        """The norm of this rank's own gradients, before they are reduced: a scalar on the device."""
         size = self.gradients.numel() - self.tally.numel()
-        return float(torch.linalg.vector_norm(self.gradients[:size]))
+        norm: Tensor = torch.linalg.vector_norm(self.gradients[:size])
+        return norm
 
     def settled_units(self, step: int) -> tuple[str, ...]:
         """The units that this rank has had since before `step`, in pipeline order."""
@@ -252,8 +257,11 @@ class Bank:
         names = self.settled_units(step)
         return {ranks: tuple(n for n in names if holders[n] == ranks) for ranks in sorted({holders[n] for n in names})}
 
-    def squared_norms(self) -> dict[str, float]:
-        """Per unit the sum of squares of its reduced gradient; equal on all holders, to rounding."""
+    def squared_norms(self) -> dict[str, Tensor]:
+        """Per unit the sum of squares of its reduced gradient, a scalar on the device.
+
+        Equal on all holders, to rounding.
+        """
         return {name: _squared_norm(self._gradient_of(name)) for name in self.holders}
 
     def _gradient_of(self, name: str) -> Tensor:
@@ -289,13 +297,17 @@ class Bank:
         self._optimizer.step()
 
 
-def _squared_norm(gradient: Tensor) -> float:
-    """The sum of squares of a flat tensor, to seven digits, without a copy of it.
+def _squared_norm(gradient: Tensor) -> Tensor:
+    """The sum of squares of a flat tensor, to seven digits, without a copy of it: a float64 scalar on its device.
 
-    Summed in float32 within a piece and in float64 over pieces: `square().sum(dtype=float64)` makes two copies, one of
-    them in float64, and takes seven times as long.
+    On the CPU summed in float32 within a piece and in float64 over pieces: `square().sum(dtype=float64)` makes two
+    copies, one of them in float64, and takes seven times as long. A GPU's sum is a tree, and as exact in float32.
     """
-    return math.fsum(float(torch.dot(piece, piece)) for piece in torch.split(gradient, _NORM_PIECE_ELEMENTS))
+    if gradient.is_cuda:
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        return norm.double().square()
+    pieces = torch.split(gradient, _NORM_PIECE_ELEMENTS)
+    return torch.tensor(math.fsum(float(torch.dot(piece, piece)) for piece in pieces), dtype=torch.float64)
 
 
 def move_units(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import samples_of_step
+from mecefo_runtime.devices import read_numbers
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.exchange import exchange
 from mecefo_runtime.fetch import Fetching
@@ -116,22 +117,17 @@ class Stepper:
         epoch.fetching.begin(step)
         self._compare_state(epoch, step)
         bank.gradients.zero_()
-        tally = Tally()
-        if epoch.pipeline is not None:
-            tally = epoch.pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
-        part = PartHealth(
-            bank.gradient_norm(), epoch.pipeline is not None and epoch.pipeline.is_origin, bool(self.distrusted)
-        )
-        bank.tally.copy_(tally.encode()[: bank.tally.numel()])
+        pipeline, tally = epoch.pipeline, Tally()
+        if pipeline is not None:
+            tally = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
+        own_norm = bank.gradient_norm()
+        bank.tally.copy_(tally.encode()[: bank.tally.numel()], non_blocking=True)
+        if pipeline is not None and bank.tally.numel():
+            bank.tally[0].copy_(pipeline.loss_sum)
         announce("reduce")
         wait_all([epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets])
         bank.restore_means()
-        self.progress.ready = {
-            "step": step,
-            "norms": bank.squared_norms(),
-            "tally": asdict(Tally.decode(bank.tally)) if bank.has_live_tally else None,
-            "totals": None,
-        }
+        part, self.progress.ready = self._read(bank, step, own_norm, pipeline)
         return self._agree(epoch, step, part)
 
     def apply(self, bank: Bank, step: int, totals: Message) -> None:
@@ -164,6 +160,21 @@ class Stepper:
         )
 
     # ---- the parts of a step ----
+
+    def _read(
+        self, bank: Bank, step: int, own_norm: Tensor, pipeline: Pipeline | None
+    ) -> tuple[PartHealth, dict[str, Any]]:
+        """What the commit needs to know of the step, brought to the host at one go: (this rank's part, `ready`)."""
+        norms = bank.squared_norms()
+        is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
+        own, origin, tally, *units = read_numbers([own_norm, is_origin, bank.tally, *norms.values()])
+        ready = {
+            "step": step,
+            "norms": dict(zip(norms, (unit[0] for unit in units), strict=True)),
+            "tally": asdict(Tally.decode(tally)) if bank.has_live_tally else None,
+            "totals": None,
+        }
+        return PartHealth(own[0], bool(origin[0]), bool(self.distrusted)), ready
 
     def _compare_state(self, epoch: Epoch, step: int) -> None:
         """Every so many steps: find out whether all holders of each unit hold the same."""

@@ -8,6 +8,7 @@ replicas.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,9 @@ class Tally:
         return torch.tensor(values, dtype=torch.float32)
 
     @classmethod
-    def decode(cls, values: Tensor) -> Tally:
+    def decode(cls, values: Tensor | Sequence[float]) -> Tally:
         """Read a sum of encoded tallies."""
-        raw = values.tolist()
+        raw = values.tolist() if isinstance(values, Tensor) else values
         numbers = (
             sum(int(raw[1 + field * _NUM_LIMBS + limb]) << (_LIMB_BITS * limb) for limb in range(_NUM_LIMBS))
             for field in range(3)

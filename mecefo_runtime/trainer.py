@@ -6,15 +6,18 @@ import json
 import time
 from typing import Any
 
+from mecefo_runtime import nccl
 from mecefo_runtime.background import Background
 from mecefo_runtime.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import Corpus, read_corpus
 from mecefo_runtime.degrading import degrade_layers, refresh_bases
-from mecefo_runtime.dilation import Pacer
+from mecefo_runtime.devices import find_device, nccl_device, require_device
+from mecefo_runtime.dilation import pacer_for
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.fetch import Fetching
-from mecefo_runtime.groups import LOOPBACK, Formation, Groups, RendezvousStore
+from mecefo_runtime.forming import form_groups
+from mecefo_runtime.groups import LOOPBACK, Groups
 from mecefo_runtime.health import Verdict
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.inspection import Inspection
@@ -30,8 +33,6 @@ from mecefo_runtime.step import Epoch, Outcome, Stepper
 from mecefo_runtime.tally import TALLY_SIZE
 from mecefo_runtime.wire import Message
 
-# Forming groups has its own time-outs inside; this one catches what gloo forgets.
-FORMATION_DEADLINE_SECONDS = 10.0
 # How long to wait for the coordinator's call before it is asked again.
 CALL_SECONDS = 1.0
 
@@ -50,12 +51,17 @@ class Trainer:
         emitter: Emitter,
         hooks: Hooks,
         host: str = LOOPBACK,
+        local_rank: int | None = None,
     ) -> None:
+        """`local_rank` counts through the ranks that see the same GPUs; None: `rank` does.
+
+        Raises:
+            mecefo_runtime.devices.DeviceError: the job is to run on GPUs, and this rank has none.
+        """
         self._job = job
         self._host = host
         self._rank = rank
         self._emitter = emitter
-        self._pacer = Pacer(job.dilation_ratio)
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
         self._units: dict[str, UnitState] = {}
         # What this rank gave away in the last regroup. Until a step is committed it is as good as what others hold, and
@@ -73,14 +79,26 @@ class Trainer:
         self._saving = None if job.checkpoint is None else Saving(job, emitter)
         # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
         self._lineage = ""
+        require_device(job.device)
+        place = rank if local_rank is None else local_rank
+
+        def measure() -> str:
+            return json.dumps(measure_costs(job, find_device(job.device, place)).to_dict())
+
         # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
-        # the memory of training.
-        costs = json.loads(run_apart(lambda: json.dumps(measure_costs(job).to_dict()))) if attempt == 1 else None
+        # the memory of training; and before this process has to do with CUDA, which does not survive a fork.
+        costs = json.loads(run_apart(measure)) if attempt == 1 else None
         self._hooks = hooks
+        self._device = find_device(job.device, place)
+        self._pacer = pacer_for(self._device, job.dilation_ratio)
+        nccl_device_name = nccl_device(self._device)
+        if nccl_device_name is not None:
+            nccl.prepare()
         self._probe_desk = ProbeDesk(host)
         address_of_desk = self._probe_desk.address
         identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
         identity["costs"] = costs
+        identity["nccl_device"] = nccl_device_name
         self._membership = Membership(
             address, identity, job.heartbeat_timeout_seconds / 4, self._describe, self._abort_groups
         )
@@ -99,7 +117,7 @@ class Trainer:
         Raises:
             mecefo_runtime.member.Stopped: the coordinator ended the job early.
         """
-        self._emitter.emit("rank_started")
+        self._emitter.emit("rank_started", device=str(self._device))
         self._membership.start()
         try:
             while True:
@@ -116,6 +134,7 @@ class Trainer:
             # A rank that slept while the others came to the end has nothing that counts.
             is_done = self._stepper.progress.committed_step == self._job.steps
             checksums = {name: unit.checksum() for name, unit in self._trusted().items()} if is_done else {}
+            self._pacer.settle()
             self._emitter.emit(
                 "rank_finished",
                 step=self._stepper.progress.committed_step,
@@ -159,15 +178,17 @@ class Trainer:
             raise EpochBroken(f"rank {self._rank} cannot reach ranks {unreachable}")
         if not is_first:
             self._hooks.announce(orders["resume_step"], "regroup")
-        groups = self._form_groups(orders["epoch"], members, background.reduction_groups(layout))
+        groups = form_groups(
+            orders, self._rank, layout, background, self._job, self._device, self._membership, self._host
+        )
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
-            bytes_per_second = measure_transfer(groups) if orders["measure_transfer"] else None
+            bytes_per_second = measure_transfer(groups, self._device) if orders["measure_transfer"] else None
             # What comes in goes to new memory: if the transfer breaks off, what was here must still be whole.
             incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
             held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
-            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background)
+            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background, self._device)
             if orders["transfers"]:
                 self._hooks.announce(orders["resume_step"], "transfer")
             transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
@@ -242,28 +263,6 @@ class Trainer:
         began = time.monotonic()
         load_units(orders["restore"], bank.units)
         return time.monotonic() - began, sum(unit.storage.nbytes for unit in bank.units.values())
-
-    def _form_groups(self, epoch: int, members: tuple[int, ...], reductions: tuple[tuple[int, ...], ...]) -> Groups:
-        membership = self._membership
-        membership.forget_values()
-        timeout_seconds = self._job.collective_timeout_seconds
-        formation = Formation(
-            lambda: Groups(
-                RendezvousStore(membership.put, membership.take),
-                epoch,
-                self._rank,
-                members,
-                reductions,
-                timeout_seconds,
-                self._host,
-            ),
-            membership.notify,
-        )
-        try:
-            membership.wait_until(lambda: formation.done, FORMATION_DEADLINE_SECONDS)
-            return formation.take()
-        finally:
-            formation.abandon()
 
     def _leave(self) -> None:
         epoch, self._epoch = self._epoch, None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from mecefo_runtime.config import JobConfig
+from mecefo_runtime.devices import DeviceError
 from mecefo_runtime.dilation import NO_DILATION, SLICE_SECONDS
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event, SocketSink
 from mecefo_runtime.groups import LOOPBACK
@@ -28,7 +29,7 @@ def connect_sink(environment: Mapping[str, str]) -> Callable[[Event], None]:
     """Where events go: to the collector at MECEFO_EVENTS (`host:port`), else to standard output."""
     address = environment.get("MECEFO_EVENTS", "")
     if not address:
-        return lambda event: print(event.to_json(), flush=True)
+        return _print_event
     sock = socket.create_connection(parse_address(address), timeout=CONNECT_TIMEOUT_SECONDS)
     sock.settimeout(None)
     limit_send_time(sock)
@@ -36,17 +37,25 @@ def connect_sink(environment: Mapping[str, str]) -> Callable[[Event], None]:
     return SocketSink(sock)
 
 
+def _print_event(event: Event) -> None:
+    # One write: unbuffered, `print` makes two of it, and between them other ranks may write to the same file.
+    sys.stdout.write(f"{event.to_json()}\n")
+    sys.stdout.flush()
+
+
 def run_worker(environment: Mapping[str, str]) -> int:
     """Train as the rank that `environment` describes; returns the exit code.
 
     Variables: RANK, MECEFO_NODE, MECEFO_ATTEMPT, MECEFO_JOB (JSON), MECEFO_JOB_NAME, MECEFO_COORDINATOR (`host:port`),
-    MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback).
+    MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback), LOCAL_RANK (its
+    number among the ranks that see the same GPUs; default: RANK, which spreads ranks as evenly).
     """
     torch.set_num_threads(1)
     # `kill -USR1 PID` writes every thread's stack into the rank's log.
     faulthandler.register(signal.SIGUSR1)
     rank, node, attempt = (int(environment[name]) for name in ("RANK", "MECEFO_NODE", "MECEFO_ATTEMPT"))
     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
+    local_rank = int(environment.get("LOCAL_RANK", rank))
     if job.dilation_ratio > NO_DILATION:
         ask_for_short_slices(SLICE_SECONDS)
     emitter = Emitter(
@@ -60,10 +69,9 @@ def run_worker(environment: Mapping[str, str]) -> int:
     hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
     coordinator, token = environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"]
     host = environment.get("MECEFO_HOST", LOOPBACK)
-    trainer = Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host)
     try:
-        trainer.run()
-    except Stopped as reason:
+        Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host, local_rank).run()
+    except (DeviceError, Stopped) as reason:
         print(f"rank {rank}: {reason}", file=sys.stderr)
         return 1
     return 0

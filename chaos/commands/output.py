@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 def print_plan(experiment: Experiment, as_json: bool) -> None:
     """What a run of `experiment` would do."""
-    from harness.execute import check
+    from harness.execute import prepare
 
-    job, incidents = check(experiment)
+    job, plan = prepare(experiment)
     if as_json:
-        print_json({"experiment": experiment.model_dump(mode="json"), "incidents": [i.to_dict() for i in incidents]})
+        print_json({"experiment": experiment.model_dump(mode="json"), **plan.to_dict()})
         return
     cluster = job.cluster()
     print_text(
@@ -32,8 +32,10 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
         f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
         f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
     )
-    for incident in incidents:
+    for incident in plan.incidents:
         print_text(str(incident))
+    for note in plan.notes:
+        print_text(note)
     for gate in experiment.gates:
         print_text(f"gate: {gate}")
     print_text(

@@ -25,6 +25,7 @@ from mecefo_runtime.coordinator import run_coordinator
 from mecefo_runtime.data import read_corpus
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.succession import Succession
 from mecefo_runtime.supervisor import run_supervisor
 from mecefo_runtime.worker import connect_sink
 
@@ -39,6 +40,7 @@ class ForkServer:
         self._replies = replies
         self._buffer = b""
         self._listeners: dict[str, socket.socket] = {}
+        self._successions: dict[str, Succession] = {}
         self._children: dict[int, ProcessId] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -66,6 +68,7 @@ class ForkServer:
                 # meanwhile.
                 listener = socket.create_server((LOOPBACK, 0), backlog=1024)
                 self._listeners[command["job"]] = listener
+                self._successions[command["job"]] = Succession()
                 self._reply({"reply": "listening", "job": command["job"], "port": listener.getsockname()[1]})
             case "supervisor":
                 node, ranks = int(command["node"]), range(*command["ranks"])
@@ -79,7 +82,7 @@ class ForkServer:
 
                 self._start(command, f"node-{node}", supervise)
             case "coordinator":
-                listener = self._listeners[command["job"]]
+                listener, succession = self._listeners[command["job"]], self._successions[command["job"]]
 
                 def coordinate() -> int:
                     os.setsid()
@@ -87,7 +90,7 @@ class ForkServer:
                     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
                     sink, attempt = connect_sink(environment), int(command["attempt"])
                     emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
-                    return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter)
+                    return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
 
                 self._start(command, "coordinator", coordinate)
 

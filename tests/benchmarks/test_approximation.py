@@ -2,20 +2,25 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 import torch
+from click.testing import CliRunner
 
 from benchmarks._machine import Machine
 from benchmarks._operations import count_block
 from benchmarks._spread import spread
 from benchmarks._subspaces import DECAY, Cost, Quality, draw_decaying, measure_cost, report_cost, report_quality
 from benchmarks.approximation import (
+    EXIT_NO_DEVICE,
     WAYS,
     Measurement,
     Shape,
     build,
     count_saved_bytes,
+    main,
     ratios,
+    read_presets,
     report,
     run_timed,
     shapes,
@@ -81,11 +86,36 @@ def test_every_round_has_every_way_and_none_is_always_first():
 
 
 @pytest.mark.unit
-def test_without_cuda_only_the_cpu_is_measured():
-    assert {shape.device for shape in shapes(False)} == {"cpu"}
-    assert {(s.preset, s.dtype) for s in shapes(True) if s.device == "cuda"} == {
+def test_every_device_has_its_usual_shapes():
+    assert {(s.device, s.preset, s.dtype) for s in shapes(["cpu"])} == {("cpu", p, "float32") for p in ("60m", "350m")}
+    assert {(s.preset, s.dtype) for s in shapes(["cpu", "cuda"]) if s.device == "cuda"} == {
         (preset, "bfloat16") for preset in ("350m", "1b", "7b")
     }
+
+
+@pytest.mark.unit
+def test_other_shapes_are_measured_when_asked_for():
+    asked = shapes(["cuda"], read_presets("7B, 350m,7b"), "fp32")
+    assert [(s.preset, s.dtype, s.rank) for s in asked] == [
+        (preset, "float32", rank) for preset in ("7b", "350m") for rank in (64, 16)
+    ]
+    with pytest.raises(click.BadParameter, match="there is no '2b': there are 60m"):
+        read_presets("60m,2B")
+
+
+@pytest.mark.unit
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_missed_in_words():
+    result = CliRunner().invoke(main, ["--device", "cuda", "--shapes", "350M,1B,7B", "--precision", "bf16"])
+    assert result.exit_code == EXIT_NO_DEVICE
+    assert "no GPU that torch can use" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.unit
+def test_a_shape_of_another_precision_is_built_in_it():
+    (shape, _) = shapes(["cpu"], ["60m"], "bf16")
+    assert {parameter.dtype for parameter in build(shape, "normal").parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.unit

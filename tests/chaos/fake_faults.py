@@ -23,7 +23,17 @@ class LinkParameters(BaseModel):
         return text
 
 
-class KillNode:
+class _Fault:
+    """What the base class of real faults says of all."""
+
+    is_loss = False
+    needs = ()
+    has_lifetime = False
+    default_lifetime = None
+    Parameters = NoParameters
+
+
+class KillNode(_Fault):
     """Kill a node.
 
     More about it.
@@ -35,7 +45,7 @@ class KillNode:
     Parameters = NoParameters
 
 
-class KillProcess:
+class KillProcess(_Fault):
     """Kill a process."""
 
     kind = "kill-process"
@@ -44,7 +54,7 @@ class KillProcess:
     Parameters = NoParameters
 
 
-class SlowLink:
+class SlowLink(_Fault):
     """Slow a link."""
 
     kind = "slow-link"
@@ -53,5 +63,31 @@ class SlowLink:
     Parameters = LinkParameters
 
 
-REGISTRY = {fault.kind: fault for fault in (KillNode, KillProcess, SlowLink)}
+class SlowRank(_Fault):
+    """Slow a rank."""
+
+    kind = "slow-rank"
+    scope = "rank"
+    has_lifetime = True
+    default_lifetime = Duration(steps=20)
+
+
+class DropLink(_Fault):
+    """Drop a link."""
+
+    kind = "drop-link"
+    scope = "link"
+    needs = ("links", "root")
+    has_lifetime = True
+
+
+class TearCheckpoint(_Fault):
+    """Tear a checkpoint."""
+
+    kind = "tear-checkpoint"
+    scope = "checkpoint"
+    needs = ("checkpoints",)
+
+
+REGISTRY = {fault.kind: fault for fault in (KillNode, KillProcess, SlowLink, SlowRank, DropLink, TearCheckpoint)}
 STRATEGIES = ("exact", "mecefo", "ndb")

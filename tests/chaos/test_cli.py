@@ -83,6 +83,18 @@ MISTAKES = {
     "unknown phase": (("run", "kill-node", "--at", "step=5,phase=foward"), ["foward", "did you mean 'forward'"]),
     "node that is not there": (("run", *KILL, "--on", "node=7"), ["node=7", "nodes 0 to 3"]),
     "rank that is not there": (("run", *KILL, "--on", "rank=8"), ["rank=8", "ranks 0 to 7"]),
+    "rack without racks": (("run", *KILL, "--on", "rack=0"), ["--on", "rack=0", "nodes_per_rack"]),
+    "link for a fault of nodes": (("run", *KILL, "--on", "link=1-4"), ["--on", "link=1-4", "nodes"]),
+    "role that there is not": (("run", *KILL, "--on", "role=store"), ["--on", "store", "coordinator"]),
+    "lifetime of what has none": (("run", *KILL, "--for", "3s"), ["--for", "kill-node has no lifetime", "repair"]),
+    "rate that is none": (("run", "kill-node", "--rate", "5"), ["--rate", "0.5/min"]),
+    "period and rate": (("run", "kill-node", "--every", "5s", "--rate", "1/min"), ["every", "rate", "contradict"]),
+    "count of what fires once": (("run", *KILL, "--count", "3"), ["--count", "every or rate"]),
+    "unknown parameter": (("run", *KILL, "-p", "dely=3"), ["--param dely", "unknown key"]),
+    "parameter without a value": (("run", *KILL, "-p", "delay"), ["--param 'delay'", "KEY=VALUE"]),
+    "unknown profile": (("run", "--profile", "lama3"), ["--profile", "did you mean 'llama3'"]),
+    "trigger of a profile": (("run", "--profile", "llama3", "--at", "step=5"), ["--at", "none is named"]),
+    "nothing at all": (("run",), ["which fault", "kill-node"]),
     "unknown target": (("run", *KILL, "--on", "nod=1"), ["nod", "did you mean 'node'"]),
     "more than there are": (("run", *KILL, "--on", "random:9"), ["random:9", "4 nodes"]),
     "everybody": (("run", *KILL, "--on", "random:4"), ["none of the job's 8 ranks"]),
@@ -186,6 +198,29 @@ class TestPlan:
         assert all(one == other for one, other in plans.values())
         targets = {json.loads(plan)["incidents"][0]["target"] for plan, _ in plans.values()}
         assert len(targets) > 1
+
+    def test_again_and_again(self, chaos):
+        code, out, err = chaos("plan", "kill-process", "--every", "100steps", "--count", "3", "--on", "rank=1")
+        assert (code, err) == (0, "")
+        for step in (100, 200, 300):
+            assert f"kill-process on rank=1 at step={step}, repaired after 40steps" in out
+        assert "step=400" not in out
+        code, out, _ = chaos("plan", "kill-process", "--rate", "0.5/min", "--seed", "3", "--json")
+        plan = json.loads(out)
+        assert code == 0
+        assert all(incident["is_optional"] for incident in plan["incidents"])
+        assert "in the first 600s" in plan["notes"][0]
+
+    def test_a_profile(self, chaos):
+        code, out, err = chaos("plan", "--profile", "llama3:5", "--seed", "1")
+        assert (code, err) == (0, "")
+        assert out.count("incident ") == 5
+        assert "8 ranks fail once in 264 days at the rate of llama3; here 5 failures in 560 steps" in out
+        code, out, _ = chaos("plan", "--profile", "llama3:5", "--seed", "1", "--json")
+        plan = json.loads(out)
+        assert plan["experiment"]["name"] == "profile-llama3"
+        assert plan["time_compression"]["real_days_per_failure"] == pytest.approx(263.94, abs=0.01)
+        assert 0 <= plan["profile_left_out_ratio"] < 1
 
     def test_a_file_can_be_planned_again_from_its_plan(self, chaos):
         write(

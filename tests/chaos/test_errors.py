@@ -65,6 +65,14 @@ def test_all_of_reports_every_problem_by_line():
     assert all_of([first]) is first
 
 
+def test_all_of_shows_no_more_than_anyone_reads():
+    error = all_of([UsageError(f"wrong {number}", line=number) for number in range(1, 5001)])
+    assert len(error.problems) == 5000
+    lines = str(error).splitlines()
+    assert (lines[0], lines[20], lines[21]) == ("5000 mistakes:", "  line 20: wrong 20", "  and 4980 more")
+    assert len(lines) == 22
+
+
 @pytest.mark.parametrize(
     ("word", "found"), [("bakward", "backward"), ("BACKWARD", "backward"), ("xyz", None), ("", None)]
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chaos.errors import UsageError
 from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, json_schema, load, to_yaml
+from chaos.fault_spec import FAULT_KEYS
 from chaos.job import Job
 from chaos.target import Target
 from chaos.trigger import Duration, Trigger
@@ -181,6 +182,7 @@ class TestRefusals:
             ("name: x\nfaults: {kind: a}", "e.yaml:2: faults: must be a list (lines of the form `- item`)"),
             ("name: x\nfaults: [3]", "e.yaml:2: faults[0]: must be a mapping"),
             ("name: x\nfaults: [{at: step=1}]", "e.yaml:2: faults[0].kind: is missing: say which fault"),
+            ("name: x\nfaults: [" + "a," * 1001 + "]", "e.yaml:2: faults: must be at most 1000 items long, not ["),
             ("name: x\nfaults:", "e.yaml:2: faults: must be a list (lines of the form `- item`), not null"),
         ],
     )
@@ -451,9 +453,12 @@ class TestSchema:
         variants = {variant["title"]: variant for variant in json_schema(**KNOWN)["$defs"]["FaultSpec"]["oneOf"]}
         assert set(variants) == set(REGISTRY)
         assert variants["kill-node"]["description"] == "Kill a node."
-        assert set(variants["kill-node"]["properties"]) == {"kind", "on", "at", "repair"}
-        assert set(variants["slow-link"]["properties"]) == {"kind", "on", "at", "repair", "delay", "loss_ratio"}
-        assert variants["slow-link"]["required"] == ["kind", "at", "delay"]
+        said_of_all = set(FAULT_KEYS) - {"for"}
+        assert set(variants["kill-node"]["properties"]) == said_of_all
+        assert set(variants["slow-link"]["properties"]) == said_of_all | {"delay", "loss_ratio"}
+        assert set(variants["slow-rank"]["properties"]) == set(FAULT_KEYS)
+        assert "on" not in variants["tear-checkpoint"]["properties"]
+        assert variants["slow-link"]["required"] == ["kind", "delay"]
 
     def test_of_what_is_installed(self):
         assert "kill-node" in {variant["title"] for variant in json_schema()["$defs"]["FaultSpec"]["oneOf"]}

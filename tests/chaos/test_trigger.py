@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
-from chaos.trigger import PHASES, Duration, Trigger
+from chaos.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger
 
 pytestmark = pytest.mark.unit
 
@@ -76,6 +76,10 @@ class TestTrigger:
             ({"step": 100}, Trigger(step=100)),
             ({"step": 100, "phase": "backward"}, Trigger(step=100, phase="backward")),
             ({"time": "10s"}, Trigger(at_seconds=10.0)),
+            ("phase=regroup", Trigger(phase="regroup")),
+            ("step=100,phase=transfer", Trigger(step=100, phase="transfer")),
+            ({"phase": "regroup"}, Trigger(phase="regroup")),
+            ({"step": 7, "phase": "regroup"}, Trigger(step=7, phase="regroup")),
         ],
     )
     def test_reads(self, value, trigger):
@@ -95,12 +99,16 @@ class TestTrigger:
             (
                 "step=5,phase=rendezvous",
                 "phase",
-                "the phases of a step are data, forward, backward, reduce, optimizer, commit",
+                "the phases of a step are data, forward, backward, reduce, optimizer, commit, checkpoint; outside of "
+                "steps there are regroup, transfer",
             ),
             ({"step": 5, "phase": 3}, "phase", "not 3"),
             ("step=5,time=10s", None, "contradict"),
             ({"step": 5, "time": "10s"}, None, "contradict"),
             ("time=10s,phase=backward", "phase", "a phase belongs to a step"),
+            ("time=10s,phase=regroup", "phase", "contradict"),
+            ("step=5,phase=regrup", "phase", "(did you mean 'regroup'?)"),
+            ("phase=forward", None, "not said when"),
             ("time=10", "time", "'10' has no unit"),
             ("time=10steps", "time", "write step=10 instead"),
             ("stepp=5", None, "(did you mean 'step'?)"),
@@ -124,9 +132,16 @@ class TestTrigger:
         assert message in str(refused.value)
         assert refused.value.key == key
 
-    @given(st.integers(1, 10**9 - 1), st.sampled_from(PHASES))
+    @given(st.integers(1, 10**9 - 1), st.sampled_from((*PHASES, *OUTSIDE_PHASES)))
     def test_text_of_a_step_round_trips(self, step, phase):
         trigger = Trigger(step=step, phase=phase)
+        assert Trigger.parse(str(trigger)) == trigger
+        assert trigger.is_outside_steps == (phase in OUTSIDE_PHASES)
+
+    @pytest.mark.parametrize("phase", OUTSIDE_PHASES)
+    def test_a_regroup_needs_no_step(self, phase):
+        trigger = Trigger(phase=phase)
+        assert str(trigger) == f"phase={phase}"
         assert Trigger.parse(str(trigger)) == trigger
 
     @given(st.integers(0, 10**9))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
-from chaos.yaml_lines import MAX_BYTES, Dumper, parse, read
+from chaos.yaml_lines import MAX_BYTES, Dumper, parse, plain, read, shown_key
 
 pytestmark = pytest.mark.unit
 
@@ -50,6 +50,33 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
     read_value = parse(f"on: {text}").values["on"]
     assert read_value == value
     assert type(read_value) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("on", "on"), ("", None), ("1e3", 1000.0), ("true", True), ("[1]", "[1]"), ("a: b", "a: b")],
+)
+def test_a_text_as_a_plain_scalar(text, value):
+    assert plain(text) == value
+    assert type(plain(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "<<", "a\udcff"])
+def test_a_text_that_no_file_can_have(text):
+    with pytest.raises(UsageError, match="cannot be used here") as refused:
+        plain(text)
+    assert refused.value.line is None
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("job", "job"), ("it's", "it's"), ("a\x1b", r"'a\x1b'"), ("a\u202eb", r"'a\u202eb'"), ("", "")]
+)
+def test_a_key_is_named_so_that_a_terminal_can_show_it(key, text):
+    assert shown_key(key) == text
+
+
+def test_a_long_key_is_cut():
+    assert len(shown_key("x" * 5000)) == 60
 
 
 def test_anchors_and_merges():

@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from mecefo_runtime.groups import FORM_TIMEOUT_SECONDS, EpochBroken
+from mecefo_runtime.operations import EpochBroken
+from mecefo_runtime.rendezvous import FORM_TIMEOUT_SECONDS
 from tests.mecefo_runtime.test_groups import DEADLINE_SECONDS, Rendezvous, form, on_all_ranks
 
 pytestmark = pytest.mark.unit

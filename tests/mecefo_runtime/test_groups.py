@@ -10,9 +10,10 @@ import torch
 
 from mecefo_runtime.background import Background
 from mecefo_runtime.exchange import exchange
-from mecefo_runtime.groups import Formation, Groups, RendezvousStore, gloo_listener_port
+from mecefo_runtime.groups import Formation, Groups
 from mecefo_runtime.layout import Cluster
 from mecefo_runtime.operations import EpochBroken
+from mecefo_runtime.rendezvous import RendezvousStore, gloo_listener_port
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit

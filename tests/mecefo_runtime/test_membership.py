@@ -93,7 +93,7 @@ class World:
         self.strategy, self.steps = strategy, steps
         self.coordinator = self._new_coordinator()
 
-    def _new_coordinator(self) -> Membership:
+    def _new_coordinator(self, begun_epoch: int = 0) -> Membership:
         rules = Rules(
             CLUSTER,
             find(self.strategy),
@@ -108,6 +108,7 @@ class World:
             2.0,
             predicted_costs=COSTS,
             must_resume=self.must_resume,
+            begun_epoch=begun_epoch,
         )
 
     def send(self, rank: int, message: dict) -> None:
@@ -360,6 +361,37 @@ def test_restarted_coordinator_learns_the_epoch_and_training_goes_on() -> None:
     world.kill(0)
     assert world.coordinator.epoch == 3
     assert world.ranks[1].committed == 12
+
+
+def lose_everybody_and_the_coordinator(checkpoints: tuple[Durable, ...]) -> World:
+    world = World(checkpoints=checkpoints)
+    world.start()
+    world.commit(10)
+    world.coordinator = world._new_coordinator(begun_epoch=world.coordinator.epoch)
+    world.ranks = {rank: SimulatedRank(rank, attempt=2) for rank in world.ranks}
+    world.start()
+    return world
+
+
+def test_a_successor_that_finds_nobody_with_state_goes_back_to_the_newest_checkpoint() -> None:
+    world = lose_everybody_and_the_coordinator((Durable(9, "step-9"), Durable(6, "step-6")))
+    assert world.coordinator.stage is Stage.TRAINING
+    assert world.last("checkpoint_restored")["folder"] == "step-9"
+    assert world.last("layout")["resume_step"] == 10
+    assert world.coordinator.epoch == 2, "who wakes up from the epoch before must not take itself for a member"
+
+
+def test_a_successor_that_finds_nobody_with_state_and_no_checkpoint_does_not_begin_anew() -> None:
+    world = lose_everybody_and_the_coordinator(())
+    assert world.coordinator.stage is Stage.ENDED
+    assert "there is no checkpoint" in str(world.coordinator.failure)
+
+
+def test_a_successor_whose_predecessor_began_nothing_begins() -> None:
+    world = World()
+    world.coordinator = world._new_coordinator(begun_epoch=0)
+    world.start()
+    assert world.coordinator.epoch == 1 and world.last("layout")["reason"] == "start"
 
 
 def test_restarted_coordinator_misses_a_rank_that_died_with_it() -> None:

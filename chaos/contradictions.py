@@ -1,0 +1,90 @@
+"""What cannot be in an experiment although every value in it by itself can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from chaos.complaints import Source
+from chaos.errors import UsageError
+from chaos.fault_spec import FaultSpec
+from chaos.job import ROLES_OF_RUNTIME, Job
+from chaos.target import ResolvedTarget, resolve
+from chaos.yaml_lines import KeyPath
+from mecefo_runtime.config import PRESETS
+
+if TYPE_CHECKING:
+    from chaos.experiment import Experiment
+    from chaos.faults.base import Fault
+
+
+def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]], source: Source) -> list[UsageError]:
+    """All of them, each where it was said; `kinds` are the faults there are, by kind."""
+    job = experiment.job
+    try:
+        cluster = experiment.cluster()
+    except UsageError as error:
+        return [source.placed(error, ("job",))]
+    problems: list[UsageError] = []
+    hidden_size = PRESETS[job.model].hidden_size
+    if job.approximation.rank > hidden_size:
+        message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
+        problems.append(source.problem(("job", "approximation", "rank"), message))
+    for index, fault in enumerate(experiment.faults):
+        where: KeyPath = ("faults", index)
+        kind = kinds[fault.kind]
+        problems += _about_time(fault, kind, job, where, source)
+        try:
+            target = resolve(fault.on, cluster, kind.scope, Random(0), nodes_per_rack=job.nodes_per_rack)
+        except UsageError as error:
+            problems.append(source.placed(error, (*where, "on")))
+            continue
+        problems += _about_target(fault, target, job, where, source)
+    return problems
+
+
+def _about_time(fault: FaultSpec, kind: type[Fault[Any]], job: Job, where: KeyPath, source: Source) -> list[UsageError]:
+    problems = []
+    step = fault.at.step
+    if step is not None and step > job.steps:
+        message = (
+            f"step={step}, but the job has {job.steps} steps: choose a step from 1 to {job.steps}, or raise --steps"
+        )
+        problems.append(source.problem((*where, "at", "step"), message))
+    if fault.at.phase == "checkpoint" and (complaint := _about_checkpoints(fault, job)):
+        problems.append(source.problem((*where, "at", "phase"), complaint))
+    if fault.lifetime is not None and not kind.has_lifetime:
+        why = "it is over at once: leave for out"
+        if kind.is_loss:
+            why = "whom it strikes is gone until the repair: write repair"
+        problems.append(source.problem((*where, "for"), f"{fault.kind} has no lifetime: {why}"))
+    return problems
+
+
+def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
+    complaint = job.complaint_about_checkpoint_of(fault.at.step)
+    if complaint is not None or job.checkpoint is None:
+        return complaint
+    every_steps = job.checkpoint.every_steps
+    if fault.rate is not None:
+        return f"a rate draws any step, but only every {every_steps}th writes a checkpoint: write every instead"
+    if fault.every is not None and (fault.every.steps or 0) % every_steps:
+        return f"every {fault.every} comes to steps that write no checkpoint: choose a multiple of {every_steps}"
+    return None
+
+
+def _about_target(
+    fault: FaultSpec, target: ResolvedTarget, job: Job, where: KeyPath, source: Source
+) -> list[UsageError]:
+    if target.role is None:
+        return []
+    problems = []
+    roles = ROLES_OF_RUNTIME.get(job.runtime)
+    if roles is not None and target.role not in roles:
+        message = f"a job of the runtime {job.runtime} has no {target.role} of its own: there is {', '.join(roles)}"
+        problems.append(source.problem((*where, "on"), message))
+    elif fault.repair is not None:
+        message = f"the {target.role} is started again by itself, at once: leave repair out"
+        problems.append(source.problem((*where, "repair"), message))
+    return problems

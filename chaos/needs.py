@@ -1,0 +1,46 @@
+"""What faults need from the machine and the backend, and what is said when it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from chaos.errors import UsageError, nearest
+
+# Need -> what would have to be there.
+NEEDS: Mapping[str, str] = {
+    "checkpoints": "a job that writes checkpoints: give it checkpoint: {every_steps: ...}",
+    "cuda": "a job whose ranks run on CUDA devices",
+    "links": "a backend whose nodes have network links of their own: on the local one all ranks share the loopback",
+    "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",
+    "root": "root's rights on this machine",
+}
+
+# What is known to be missing from the name of a backend alone.
+_BACKENDS_WITHOUT_LINKS = ("local",)
+
+
+def capabilities_of(backend: str, runtime: str, *, has_checkpoints: bool) -> frozenset[str]:
+    """What an experiment offers for certain, on whatever machine; the machine may add "cuda" and "root"."""
+    offered = {
+        "links": backend not in _BACKENDS_WITHOUT_LINKS,
+        "own-runtime": runtime == "mecefo",
+        "checkpoints": has_checkpoints,
+    }
+    return frozenset(need for need, is_there in offered.items() if is_there)
+
+
+def check_needs(needs: Mapping[str, Collection[str]], capabilities: Collection[str]) -> list[UsageError]:
+    """One complaint for each kind of fault in `needs` of whose needs some are not among `capabilities`.
+
+    Raises:
+        ValueError: a fault names a need that there is no word for.
+    """
+    complaints = []
+    for kind, wanted in needs.items():
+        for need in wanted:
+            if need not in NEEDS:
+                raise ValueError(f"{kind} needs {need!r}: the words are {', '.join(NEEDS)} ({nearest(need, NEEDS)}?)")
+        missing = [NEEDS[need] for need in wanted if need not in capabilities]
+        if missing:
+            complaints.append(UsageError(f"{kind} needs {'; and '.join(missing)}"))
+    return complaints

@@ -1,0 +1,65 @@
+"""How the members of an epoch find each other: small values over the control connection, in the place of a store."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import Store
+
+FORM_TIMEOUT_SECONDS = 2.0
+
+
+class RendezvousStore(Store):
+    """What gloo and NCCL need of a store: set, get and wait. They wait `timeout_seconds` for a peer's value."""
+
+    def __init__(
+        self,
+        put: Callable[[str, bytes], None],
+        take: Callable[[str, float], bytes],
+        timeout_seconds: float = FORM_TIMEOUT_SECONDS,
+    ) -> None:
+        super().__init__()
+        self._put = put
+        self._take = take
+        self._timeout_seconds = timeout_seconds
+        self.listener_ports: set[int] = set()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Publish this rank's value (of gloo: its address) under `key`."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._remember(data)
+        self._put(key, data)
+
+    def get(self, key: str) -> bytes:
+        """The value that a peer published under `key`, as soon as it is there."""
+        data = self._take(key, self._timeout_seconds)
+        self._remember(data)
+        return data
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=FORM_TIMEOUT_SECONDS)) -> None:
+        """Wait until all `keys` are published."""
+        for key in keys:
+            self._take(key, timeout.total_seconds())
+
+    def _remember(self, data: bytes) -> None:
+        port = gloo_listener_port(data)
+        if port is not None:
+            self.listener_ports.add(port)
+
+
+def gloo_listener_port(blob: bytes) -> int | None:
+    """The listening port in an address that gloo publishes.
+
+    Its form: u64 length, host name, u64 length, sockaddr with the port at +2. None when the blob is something else.
+    """
+    if len(blob) < 8:
+        return None
+    (name_length,) = struct.unpack_from("<Q", blob)
+    offset = 8 + name_length + 8
+    if len(blob) < offset + 4:
+        return None
+    family, port = struct.unpack_from("<H", blob, offset)[0], struct.unpack_from(">H", blob, offset + 2)[0]
+    return port if family in (socket.AF_INET, socket.AF_INET6) else None

@@ -1,0 +1,28 @@
+"""What survives a coordinator: seen by whoever is forked after it was noted, whoever noted it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mecefo_runtime.process import run_apart
+from mecefo_runtime.succession import Succession
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_successor_knows_the_newest_epoch_of_its_predecessors():
+    succession = Succession()
+    assert succession.epoch == 0
+
+    def lead(epochs: list[int]) -> str:
+        known = succession.epoch
+        for epoch in epochs:
+            succession.note(epoch)
+        return str(known)
+
+    assert run_apart(lambda: lead([0])) == "0"
+    assert run_apart(lambda: lead([1, 5])) == "0"
+    # A successor has no epoch of its own to begin with.
+    assert run_apart(lambda: lead([0, 300])) == "5"
+    assert succession.epoch == 300
+    assert Succession().epoch == 0
