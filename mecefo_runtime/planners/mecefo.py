@@ -183,6 +183,9 @@ class _Search:
         wider = self._sharing(inf).priced(found.choice.teams, found.shares.num_microbatches, seconds)
         if wider is None or wider.cost > found.shares.cost:
             return found
+        if any(need.num_degraded and replica not in found.choice.degrading for replica, need in wider.needs.items()):
+            # Its pipelines have a little less time: somebody who must not degrade would have to.
+            return found
         return _Found(found.choice._replace(update_seconds=inf), wider, seconds)
 
     def _least_seconds(self, choices: Sequence[tuple[tuple[Team, ...], frozenset[int]]]) -> float | None:

@@ -440,7 +440,10 @@ class World:
         if not self.is_being_committed():
             held |= {unit for process in others for unit in process.given_away if process.committed == newest}
         started = any(process.layout for process in self.ranks.values()) or newest
-        return not started or held >= set(layout_of(self.strategy, CLUSTER, range(CLUSTER.num_ranks)).holders())
+        if not started:
+            # There is no state yet, but somebody must be left to begin with.
+            return any(r.is_alive and not r.is_hung for r in self.ranks.values() if r.rank != rank)
+        return held >= set(layout_of(self.strategy, CLUSTER, range(CLUSTER.num_ranks)).holders())
 
     def is_being_committed(self) -> bool:
         """Whether all who are in the step in flight may have its gradients: then nobody needs what was given away."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations, product
-from math import inf
+from math import inf, nextafter
 
 import pytest
 from hypothesis import assume, given, settings
@@ -75,6 +75,31 @@ def test_it_keeps_to_memory_and_to_the_limit_for_degraded_samples(situation):
     layout.check(situation.cluster, situation.alive)
     assert fits(layout, situation)
     assert all(replica.num_microbatches >= 1 for replica in layout.replicas)
+
+
+def test_freedom_for_updates_does_not_degrade_who_must_not():
+    """What a longer update leaves of the time was once too short, by rounding, for a replica beyond the limit."""
+    cluster = Cluster(nodes=12, gpus_per_node=1, data_parallel=3, pipeline=4, num_layers=8, num_microbatches=7)
+    tight = Costs(
+        layer_forward_seconds=2 / 3,
+        layer_backward_seconds=4 / 3,
+        degraded_forward_seconds=1 / 3,
+        degraded_backward_seconds=2 / 3,
+        recomputed_backward_seconds=nextafter(2 / 3, inf),
+        embedding_seconds=1.0,
+        head_seconds=1.0,
+        layer_update_seconds=1e-6,
+        layer_state_bytes=1,
+        embedding_state_bytes=1,
+        head_state_bytes=3,
+        layer_activation_bytes=3,
+        degraded_activation_bytes=1,
+        recomputed_activation_bytes=1,
+        transfer_bytes_per_second=1e9,
+        memory_bytes=21,
+    )
+    situation = Situation(cluster, frozenset(range(7)), tight, degraded_share_limit=0.5)
+    assert fits(plan(situation), situation)
 
 
 @EXAMPLES
