@@ -23,6 +23,7 @@ from chaos.fields import ProfileText, Said, Text
 from chaos.job import Approximation, Checkpoint, Health, Job
 from chaos.limits import Limits
 from chaos.profile import ProfileSpec
+from chaos.target import WITHOUT_TARGET
 from chaos.yaml_lines import Dumper, KeyPath, plain, read
 from mecefo_runtime.layout import Cluster
 
@@ -288,7 +289,7 @@ def _judge(
 def _without(fault: type[Fault[Any]]) -> Collection[str]:
     """Keys of which a fault of this kind has none, or, `kind`, of which the schema says more."""
     no_lifetime = () if fault.has_lifetime else ("for",)
-    return ("kind", *no_lifetime, *(("on",) if fault.scope == "checkpoint" else ()))
+    return ("kind", *no_lifetime, *(("on",) if fault.scope in WITHOUT_TARGET else ()))
 
 
 def _gather_parameters(

@@ -8,10 +8,12 @@ in ranks that go on, they are released before it is verified.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Protocol
 
 from chaos.desk import Channel, Desk
@@ -89,6 +91,7 @@ class Injector:
         desk: Desk,
         ledger: Ledger,
         emit: Emit,
+        seed: int = 0,
     ) -> None:
         self._host = host
         self._desk = desk
@@ -99,6 +102,7 @@ class Injector:
         for incident in incidents:
             kind = faults[incident.fault]
             fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
+            fault.rng = _rng(seed, incident.incident)
             ranks = frozenset(incident.target.ranks)
             # A target that is no rank has no agent to hold: any rank will do as a witness of the step.
             witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
@@ -310,6 +314,11 @@ class Injector:
         if armed.arrived:
             released = armed.release()
             self._emit("released", step=step, incident=armed.incident.incident, ranks=released)
+
+
+def _rng(seed: int, incident: int) -> Random:
+    """What an incident draws when it fires, apart from what the plan drew for it."""
+    return Random(int.from_bytes(hashlib.sha256(f"{seed}:{incident}:inside".encode()).digest()))
 
 
 def _last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:

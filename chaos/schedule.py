@@ -15,7 +15,7 @@ from chaos.in_force import Interval, Placed, check, interval_of, is_possible, ta
 from chaos.needs import capabilities_of
 from chaos.profile import DEFAULT_LIFETIME, PROFILES, ProfileSpec, TimeCompression, coverage, draw, time_compression
 from chaos.recurrence import MAX_INCIDENTS
-from chaos.target import ResolvedTarget, Target, resolve
+from chaos.target import WITHOUT_TARGET, ResolvedTarget, Target, resolve
 from chaos.trigger import Duration, Trigger
 from mecefo_runtime.layout import Cluster
 
@@ -131,7 +131,7 @@ class _Draft:
     @property
     def is_drawn(self) -> bool:
         """Whether the seed chooses whom it strikes."""
-        return self.kind.scope != "checkpoint" and (self.on is None or self.on.random is not None)
+        return self.kind.scope not in WITHOUT_TARGET and (self.on is None or self.on.random is not None)
 
     @property
     def interval(self) -> Interval | None:

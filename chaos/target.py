@@ -11,7 +11,9 @@ from chaos.errors import UsageError, nearest, shown
 from chaos.trigger import split_pairs, whole_number
 from mecefo_runtime.layout import Cluster
 
-Scope = Literal["node", "rank", "link", "checkpoint"]
+Scope = Literal["node", "rank", "link", "checkpoint", "job"]
+# Of these the user names nobody: a checkpoint is the newest, and a fault of the job says itself whom it means.
+WITHOUT_TARGET: tuple[Scope, ...] = ("checkpoint", "job")
 
 ROLES = ("coordinator", "store", "launcher")
 _PLACES = ("rank", "node", "rack", "stage", "replica")
@@ -40,7 +42,7 @@ class ResolvedTarget:
             return ",".join(f"link={one}-{other}" for one, other in self.links)
         if self.nodes:
             return f"node={_joined(self.nodes)}"
-        return f"rank={_joined(self.ranks)}" if self.ranks else "checkpoint"
+        return f"rank={_joined(self.ranks)}" if self.ranks else "the job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,9 @@ def resolve(
     Raises:
         UsageError: `cluster` has no such target, or not as many as are to be drawn, or the fault is not of that kind.
     """
-    if fault_scope == "checkpoint":
+    if fault_scope in WITHOUT_TARGET:
         if target is not None:
-            raise UsageError(f"a fault of checkpoints strikes no rank: leave {target} out")
+            raise UsageError(f"the fault has no target of its own: leave {target} out")
         return ResolvedTarget()
     target = target or DEFAULT_TARGET
     if fault_scope == "link":

@@ -147,6 +147,7 @@ class Conductor:
                 desk,
                 ledger,
                 emitter.emit,
+                self._experiment.seed,
             )
             await running.start()
             self._injector.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from chaos.errors import EnvironmentFailure, UsageError, all_of
 from chaos.experiment import Experiment, to_yaml
 from chaos.faults import registry
+from chaos.faults.base import Ground
 from chaos.needs import capabilities_of, check_needs
 from chaos.schedule import Incident, Plan, make_plan
 from harness.conductor import EVENTS_FILE, Conductor
@@ -65,6 +66,7 @@ def prepare(experiment: Experiment) -> tuple[JobConfig, Plan]:
         needs = {incident.fault: registry()[incident.fault].needs for incident in plan.incidents}
         if complaints := check_needs(needs, capabilities):
             raise all_of(complaints)
+        _check_faults(plan.incidents, job)
         read_corpus(job.data, sequence_length=job.sequence_length)
         if job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
             newest_durable(job)
@@ -148,6 +150,23 @@ def _capabilities(experiment: Experiment, job: JobConfig) -> frozenset[str]:
     offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=job.checkpoint is not None)
     of_machine = {"root": os.geteuid() == 0, "cuda": job.device != "cpu" and num_devices() > 0}
     return offered | {need for need, is_there in of_machine.items() if is_there}
+
+
+def _check_faults(incidents: Sequence[Incident], job: JobConfig) -> None:
+    """Let every fault refuse what it can know to be impossible.
+
+    Raises:
+        UsageError: one of them does.
+    """
+    folder = Path(job.checkpoint.folder) if job.checkpoint is not None and job.checkpoint.folder else None
+    ground = Ground(job.cluster(), folder)
+    for incident in incidents:
+        kind = registry()[incident.fault]
+        try:
+            kind(kind.Parameters.model_validate(dict(incident.parameters))).check(incident.target, ground)
+        except UsageError as error:
+            key = f"faults[{incident.incident}]" + (f".{error.key}" if error.key else "")
+            raise UsageError(error.message, key=key, suggestion=error.suggestion) from error
 
 
 def _dilation_ratio(experiment: Experiment) -> float:

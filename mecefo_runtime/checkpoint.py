@@ -10,44 +10,26 @@ whoever looks sees it, and whichever rank finishes last completes it.
 
 from __future__ import annotations
 
-import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mecefo_runtime.checkpoint_manifest import (
-    MANIFEST,
-    CheckpointCorrupt,
-    CheckpointMismatch,
-    Identity,
-    Manifest,
-    Stamp,
-)
-from mecefo_runtime.checkpoint_unit import read_manifest, read_tensors, verified_files
-from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
+from mecefo_runtime.checkpoint_folder import CheckpointFolder, step_folders, step_of
+from mecefo_runtime.checkpoint_folder import step_folder as step_folder
+from mecefo_runtime.checkpoint_folder import unit_names as unit_names
+from mecefo_runtime.checkpoint_manifest import CheckpointCorrupt, CheckpointMismatch, Identity, Manifest
+from mecefo_runtime.checkpoint_unit import read_tensors
 from mecefo_runtime.model import build_unit, segments
 from mecefo_runtime.state import UnitState
 
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
 _REMOVED = ".removed-"
 _DAMAGED = "damaged-"
-
-
-def step_folder(root: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is."""
-    return root / f"step-{step:08}"
-
-
-def unit_names(num_layers: int) -> tuple[str, ...]:
-    """All units of a model, in pipeline order."""
-    return (EMBEDDING, *map(layer_unit, range(num_layers)), HEAD)
 
 
 def named_tensors(unit: UnitState, storage: Tensor) -> dict[str, Tensor]:
@@ -67,56 +49,10 @@ def named_tensors(unit: UnitState, storage: Tensor) -> dict[str, Tensor]:
     return tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint, of which the sizes of all files were looked at, but no checksum yet."""
+class Checkpoint(CheckpointFolder):
+    """A complete checkpoint, to load from."""
 
-    path: Path
-    stamp: Stamp
-    manifests: Mapping[str, Manifest]
-
-    @property
-    def step(self) -> int:
-        """The committed step after which this was the state."""
-        return self.stamp.step
-
-    @property
-    def identity(self) -> Identity:
-        """What it is a checkpoint of."""
-        return self.stamp.identity
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all units."""
-        return sum(manifest.num_bytes for manifest in self.manifests.values())
-
-    @classmethod
-    def open(cls, path: Path) -> Checkpoint:
-        """Look at the folder of a step.
-
-        Raises:
-            CheckpointCorrupt: it is not complete; the message names what is missing or damaged.
-        """
-        stamp = Manifest.read(path / EMBEDDING / MANIFEST).stamp
-        if path.name.startswith("step-") and path.name != step_folder(path, stamp.step).name:
-            raise CheckpointCorrupt(path / EMBEDDING / MANIFEST, f"a unit of {path.name}", f"step {stamp.step}")
-        manifests = {unit: read_manifest(path / unit, unit) for unit in unit_names(stamp.identity.model.num_layers)}
-        for unit, manifest in manifests.items():
-            if manifest.stamp != stamp:
-                found = f"step {manifest.stamp.step} of {manifest.stamp.lineage!r}"
-                expected = f"a unit of the same save as {EMBEDDING}, step {stamp.step} of {stamp.lineage!r}"
-                raise CheckpointCorrupt(path / unit / MANIFEST, expected, found)
-        return cls(path, stamp, manifests)
-
-    def require(self, identity: Identity) -> None:
-        """Refuse to let a job of `identity` go on from here unless it is the same model on the same data.
-
-        Raises:
-            CheckpointMismatch: it is not; the message names the difference.
-        """
-        difference = self.identity.difference(identity)
-        if difference is not None:
-            raise CheckpointMismatch(f"{self.path} is of another job: its {difference}")
+    __slots__ = ()
 
     def load_unit(self, unit: str, into: UnitState) -> None:
         """Make `into`'s parameters and optimizer state what was saved; it is untouched unless all files held.
@@ -143,16 +79,6 @@ class Checkpoint:
         read_tensors(self.path / unit, manifest, tensors)
         return tensors
 
-    def verify(self) -> None:
-        """Check every byte.
-
-        Raises:
-            CheckpointCorrupt: a file is not what was written.
-        """
-        for unit, manifest in self.manifests.items():
-            with verified_files(self.path / unit, manifest):
-                pass
-
     def _manifest(self, unit: str) -> Manifest:
         if unit not in self.manifests:
             raise CheckpointMismatch(f"{self.path} has no unit {unit}: its model has {len(self.manifests) - 2} layers")
@@ -165,7 +91,7 @@ def complete(root: Path) -> Iterator[Checkpoint]:
     Raises:
         OSError: `root` is no folder, or cannot be listed. That it does not exist yet is no error.
     """
-    for path in _step_folders(root):
+    for path in step_folders(root):
         with suppress(CheckpointCorrupt):
             yield Checkpoint.open(path)
 
@@ -178,10 +104,10 @@ def newest(root: Path, identity: Identity | None = None) -> Checkpoint | None:
         OSError: `root` is no folder, or cannot be listed.
     """
     while True:
-        looked_at = _step_folders(root)
+        looked_at = step_folders(root)
         checkpoint = next(complete(root), None)
         # Who finds nothing begins anew: make sure that what was there did not go while a newer one came.
-        if checkpoint is not None or _step_folders(root) == looked_at:
+        if checkpoint is not None or step_folders(root) == looked_at:
             break
     if checkpoint is not None and identity is not None:
         checkpoint.require(identity)
@@ -213,8 +139,8 @@ def prune(root: Path, keep: int) -> list[int]:
         raise ValueError(f"keep must be at least 1, not {keep}")
     kept = [checkpoint.step for checkpoint in islice(complete(root), keep)]
     removed = []
-    for path in _step_folders(root):
-        step = _step_of(path)
+    for path in step_folders(root):
+        step = step_of(path)
         if not kept or step >= kept[0] or step in kept:
             continue
         # Renamed first: readers see it whole or not at all, and of several who prune only one gets it.
@@ -241,19 +167,6 @@ def set_aside(checkpoint: Checkpoint) -> Path | None:
         return checkpoint.path.rename(aside)
     except FileNotFoundError:
         return None
-
-
-def _step_folders(root: Path) -> list[Path]:
-    """The folders of steps, the newest first; none when `root` does not exist."""
-    try:
-        found = [path for path in root.iterdir() if _STEP_FOLDER.fullmatch(path.name) and path.is_dir()]
-    except FileNotFoundError:
-        return []
-    return sorted(found, key=_step_of, reverse=True)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _remove(folder: Path) -> None:

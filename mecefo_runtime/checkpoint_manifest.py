@@ -1,7 +1,7 @@
-"""What vouches for a unit on disk: `unit.json`, and the errors of checkpoints that do not hold what it says.
+"""What vouches for a unit on disk: `unit.json`, the check of its files against it, and what is said if they differ.
 
 It says which unit of which job and step it is, and the size and CRC-32 of every other file of the unit's folder; a
-CRC-32 of its own content closes it.
+CRC-32 of its own content closes it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mecefo_runtime.config import JobConfig, ModelConfig
 
 MANIFEST = "unit.json"
 FORMAT = "mecefo-unit"
 VERSION = 1
+_READ_BYTES = 1 << 20
 
 
 class CheckpointError(RuntimeError):
@@ -176,3 +178,57 @@ def _closed(content: Mapping[str, Any]) -> bytes:
 def words_of(error: OSError) -> str:
     """What is there instead of a readable file."""
     return "nothing" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+
+
+def read_manifest(place: Path, unit: str) -> Manifest:
+    """Read what should be at `place`; of the other files only the sizes are looked at.
+
+    Raises:
+        CheckpointCorrupt: the manifest is damaged or of another unit, or a file is missing or has another size.
+    """
+    manifest = Manifest.read(place / MANIFEST)
+    if manifest.unit != unit:
+        raise CheckpointCorrupt(place / MANIFEST, f"unit {unit}", f"unit {manifest.unit}")
+    for name, record in manifest.files.items():
+        try:
+            num_bytes = (place / name).stat().st_size
+        except OSError as error:
+            raise CheckpointCorrupt(place / name, f"{record.num_bytes} bytes", words_of(error)) from None
+        _check_size(place / name, record, num_bytes)
+    return manifest
+
+
+def _check_size(path: Path, record: FileRecord, num_bytes: int) -> None:
+    if num_bytes != record.num_bytes:
+        raise CheckpointCorrupt(path, f"{record.num_bytes} bytes", f"{num_bytes} bytes")
+
+
+@contextmanager
+def verified_files(place: Path, manifest: Manifest) -> Iterator[dict[str, IO[bytes]]]:
+    """Open all files of a unit and check sizes and checksums; they stay readable even when the unit is removed.
+
+    Raises:
+        CheckpointCorrupt: a file is missing or not what was written.
+    """
+    with ExitStack() as stack:
+        files: dict[str, IO[bytes]] = {}
+        for name, record in manifest.files.items():
+            path = place / name
+            try:
+                file = files[name] = stack.enter_context(path.open("rb"))
+                found = measure(file)
+            except OSError as error:
+                raise CheckpointCorrupt(path, f"{record.num_bytes} bytes", words_of(error)) from None
+            _check_size(path, record, found.num_bytes)
+            if found.crc32 != record.crc32:
+                raise CheckpointCorrupt(path, f"CRC-32 {record.crc32:08x}", f"{found.crc32:08x}")
+        yield files
+
+
+def measure(file: IO[bytes]) -> FileRecord:
+    """Size and CRC-32 of what is left to read of `file`."""
+    num_bytes = crc32 = 0
+    while chunk := file.read(_READ_BYTES):
+        num_bytes += len(chunk)
+        crc32 = zlib.crc32(chunk, crc32)
+    return FileRecord(num_bytes, crc32)

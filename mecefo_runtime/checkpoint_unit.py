@@ -15,9 +15,8 @@ import os
 import pickle
 import shutil
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -33,11 +32,12 @@ from mecefo_runtime.checkpoint_manifest import (
     FileRecord,
     Manifest,
     Stamp,
-    words_of,
+    measure,
+    read_manifest,
+    verified_files,
 )
 
 _TEMPORARY = ".writing-"
-_READ_BYTES = 1 << 20
 # What DCP's metadata of plain tensors consists of (torch 2.11 to 2.13).
 _METADATA_NAMES = frozenset(
     {("torch.distributed.checkpoint.metadata", name) for name in ("Metadata", "TensorStorageMetadata", "StorageMeta")}
@@ -115,15 +115,7 @@ class _Writer(FileSystemWriter):
 
 def _record_of(path: Path) -> FileRecord:
     with path.open("rb") as file:
-        return _measure(file)
-
-
-def _measure(file: IO[bytes]) -> FileRecord:
-    num_bytes = crc32 = 0
-    while chunk := file.read(_READ_BYTES):
-        num_bytes += len(chunk)
-        crc32 = zlib.crc32(chunk, crc32)
-    return FileRecord(num_bytes, crc32)
+        return measure(file)
 
 
 def _move_into_place(temporary: Path, place: Path, unit: str, stamp: Stamp) -> None:
@@ -150,51 +142,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_manifest(place: Path, unit: str) -> Manifest:
-    """Read what should be at `place`; of the other files only the sizes are looked at.
-
-    Raises:
-        CheckpointCorrupt: the manifest is damaged or of another unit, or a file is missing or has another size.
-    """
-    manifest = Manifest.read(place / MANIFEST)
-    if manifest.unit != unit:
-        raise CheckpointCorrupt(place / MANIFEST, f"unit {unit}", f"unit {manifest.unit}")
-    for name, record in manifest.files.items():
-        try:
-            num_bytes = (place / name).stat().st_size
-        except OSError as error:
-            raise CheckpointCorrupt(place / name, f"{record.num_bytes} bytes", words_of(error)) from None
-        _check_size(place / name, record, num_bytes)
-    return manifest
-
-
-def _check_size(path: Path, record: FileRecord, num_bytes: int) -> None:
-    if num_bytes != record.num_bytes:
-        raise CheckpointCorrupt(path, f"{record.num_bytes} bytes", f"{num_bytes} bytes")
-
-
-@contextmanager
-def verified_files(place: Path, manifest: Manifest) -> Iterator[dict[str, IO[bytes]]]:
-    """Open all files of a unit and check sizes and checksums; they stay readable even when the unit is removed.
-
-    Raises:
-        CheckpointCorrupt: a file is missing or not what was written.
-    """
-    with ExitStack() as stack:
-        files: dict[str, IO[bytes]] = {}
-        for name, record in manifest.files.items():
-            path = place / name
-            try:
-                file = files[name] = stack.enter_context(path.open("rb"))
-                found = _measure(file)
-            except OSError as error:
-                raise CheckpointCorrupt(path, f"{record.num_bytes} bytes", words_of(error)) from None
-            _check_size(path, record, found.num_bytes)
-            if found.crc32 != record.crc32:
-                raise CheckpointCorrupt(path, f"CRC-32 {record.crc32:08x}", f"{found.crc32:08x}")
-        yield files
 
 
 def read_tensors(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:

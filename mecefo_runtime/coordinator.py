@@ -14,7 +14,7 @@ from typing import Any
 
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.costs import Costs
-from mecefo_runtime.durable import Durable, ForeignCheckpoint, has_checkpoint, newest_durable
+from mecefo_runtime.durable import Durable, ForeignCheckpoint, has_checkpoint, newest_durable, unfit_checkpoints
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.membership import Membership
 from mecefo_runtime.planners import find
@@ -61,6 +61,7 @@ class Coordinator:
                 takeover=job.takeover,
                 degraded_share_limit=job.degraded_share_limit,
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
+                unfit_checkpoints=lambda after_step: unfit_checkpoints(job, after_step),
             ),
             job.steps,
             self,

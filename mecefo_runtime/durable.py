@@ -1,7 +1,4 @@
-"""The newest durable checkpoint of a job: what a job begins with, or goes back to when state is lost.
-
-Looking for one imports torch.distributed.checkpoint, which takes most of a second: only jobs that have any do so.
-"""
+"""The newest durable checkpoint of a job: what a job begins with, or goes back to when state is lost."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from mecefo_runtime.checkpoint_folder import complete_folders, passed_over
+from mecefo_runtime.checkpoint_manifest import CheckpointMismatch, Identity
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import read_corpus
 
@@ -33,10 +32,7 @@ def newest_durable(job: JobConfig, refused: Collection[str] = ()) -> Durable | N
     """
     if job.checkpoint is None:
         return None
-    from mecefo_runtime.checkpoint import complete
-    from mecefo_runtime.checkpoint_manifest import CheckpointMismatch, Identity
-
-    for checkpoint in complete(Path(job.checkpoint.folder)):
+    for checkpoint in complete_folders(Path(job.checkpoint.folder)):
         if str(checkpoint.path) not in refused:
             try:
                 checkpoint.require(Identity.of(job, read_corpus(job.data)))
@@ -50,6 +46,9 @@ def has_checkpoint(job: JobConfig) -> bool:
     """Whether there is a complete checkpoint in the job's folder, whoever wrote it."""
     if job.checkpoint is None:
         return False
-    from mecefo_runtime.checkpoint import complete
+    return any(True for _ in complete_folders(Path(job.checkpoint.folder)))
 
-    return any(True for _ in complete(Path(job.checkpoint.folder)))
+
+def unfit_checkpoints(job: JobConfig, after_step: int) -> list[str]:
+    """What is wrong with the checkpoints in the job's folder of later steps than `after_step` that are not complete."""
+    return [] if job.checkpoint is None else passed_over(Path(job.checkpoint.folder), after_step)

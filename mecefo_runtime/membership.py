@@ -476,6 +476,8 @@ class Membership:
         step = plan.decision.committed_step or None
         self._effects.emit("layout", step=step, epoch=self.target, reason=self._reason, **layout_fields(plan, costs))
         if plan.restore is not None:
+            for reason in self._rules.unfit_checkpoints(plan.restore.step):
+                self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
             self._effects.emit("checkpoint_restored", step=plan.restore.step, folder=plan.restore.folder)
 
     def _enter(self) -> None:

@@ -34,7 +34,8 @@ class Rules:
 
     `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
     another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those in
-    the folders that it is given.
+    the folders that it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is
+    given that are not complete.
     """
 
     cluster: Cluster
@@ -42,6 +43,7 @@ class Rules:
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = 1.0
     newest_checkpoint: Callable[[Collection[str]], Durable | None] = lambda refused: None
+    unfit_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +227,9 @@ def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica
 def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], target: Layout, what: str) -> Plan:
     """State is lost: everybody goes back to the newest checkpoint that is whole."""
     durable = rules.newest_checkpoint(survivors.refused)
-    if durable is None and survivors.refused:
-        raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(survivors.refused.values())}")
+    unfit = [*survivors.refused.values(), *rules.unfit_checkpoints(0)] if durable is None else []
+    if unfit:
+        raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(unfit)}")
     if durable is None:
         raise CannotGoOn(
             f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"

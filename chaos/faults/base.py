@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from chaos.target import ResolvedTarget, Scope
 from chaos.trigger import Duration
 from chaos.watch import Watch
+from mecefo_runtime.layout import Cluster
 from mecefo_runtime.process import ProcessId
 
 Fidelity = Literal["real", "shaped", "telemetry"]
@@ -121,8 +123,23 @@ class LinkHost(Protocol):
         ...
 
     async def probe(self, link: tuple[int, int], timeout_seconds: float) -> dict[str, Any]:
-        """What traffic between the two ranks' hosts does now: {reached, round_trip_seconds}, both ways."""
+        """What one packet there and back between the two ranks' hosts does now: {reached, round_trip_seconds}.
+
+        `round_trip_seconds` is None when nothing came back within the time.
+        """
         ...
+
+    async def measure_rate(self, link: tuple[int, int], num_bytes: int, timeout_seconds: float) -> float:
+        """Bytes per second from the one rank's host to the other's, measured by sending so many; 0.0: none arrived."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints."""
+
+    cluster: Cluster
+    checkpoint_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +195,15 @@ class Fault(ABC, Generic[ParametersT]):
 
     def __init__(self, parameters: ParametersT) -> None:
         self.parameters = parameters
+        # What is left to be drawn when it fires; the injector's is seeded by the experiment and the incident.
+        self.rng = Random(0)
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse before the start what can be known then to be impossible, beyond `needs`.
+
+        Raises:
+            chaos.errors.UsageError: it is; `key` names the parameter that is wrong, where it is one.
+        """
 
     @abstractmethod
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:

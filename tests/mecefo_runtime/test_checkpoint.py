@@ -26,6 +26,7 @@ from mecefo_runtime.checkpoint import (
     unit_names,
     verify,
 )
+from mecefo_runtime.checkpoint_folder import passed_over
 from mecefo_runtime.checkpoint_manifest import (
     CheckpointCorrupt,
     CheckpointMismatch,
@@ -504,3 +505,17 @@ def test_many_prune_and_read_at_once(tmp_path: Path) -> None:
     assert not errors and num_seen
     prune(tmp_path, 1)
     assert folders(tmp_path) == ["step-00000007"]
+
+
+def test_what_is_wrong_with_newer_ones_is_said_by_name(tmp_path: Path) -> None:
+    assert passed_over(tmp_path / "nowhere", 0) == []
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, states(SMALL), SMALL)
+    (step_folder(tmp_path, 1) / "head" / "unit.json").unlink()
+    (step_folder(tmp_path, 3) / "head" / "unit.json").unlink()
+    shutil.rmtree(step_folder(tmp_path, 4))
+    step_folder(tmp_path, 4).symlink_to("step-00000004")
+    newest_one, next_one = passed_over(tmp_path, 2)
+    assert str(step_folder(tmp_path, 4)) in newest_one and "symbolic links" in newest_one
+    assert str(step_folder(tmp_path, 3) / "head" / "unit.json") in next_one
+    assert len(passed_over(tmp_path, 0)) == 3

@@ -148,6 +148,9 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     lost = set(WHOLE.holders()["layer.3"])
     with pytest.raises(CannotGoOn, match=r"no living rank holds layer.2, layer.3: .*there is no checkpoint"):
         after_loss(lost)
+    with pytest.raises(CannotGoOn, match=r"layer.3: .*no checkpoint can be used: step-9 is cut short"):
+        damaged = rules(unfit_checkpoints=lambda after_step: ["step-9 is cut short"])
+        plan_epoch(damaged, survivors_of(WHOLE, EVERYBODY - lost), AT_TEN, "loss")
     newest = Durable(7, "step-7")
     survivors = survivors_of(WHOLE, EVERYBODY - lost)
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")

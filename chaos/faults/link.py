@@ -1,0 +1,340 @@
+"""Links between ranks' hosts: cut, slowed, or coming and going. What a backend makes of the rules is its business.
+
+A link is seen from the network itself: that it carried traffic before, and what traffic on it does after. The rules
+are planned before they are added, and each is in the undo record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import combinations, product
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from chaos.errors import ChaosError, EffectNotSeen, InjectionError, TargetNotFound, UsageError
+from chaos.faults.base import Act, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
+from chaos.links import remove_rules
+from chaos.links.check import Link, check_groups, check_link, name_of, parse_groups
+from chaos.links.look import Look, is_loss, look, probes_for_loss
+from chaos.quantities import RateText, SecondsFromZeroText, SecondsText, rate_text
+from chaos.target import ResolvedTarget, Scope
+from chaos.trigger import Duration
+
+NUM_PROBES = 5
+PROBE_TIMEOUT_SECONDS = 0.5
+DEFAULT_DELAY_SECONDS = 0.05
+# How much of a delay, and how much more than a rate, is taken for it.
+SEEN_DELAY_RATIO = 0.9
+SEEN_RATE_RATIO = 1.25
+RATE_SECONDS = 1.0
+MAX_PERIOD_SECONDS = 60.0
+
+ParametersT = TypeVar("ParametersT", bound=BaseModel)
+
+
+class _LinkFault(Fault[ParametersT]):
+    """Rules on links; each link is looked at before and after."""
+
+    scope: ClassVar[Scope] = "link"
+    fidelity: ClassVar[Fidelity] = "real"
+    needs: ClassVar[tuple[str, ...]] = ("links",)
+    undo_summary: ClassVar[str] = "the rules are removed from the links, by their records"
+    has_lifetime: ClassVar[bool] = True
+    default_lifetime: ClassVar[Duration | None] = Duration(seconds=20.0)
+    verify_timeout_seconds: ClassVar[float] = 60.0
+
+    def __init__(self, parameters: ParametersT) -> None:
+        super().__init__(parameters)
+        self._before: dict[Link, Look] = {}
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse links that are none: without two ends, or with both of them on one host."""
+        for link in self._links(target):
+            check_link(link, ground.cluster)
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Plan the rules."""
+        links = self._links(target)
+        if host.links is None:
+            raise InjectionError(f"{self.kind} needs a backend whose nodes have network links of their own")
+        if not links:
+            raise TargetNotFound(f"{target} is no link")
+        rules = host.links.plan_rules(links, self._rule())
+        return Act(undo_record={"rules": rules, "links": [list(link) for link in links]}, links=links)
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """See that the links carry traffic, then add the rules."""
+        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS) for link in act.links]
+        self._before = dict(zip(act.links, await asyncio.gather(*looks), strict=True))
+        for link, before in self._before.items():
+            if before.is_cut:
+                raise InjectionError(
+                    f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
+                )
+        await _host(host).apply_rules(list(act.undo_record["rules"]))
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Look at each link until all of them are as they should be, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                told = await asyncio.gather(*(self._see(link, _host(host)) for link in act.links))
+        except TimeoutError:
+            raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
+        seen = dict(zip(act.links, told, strict=True))
+        return {
+            "summary": "; ".join(f"link {name_of(link)}: {one['summary']}" for link, one in seen.items()),
+            "links": [
+                {"link": list(link), "before": self._before[link].to_dict(), **one} for link, one in seen.items()
+            ],
+        }
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove every rule of the record."""
+        evidence = remove_rules(list(record.get("rules", ())))
+        return {"undone": f"{len(evidence)} rules are gone", "rules": evidence}
+
+    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        return target.links
+
+    def _rule(self) -> dict[str, Any]:
+        """What is done to each link, both ways."""
+        return {"action": "drop"}
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        """What one link does now, with a `summary`.
+
+        Raises:
+            EffectNotSeen: it is not what it should be.
+        """
+        seen = await look(host, link, NUM_PROBES, PROBE_TIMEOUT_SECONDS)
+        if not seen.is_cut:
+            came = seen.num_sent - seen.num_lost
+            raise EffectNotSeen(
+                f"link {name_of(link)} still carries traffic: {came} of {seen.num_sent} probes came back"
+            )
+        before = self._before[link]
+        return {
+            "summary": (
+                f"0 of {seen.num_sent} probes come back, before it were {before.num_sent - before.num_lost} of "
+                f"{before.num_sent}"
+            ),
+            "after": seen.to_dict(),
+        }
+
+
+class DropLink(_LinkFault[NoParameters]):
+    """Cuts the link between two ranks' hosts, both ways: packets vanish, nobody is told."""
+
+    kind: ClassVar[str] = "drop-link"
+
+
+class PartitionParameters(BaseModel):
+    """The groups of ranks that cannot reach each other, such as `0,1|2,3`; every rank is in exactly one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    groups: str = Field(examples=["0,1|2,3"])
+
+    @field_validator("groups")
+    @classmethod
+    def _are_groups(cls, text: str) -> str:
+        parse_groups(text)
+        return text
+
+
+class Partition(_LinkFault[PartitionParameters]):
+    """Splits the job's network into groups of ranks: no packet goes from one group to another."""
+
+    kind: ClassVar[str] = "partition"
+    scope: ClassVar[Scope] = "job"
+    Parameters: ClassVar[type[BaseModel]] = PartitionParameters
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse groups that are not a partition of the job's ranks, or that split a host."""
+        check_groups(parse_groups(self.parameters.groups), ground.cluster)
+
+    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        groups = parse_groups(self.parameters.groups)
+        pairs = (pair for one, other in combinations(groups, 2) for pair in product(one, other))
+        return tuple(sorted((min(pair), max(pair)) for pair in pairs))
+
+
+class SlowLinkParameters(BaseModel):
+    """What is done to each packet, each way; a `delay` of 50 ms where nothing is said.
+
+    `delay`, give or take up to `jitter`, is added to every packet's way, so that a round trip gets longer by twice as
+    much; `loss` is the share of packets that vanish; `rate` is what the link carries at most.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    delay: SecondsFromZeroText | None = None
+    jitter: SecondsFromZeroText = 0.0
+    # More cannot be told from a cut link by counting packets.
+    loss: float = Field(default=0.0, ge=0, le=0.9)
+    rate: RateText | None = None
+
+    @model_validator(mode="after")
+    def _does_something(self) -> SlowLinkParameters:
+        if not (self.delay_seconds or self.loss or self.rate):
+            raise UsageError("slow-link slows nothing: give it delay, such as 50ms, loss, such as 0.05, or rate")
+        if self.jitter > self.delay_seconds:
+            message = f"{self.jitter:g}s is more than the delay: choose at most {self.delay_seconds:g}s"
+            raise UsageError(message, key="jitter")
+        return self
+
+    @property
+    def delay_seconds(self) -> float:
+        """What each packet is late."""
+        if self.delay is not None:
+            return self.delay
+        return 0.0 if self.loss or self.rate else DEFAULT_DELAY_SECONDS
+
+
+class SlowLink(_LinkFault[SlowLinkParameters]):
+    """Slows the link between two ranks' hosts: delay with jitter, loss, a rate, or several of them."""
+
+    kind: ClassVar[str] = "slow-link"
+    fidelity: ClassVar[Fidelity] = "shaped"
+    Parameters: ClassVar[type[BaseModel]] = SlowLinkParameters
+
+    def __init__(self, parameters: SlowLinkParameters) -> None:
+        super().__init__(parameters)
+        self._rate_before: dict[Link, float] = {}
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """See what the links carry, then add the rules."""
+        rate = self.parameters.rate
+        if rate is not None:
+            for link in act.links:
+                carried = await self._carried(link, _host(host))
+                if 8 * carried <= rate:
+                    found = f"{8 * carried:.3g} bit/s before it is touched"
+                    raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} is no limit to it")
+                self._rate_before[link] = carried
+        await super().apply(act, host)
+
+    def _rule(self) -> dict[str, Any]:
+        said = self.parameters
+        return {
+            "action": "shape",
+            "delay_seconds": said.delay_seconds,
+            "jitter_seconds": said.jitter,
+            "loss_ratio": said.loss,
+            "rate_bytes_per_second": None if said.rate is None else said.rate / 8,
+        }
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        said, before = self.parameters, self._before[link]
+        round_trip = 2 * (said.delay_seconds + said.jitter)
+        num_probes = max(NUM_PROBES, probes_for_loss(said.loss) if said.loss else 0)
+        seen = await look(host, link, num_probes, PROBE_TIMEOUT_SECONDS + round_trip)
+        told: dict[str, Any] = {"after": seen.to_dict()}
+        words = []
+        if said.delay_seconds:
+            longer = (seen.round_trip_seconds or 0.0) - (before.round_trip_seconds or 0.0)
+            # Jitter is as often less as more: the median of few is late by at least so much.
+            wanted = SEEN_DELAY_RATIO * 2 * (said.delay_seconds - said.jitter)
+            if seen.round_trip_seconds is None or longer < wanted:
+                raise EffectNotSeen(
+                    f"link {name_of(link)}: a round trip is {longer:.4f} s longer, not {2 * said.delay_seconds:g} s"
+                )
+            words.append(f"a round trip takes {seen.round_trip_seconds:.4f} s, before it was {longer:.4f} s less")
+        if said.loss:
+            if not is_loss(seen, said.loss):
+                lost = f"{seen.num_lost} of {seen.num_sent} probes were lost"
+                raise EffectNotSeen(f"link {name_of(link)}: {lost}, which is not {said.loss:g} each way")
+            words.append(f"{seen.num_lost} of {seen.num_sent} probes are lost ({said.loss:g} each way)")
+        if said.rate is not None:
+            carried = await self._carried(link, host)
+            if not 0 < 8 * carried <= SEEN_RATE_RATIO * said.rate:
+                raise EffectNotSeen(f"link {name_of(link)} carries {8 * carried:.3g} bit/s, not {rate_text(said.rate)}")
+            told["bytes_per_second"] = {"before": self._rate_before[link], "after": carried}
+            words.append(f"it carries {8 * carried:.3g} bit/s, before it were {8 * self._rate_before[link]:.3g}")
+        return {"summary": ", ".join(words), **told}
+
+    async def _carried(self, link: Link, host: LinkHost) -> float:
+        assert self.parameters.rate is not None
+        # As much as it would carry in that time: enough to fill buffers, and never long.
+        num_bytes = max(1, int(self.parameters.rate / 8 * RATE_SECONDS))
+        return await host.measure_rate(link, num_bytes, 10 * RATE_SECONDS)
+
+
+class FlapParameters(BaseModel):
+    """How long the link is `down` and then `up`, again and again; it begins with down."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    down: SecondsText = 1.0
+    up: SecondsText = 2.0
+
+    @field_validator("down", "up")
+    @classmethod
+    def _is_short(cls, period: float) -> float:
+        if period > MAX_PERIOD_SECONDS:
+            raise UsageError(f"{period:g}s is no flapping: choose at most {MAX_PERIOD_SECONDS:g}s, or use drop-link")
+        return period
+
+
+class FlapLink(_LinkFault[FlapParameters]):
+    """Makes the link between two ranks' hosts come and go: down, up, down, as a loose plug does."""
+
+    kind: ClassVar[str] = "flap-link"
+    # A whole turn of it is waited for, and held ranks would send nothing over it.
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = 3 * MAX_PERIOD_SECONDS
+    Parameters: ClassVar[type[BaseModel]] = FlapParameters
+
+    def __init__(self, parameters: FlapParameters) -> None:
+        super().__init__(parameters)
+        self._turns: asyncio.Task[None] | None = None
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Begin with down."""
+        await super().apply(act, host)
+        self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), _host(host)))
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """No further turn; where it stopped is for `undo`."""
+        if self._turns is not None:
+            self._turns.cancel()
+            with suppress(asyncio.CancelledError, ChaosError):
+                await self._turns
+
+    async def _turn(self, rules: list[dict[str, Any]], host: LinkHost) -> None:
+        while True:
+            await asyncio.sleep(self.parameters.down)
+            remove_rules([*rules])
+            await asyncio.sleep(self.parameters.up)
+            await host.apply_rules(rules)
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        """Down, up, and down again, each within the time that one of them may take."""
+        seen: list[dict[str, Any]] = []
+        began = asyncio.get_running_loop().time()
+        slack_seconds = PROBE_TIMEOUT_SECONDS + self.parameters.down + self.parameters.up
+        for wants_cut in (True, False, True):
+            word = "down" if wants_cut else "up"
+            try:
+                async with asyncio.timeout(slack_seconds):
+                    while (await look(host, link, 1, self._probe_seconds)).is_cut != wants_cut:
+                        await asyncio.sleep(self._probe_seconds / 10)
+            except TimeoutError:
+                raise EffectNotSeen(f"link {name_of(link)} was not {word} within {slack_seconds:g} s") from None
+            seen.append({"state": word, "seconds": round(asyncio.get_running_loop().time() - began, 4)})
+        times = ", ".join(f"{turn['state']} after {turn['seconds']:.2f} s" for turn in seen)
+        return {"summary": times, "turns": seen}
+
+    @property
+    def _probe_seconds(self) -> float:
+        """Short against a period, so that no turn goes by unseen."""
+        return min(PROBE_TIMEOUT_SECONDS, self.parameters.down / 4, self.parameters.up / 4)
+
+
+def _host(host: Host) -> LinkHost:
+    assert host.links is not None
+    return host.links

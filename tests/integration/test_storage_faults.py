@@ -1,0 +1,157 @@
+"""Faults of checkpoints, disks and loaders on real jobs, and what the job makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.small_disk import may_mount
+from mecefo_runtime.checkpoint import complete, verify
+from tests.integration.runs import Finished, assert_sound, run_chaos
+from tests.integration.test_negative_controls import IN_COMMAND, IN_RANKS
+
+pytestmark = pytest.mark.integration
+
+STEPS = 24
+EXPERIMENT = """
+name: storage
+twin: false
+job:
+  nodes: 2
+  gpus_per_node: 2
+  steps: 24
+  dilation: off
+  strategy: exact
+  checkpoint: {every_steps: 6, folder: CHECKPOINTS, keep: 9}
+faults:
+"""
+# In all of its processes, but it does nothing in the others.
+DO_NOTHING = f"""{IN_COMMAND}
+    import chaos.faults.checkpoint, chaos.faults.disk
+
+    chaos.faults.checkpoint.FlipCheckpointBit._damage = lambda self, path, details: None
+    chaos.faults.disk._fill = lambda ballast, limit_bytes: ballast.touch()
+{IN_RANKS}
+    import chaos.inside.slow
+
+    chaos.inside.slow.DelayPhase._sleep = lambda self, step, phase: None
+"""
+
+
+def train(folder: Path, *faults: str, patch: str = "") -> Finished:
+    path = folder / "experiment.yaml"
+    text = EXPERIMENT.replace("CHECKPOINTS", str(folder / "checkpoints"))
+    path.write_text(text + "".join(f"  - {fault}\n" for fault in faults))
+    return run_chaos(folder, str(path), patch=patch)
+
+
+def kill_a_stage(step: int) -> str:
+    return f"{{kind: kill-process, on: stage=0, at: {{step: {step}}}, repair: 1step}}"
+
+
+def evidence_of(run: Finished, incident: int) -> dict[str, object]:
+    evidence: dict[str, object] = run.one("verified", incident).fields["evidence"]
+    return evidence
+
+
+def restored_steps(run: Finished) -> list[int | None]:
+    return [event.step for event in run.of("checkpoint_restored")]
+
+
+def messages(run: Finished, kind: str = "warning", field: str = "message") -> str:
+    return "\n".join(str(event.fields[field]) for event in run.of(kind))
+
+
+def test_a_flipped_bit_is_found_when_the_checkpoint_is_needed_and_an_older_one_taken(tmp_path):
+    run = train(tmp_path, "{kind: flip-checkpoint-bit, at: {step: 15}}", kill_a_stage(16))
+    evidence = evidence_of(run, 0)
+    assert evidence["step"] == 12
+    # Its size is right: it is taken for whole until its bytes are read.
+    assert restored_steps(run) == [12, 6]
+    assert str(evidence["struck"]) in messages(run)
+    assert run.summary["steps_committed"] == STEPS
+    assert run.summary["unrecovered_incidents"] == 0
+    assert run.of("residue")[0].fields["undo_pending"] == []
+    # Written anew on the way, or put back: none is left damaged.
+    assert [verify(found.path).step for found in complete(tmp_path / "checkpoints")] == [24, 18, 12, 6]
+    assert not (run.folder / "kept").exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_by_name(tmp_path):
+    run = train(tmp_path, "{kind: hide-checkpoint, at: {step: 15}}", kill_a_stage(16))
+    assert restored_steps(run) == [6]
+    assert f"passed over: {evidence_of(run, 0)['struck']}" in messages(run)
+    assert run.summary["steps_committed"] == STEPS
+    assert run.of("residue")[0].fields["undo_pending"] == []
+    assert verify(tmp_path / "checkpoints" / "step-00000012").step == 12
+
+
+@pytest.mark.parametrize("kind", ["truncate-checkpoint", "remove-checkpoint-shard"])
+def test_without_another_one_the_job_stops_and_names_the_damaged_file(tmp_path, kind):
+    run = train(tmp_path, f"{{kind: {kind}, at: {{step: 10}}}}", kill_a_stage(11))
+    (reason,) = messages(run, "job_failed", "reason").splitlines()
+    assert "no checkpoint can be used" in reason
+    assert str(evidence_of(run, 0)["struck"]) in reason
+    assert run.exit_code == 1, "a job that dies is the result of a run"
+    assert verify(tmp_path / "checkpoints" / "step-00000006").step == 6, "it was not put back"
+
+
+@pytest.mark.skipif(not may_mount(), reason="takes the right to mount (CAP_SYS_ADMIN)")
+def test_a_full_disk_costs_checkpoints_and_no_step_and_the_next_one_is_written(tmp_path):
+    run = train(tmp_path, "{kind: fill-disk, at: {step: 10}, for: 4steps}")
+    assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
+    assert_sound(run, STEPS)
+    evidence = evidence_of(run, 0)
+    failed = evidence["checkpoint_failed"]
+    assert isinstance(failed, dict) and failed["step"] == 12
+    assert evidence["free_bytes"] == 0
+    # Of the steps after it; step 18's may have been under way when the disk was taken away.
+    steps = [found.step for found in complete(tmp_path / "checkpoints")]
+    assert steps[0] == 24 and steps[-1] == 6 and 12 not in steps
+    for step in steps:
+        verify(tmp_path / "checkpoints" / f"step-{step:08}")
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_data_and_checkpoints_that_come_late_make_the_steps_late(tmp_path):
+    run = train(
+        tmp_path,
+        "{kind: slow-data, on: rank=1, at: {step: 8, phase: data}, delay: 300ms, jitter: 50ms}",
+        "{kind: slow-checkpoint, on: node=1, at: {step: 16}, delay: 400ms}",
+    )
+    assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
+    assert_sound(run, STEPS)
+    data, checkpoint = evidence_of(run, 0), evidence_of(run, 1)
+    assert isinstance(data["sleeps"], dict) and isinstance(checkpoint["sleeps"], dict)
+    assert [sleep["step"] for sleep in data["sleeps"]["1"]] == [8, 9, 10, 11, 12], "held before it, it sleeps at once"
+    assert {rank: [sleep["step"] for sleep in told] for rank, told in checkpoint["sleeps"].items()} == {
+        "2": [18],
+        "3": [18],
+    }
+    committed = {event.step: event.fields["committed_monotonic"] for event in run.of("step_committed")}
+    for step in range(9, 13):
+        assert committed[step] - committed[step - 1] > 0.15
+    assert run.one("undone", 0).fields["evidence"]["ranks"] == [1]
+
+
+def test_faults_that_do_nothing_are_inconclusive(tmp_path):
+    faults = ["{kind: flip-checkpoint-bit, at: {step: 10}}", "{kind: slow-data, on: rank=1, at: {step: 11}}"]
+    if may_mount():
+        faults.append("{kind: fill-disk, at: {step: 9}}")
+    run = train(tmp_path, *faults, patch=DO_NOTHING)
+    assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
+    assert not any(incident["verified"] for incident in run.summary["incidents"])
+    flip, slow, *fill = (incident["unverified_reason"] for incident in run.summary["incidents"])
+    assert "still takes" in flip
+    assert "before its effect was seen" in slow or "reported nothing" in slow
+    assert all("its disk is not full" in reason for reason in fill)
+    assert run.summary["steps_committed"] == STEPS
+    assert run.of("residue")[0].fields["undo_pending"] == []
+
+
+def test_before_the_first_checkpoint_the_run_is_inconclusive_and_says_why(tmp_path):
+    run = train(tmp_path, "{kind: truncate-checkpoint, at: {step: 3}}")
+    assert run.exit_code == 5
+    (incident,) = run.summary["incidents"]
+    assert "no complete checkpoint" in incident["unverified_reason"]
