@@ -324,7 +324,7 @@ def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Col
     incident = replace(
         anywhere,
         target=target,
-        target_text=str(draft.on if named else target),
+        target_text="the newest checkpoint" if kind.scope == "checkpoint" else str(draft.on if named else target),
         repair=None if target.role is not None else draft.repair,
     )
     return replace(here, incident=incident)

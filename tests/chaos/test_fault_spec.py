@@ -111,7 +111,7 @@ class TestRefusals:
             ("kind: slow-rank, at: step=5, for: 3", "faults[0].for", "3 has no unit"),
             ("kind: slow-rank, at: step=5, on: link=1-2", "faults[0].on", "but the fault strikes ranks"),
             ("kind: drop-link, at: step=5, on: node=1", "faults[0].on", "but the fault strikes links"),
-            ("kind: tear-checkpoint, at: step=5, on: node=1", "faults[0].on", "strikes no rank"),
+            ("kind: tear-checkpoint, at: step=5, on: node=1", "faults[0].on", "has no target of its own"),
             ("kind: kill-node, at: step=5, on: rack=0", "faults[0].on", "the job has no racks"),
             (
                 "kind: kill-process, at: step=5, on: role=store",

@@ -400,7 +400,7 @@ class TestLifetimes:
         (incident,) = plan({"kind": "slow-rank", "on": "rank=1", "at": "step=5", "for": "3s", "retrigger": 2})
         assert str(incident) == "incident 0: slow-rank on rank=1 at step=5, for 3s, at 2 attempts"
         (incident,) = plan({"kind": "tear-checkpoint", "at": "step=5", "retrigger": "every-attempt"})
-        assert str(incident) == "incident 0: tear-checkpoint on checkpoint at step=5, at every attempt"
+        assert str(incident) == "incident 0: tear-checkpoint on the newest checkpoint at step=5, at every attempt"
 
 
 class TestTogether:

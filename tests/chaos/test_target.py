@@ -269,7 +269,7 @@ class TestLinks:
 
 def test_a_fault_of_checkpoints_strikes_nobody():
     assert resolve(None, CLUSTER, "checkpoint", Random(0)) == ResolvedTarget()
-    with pytest.raises(UsageError, match="strikes no rank: leave rank=1 out"):
+    with pytest.raises(UsageError, match="has no target of its own: leave rank=1 out"):
         resolved("rank=1", "checkpoint")
 
 
@@ -281,7 +281,7 @@ def test_a_fault_of_checkpoints_strikes_nobody():
         (ResolvedTarget((3,)), "rank=3"),
         (ResolvedTarget((3, 4)), "rank=3+4"),
         (ResolvedTarget((2, 5), links=((2, 5),)), "link=2-5"),
-        (ResolvedTarget(), "checkpoint"),
+        (ResolvedTarget(), "the job"),
         (ResolvedTarget(role="coordinator"), "role=coordinator"),
     ],
 )
