@@ -45,6 +45,8 @@ class Agent:
     def expose(self, subject: Subject) -> None:
         """What effects can reach from now on."""
         self._subject = subject
+        for effect in list(self._effects.values()):
+            effect.exposed(subject)
 
     def announce(self, step: int, phase: str) -> None:
         """Wait here if the injector wants this rank held at (step, phase)."""

@@ -54,7 +54,12 @@ def _about_time(fault: FaultSpec, kind: type[Fault[Any]], job: Job, where: KeyPa
         problems.append(source.problem((*where, "at", "step"), message))
     if fault.at.phase == "checkpoint" and (complaint := _about_checkpoints(fault, job)):
         problems.append(source.problem((*where, "at", "phase"), complaint))
-    if fault.lifetime is not None and not kind.has_lifetime:
+    parameters = kind.Parameters.model_validate(fault.parameters)
+    phases = kind.phases_for(parameters)
+    if step is not None and phases is not None and fault.at.phase not in phases:
+        message = f"is too late in a step for {fault.kind} to have an effect in it: choose {', '.join(phases)}"
+        problems.append(source.problem((*where, "at", "phase"), message))
+    if fault.lifetime is not None and not (kind.has_lifetime and kind(parameters).lasts()):
         why = "it is over at once: leave for out"
         if kind.is_loss:
             why = "whom it strikes is gone until the repair: write repair"

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from chaos.desk import Channel, Desk
 from chaos.errors import ChaosError, EffectNotSeen
-from chaos.faults.base import Act, Fault, Host
+from chaos.faults.base import Act, Emit, Fault, Host
 from chaos.ledger import Ledger
 from chaos.schedule import Incident
 from chaos.trigger import OUTSIDE_PHASES, Duration
@@ -30,16 +29,6 @@ from mecefo_runtime.wire import Message
 HOLD_GRACE_SECONDS = 1.0
 # What was about to be seen when the job ended is waited for this long.
 LAST_WORDS_SECONDS = 0.5
-
-
-class Emit(Protocol):
-    """Emits an event as the injector."""
-
-    def __call__(
-        self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
-    ) -> object:
-        """See `mecefo_runtime.events.Emitter.emit`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -102,7 +91,7 @@ class Injector:
         for incident in incidents:
             kind = faults[incident.fault]
             fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
-            fault.rng = _rng(seed, incident.incident)
+            fault.seed = _seed_of(seed, incident.incident)
             ranks = frozenset(incident.target.ranks)
             # A target that is no rank has no agent to hold: any rank will do as a witness of the step.
             witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
@@ -264,7 +253,7 @@ class Injector:
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait({verification, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not verification.done() and fault.has_lifetime:
+            if not verification.done() and fault.lasts():
                 # What is still in force must not wait; but of a job that just ended the last words are on their way.
                 await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
                 if not verification.done():
@@ -279,7 +268,7 @@ class Injector:
 
     async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int) -> None:
         """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""
-        if not fault.has_lifetime:
+        if not fault.lasts():
             return
         lifetime: Duration | None = incident.lifetime
         waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._over.wait())]
@@ -316,9 +305,9 @@ class Injector:
             self._emit("released", step=step, incident=armed.incident.incident, ranks=released)
 
 
-def _rng(seed: int, incident: int) -> Random:
-    """What an incident draws when it fires, apart from what the plan drew for it."""
-    return Random(int.from_bytes(hashlib.sha256(f"{seed}:{incident}:inside".encode()).digest()))
+def _seed_of(seed: int, incident: int) -> int:
+    """What an incident draws from: its own, so that another one more or less changes nothing."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{incident}:inside".encode()).digest()[:8])
 
 
 def _last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:

@@ -143,7 +143,7 @@ class Conductor:
                 list(self._incidents.values()),
                 self._faults,
                 frozenset(range(cluster.num_ranks)),
-                self._host(running, desk),
+                self._host(running, desk, emitter),
                 desk,
                 ledger,
                 emitter.emit,
@@ -157,7 +157,7 @@ class Conductor:
                 await self._injector.finish()
                 self._injector = None
 
-    def _host(self, running: RunningJob, desk: Desk) -> Host:
+    def _host(self, running: RunningJob, desk: Desk, emitter: Emitter) -> Host:
         checkpoint = self._job.checkpoint
         return Host(
             processes=running,
@@ -165,6 +165,7 @@ class Conductor:
             watch=Watch(),
             run_folder=self._folder,
             checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
+            emit=emitter.emit,
         )
 
     async def _run_twin(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mecefo_runtime.state import Bank
 
@@ -45,3 +46,16 @@ class Inspection:
                     found[f"{name}.exp_avg"] = unit.first_moments[place].view(parameter.shape)
                     found[f"{name}.exp_avg_sq"] = unit.second_moments[place].view(parameter.shape)
         return found
+
+    def updater(self, name: str) -> tuple[Optimizer, Tensor, int]:
+        """Who updates a parameter: its optimizer, the tensor as that one knows it, the parameter's first element there.
+
+        Raises:
+            LookupError: there is no such parameter here.
+        """
+        for unit_name, unit in self._bank.units.items():
+            parameter = dict(unit.module.named_parameters(prefix=unit_name)).get(name)
+            if parameter is not None:
+                first = int(parameter.storage_offset() - unit.parameters.storage_offset())
+                return self._bank.updater(unit_name, first)
+        raise LookupError(f"no unit of this rank has a parameter {name}")

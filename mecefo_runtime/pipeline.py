@@ -153,17 +153,19 @@ class Pipeline:
             torch.autograd.backward(output, gradient_BTH)
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None
-            self._look(received_BTH.grad, gradient_BTH)
+            # What the forward pass got counts too: the last stage gets nothing else.
+            self._look(received_BTH.grad, gradient_BTH, received_BTH.detach())
             gradient_BTH = received_BTH.grad
             self._sends.append((self._groups.send(gradient_BTH, self._previous, 2 * index + 1), gradient_BTH))
 
-    def _look(self, outcome: Tensor, income: Tensor | None) -> None:
+    def _look(self, outcome: Tensor, *incomes: Tensor | None) -> None:
+        received = [income for income in incomes if income is not None]
         if self._device.type == "cpu":
-            if not _is_finite(outcome) and (income is None or _is_finite(income)):
+            if not _is_finite(outcome) and all(map(_is_finite, received)):
                 self.is_origin.fill_(True)
             return
         is_origin = outcome.detach().isfinite().all().logical_not()
-        if income is not None:
+        for income in received:
             is_origin &= income.detach().isfinite().all()
         self.is_origin |= is_origin
 

@@ -281,6 +281,14 @@ class Bank:
                 assert projection.weight.grad is not None
                 correct_(projection.weight.grad, projection.basis, scale, projection.side)
 
+    def updater(self, name: str, element: int) -> tuple[torch.optim.Optimizer, Tensor, int]:
+        """Who updates `element` of a unit's parameters: the optimizer, the tensor as it knows it, its place there."""
+        flats = [flat for unit_name, _, flat, _ in self._segments if unit_name == name]
+        for part, flat in zip(self.units[name].slices, flats, strict=True):
+            if part.first <= element < part.end:
+                return self._optimizer, flat, element - part.first
+        raise LookupError(f"{name} has no element {element}")
+
     def apply(self, learning_rate: float, clip_ratio: float) -> None:
         """One AdamW step with gradients scaled by `clip_ratio`.
 

@@ -120,11 +120,12 @@ class Stepper:
         pipeline, tally = epoch.pipeline, Tally()
         if pipeline is not None:
             tally = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
+        # Before this rank says how its own gradients are: what a hook does to them is done to this rank's part.
+        announce("reduce")
         own_norm = bank.gradient_norm()
         bank.tally.copy_(tally.encode()[: bank.tally.numel()], non_blocking=True)
         if pipeline is not None and bank.tally.numel():
             bank.tally[0].copy_(pipeline.loss_sum)
-        announce("reduce")
         wait_all([epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets])
         bank.restore_means()
         part, self.progress.ready = self._read(bank, step, own_norm, pipeline)

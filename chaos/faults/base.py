@@ -7,6 +7,7 @@ its lifetime `lift` and `undo`.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -134,6 +135,16 @@ class LinkHost(Protocol):
         ...
 
 
+class Emit(Protocol):
+    """Emits an event as the injector."""
+
+    def __call__(
+        self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
+    ) -> object:
+        """See `mecefo_runtime.events.Emitter.emit`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints."""
@@ -155,6 +166,7 @@ class Host:
     run_folder: Path
     checkpoint_folder: Path | None = None
     links: LinkHost | None = None
+    emit: Emit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +207,13 @@ class Fault(ABC, Generic[ParametersT]):
 
     def __init__(self, parameters: ParametersT) -> None:
         self.parameters = parameters
-        # What is left to be drawn when it fires; the injector's is seeded by the experiment and the incident.
-        self.rng = Random(0)
+        # Of this incident; the injector sets it. All that a fault draws when it fires it draws from this.
+        self.seed = 0
+
+    @functools.cached_property
+    def rng(self) -> Random:
+        """What is left to be drawn when it fires, always the same for an incident."""
+        return Random(self.seed)
 
     def check(self, target: ResolvedTarget, ground: Ground) -> None:
         """Refuse before the start what can be known then to be impossible, beyond `needs`.
@@ -204,6 +221,15 @@ class Fault(ABC, Generic[ParametersT]):
         Raises:
             chaos.errors.UsageError: it is; `key` names the parameter that is wrong, where it is one.
         """
+
+    def lasts(self) -> bool:
+        """Whether this one goes on for a time; of a kind that can, that may be up to its parameters."""
+        return self.has_lifetime
+
+    @classmethod
+    def phases_for(cls, parameters: BaseModel) -> tuple[str, ...] | None:
+        """The phases of a step at which a fault with such parameters takes effect in this very step; None: all."""
+        return None
 
     @abstractmethod
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:

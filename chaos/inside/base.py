@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 TensorKind = Literal["parameters", "gradients", "optimizer"]
 
@@ -21,6 +22,14 @@ class Subject(Protocol):
 
     def tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
         """Its tensors by name, the very ones that it computes with; optimizer state is `name.state`."""
+        ...
+
+    def updater(self, name: str) -> tuple[Optimizer, Tensor, int]:
+        """Who updates a parameter: its optimizer, the tensor as that one knows it, the parameter's first element there.
+
+        Raises:
+            LookupError: no optimizer is known to update it.
+        """
         ...
 
 
@@ -41,6 +50,10 @@ class Effect(ABC):
         self.subject = subject
         # Tells the injector what was seen: plain JSON values.
         self.report = report
+
+    def exposed(self, subject: Subject) -> None:
+        """From now on the rank trains with `subject`: what is in force is in force there."""
+        self.subject = subject
 
     @abstractmethod
     def begin(self, step: int, phase: str) -> dict[str, Any]:

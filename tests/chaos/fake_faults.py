@@ -32,6 +32,16 @@ class _Fault:
     default_lifetime = None
     Parameters = NoParameters
 
+    def __init__(self, parameters):
+        self.parameters = parameters
+
+    def lasts(self):
+        return self.has_lifetime
+
+    @classmethod
+    def phases_for(cls, parameters):
+        return None
+
 
 class KillNode(_Fault):
     """Kill a node.

@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -63,7 +62,7 @@ def host(saved, tmp_path):
 def create(kind, seed=0, **parameters):
     fault = registry()[kind]
     created = fault(fault.Parameters.model_validate(parameters))
-    created.rng = Random(seed)
+    created.seed = seed
     return created
 
 

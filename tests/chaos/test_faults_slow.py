@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from random import Random
 
 import pytest
 
@@ -140,7 +139,7 @@ SLEEPS = [(step, DELAY_SECONDS, 1.0 + (step - 11) * (STEP_SECONDS + DELAY_SECOND
 
 def test_sleeps_and_commits_that_fit_are_the_evidence():
     fault = SlowData(DelayParameters())
-    fault.rng = Random(1)
+    fault.seed = 1
     evidence, inside = play(fault, SLEEPS, USUAL + SLOW)
     ((rank, name, arguments),) = inside.begun
     assert (rank, name) == (1, EFFECT)

@@ -1,0 +1,84 @@
+"""What faults have in common that act inside ranks: they begin one effect in each, and lift it where it still is."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel
+
+from chaos.errors import EffectNotSeen, TargetNotFound
+from chaos.faults.base import Act, Fault, Fidelity, Host
+from chaos.target import ResolvedTarget, Scope
+
+# Steps may take seconds, and what was struck may be used only in the next one.
+VERIFY_TIMEOUT_SECONDS = 120.0
+# A rank lifts an effect at its next announcement, and between two of them it may wait for its peers.
+LIFT_TIMEOUT_SECONDS = 60.0
+
+ParametersT = TypeVar("ParametersT", bound=BaseModel)
+
+
+class InsideFault(Fault[ParametersT]):
+    """Begins `_effect` in each rank of the target; it is verified by what the ranks report of it when they go on."""
+
+    scope: ClassVar[Scope] = "rank"
+    fidelity: ClassVar[Fidelity] = "real"
+    acts_inside: ClassVar[bool] = True
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
+
+    def __init__(self, parameters: ParametersT) -> None:
+        super().__init__(parameters)
+        # By rank: the effect's handle, and what it said when it began.
+        self._begun: dict[int, tuple[int, dict[str, Any]]] = {}
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """The processes of the target's ranks. Nothing has to be undone from outside."""
+        found = host.processes.rank_processes(target.ranks)
+        running = tuple(owned for owned in found if owned.process.is_running())
+        if not running:
+            raise TargetNotFound(f"{target} has no running rank, and this is done inside ranks")
+        return Act(running, {"processes": [owned.to_dict() for owned in running]})
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Begin it in each rank, which does it on its training thread."""
+        effect, arguments = self._effect()
+        for rank in act.ranks:
+            self._begun[rank] = await host.inside.begin(rank, effect, {**arguments, "seed": f"{self.seed}/{rank}"})
+
+    @abstractmethod
+    def _effect(self) -> tuple[str, dict[str, Any]]:
+        """The effect and its arguments."""
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Wait until each rank has told what came of it."""
+        if not self._begun:
+            raise EffectNotSeen("nothing was begun inside the ranks")
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        ranks = []
+        for rank, (handle, _) in self._begun.items():
+            remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+            told = await host.inside.report(rank, handle, remaining)
+            ranks.append({"rank": rank, **await self._judge(rank, told)})
+        return {"summary": "; ".join(str(told["summary"]) for told in ranks), "ranks": ranks}
+
+    @abstractmethod
+    async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
+        """The evidence of one rank, from what its effect reported.
+
+        Raises:
+            EffectNotSeen: that is no evidence.
+        """
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """End it in the ranks, which take their hooks out."""
+        for rank, (handle, _) in self._begun.items():
+            await host.inside.lift(rank, handle, LIFT_TIMEOUT_SECONDS)
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What is in force inside a rank ends with the connection to the injector, or with the process."""
+        return {"undone": "nothing to undo", "processes": len(record.get("processes", ()))}

@@ -1,0 +1,129 @@
+"""Numbers go wrong inside a rank: bits flip, values become infinite, or old ones come again.
+
+Parameters, gradients, activations and the optimizer's state; which tensor and element is named or drawn from the seed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.faults._inside import ParametersT
+from chaos.faults._tensors import BEFORE_REDUCTION, EFFECTS, PHASES_OF, ElementParameters, TensorFault, Where
+
+
+class FlipParameters(ElementParameters):
+    """Which bit: a number from 0, the lowest of the mantissa, or one of a part. Sticky bits stay as they became."""
+
+    bit: int | Literal["drawn", "sign", "exponent", "mantissa"] = "drawn"
+    sticky: bool = False
+
+
+class ShareParameters(ElementParameters):
+    """`share`: instead of `elements`, this share of the tensor's elements."""
+
+    share: float | None = Field(default=None, gt=0, le=1)
+
+
+class ScaleParameters(ShareParameters):
+    """`factor` multiplies the elements; all of the tensor's where neither index nor elements nor share is said."""
+
+    factor: float = Field(default=1000.0, allow_inf_nan=False)
+
+
+class StaleParameters(BaseModel):
+    """`tensor` and `layer` choose among the gradients; by default all of the rank's are used again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tensor: str | None = Field(default=None, min_length=1, max_length=200)
+    layer: int | None = Field(default=None, ge=0)
+
+
+class _ElementFault(TensorFault[ParametersT]):
+    """Faults on elements of what `where` says."""
+
+    how: ClassVar[str]
+
+    def _effect(self) -> tuple[str, dict[str, Any]]:
+        values = self.parameters.model_dump(mode="json", exclude_none=True)
+        where: Where = values.pop("where")
+        # What an experiment calls `count` is how often a fault fires.
+        count = {"count": values.pop("elements")} if "elements" in values else {}
+        return EFFECTS[where], {"how": self.how, **values, **count, **self._numbers()}
+
+    def _numbers(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def phases_for(cls, parameters: BaseModel) -> tuple[str, ...]:
+        """What is struck must lie ahead in the step."""
+        return PHASES_OF[getattr(parameters, "where", "parameters")]
+
+
+class BitFlip(_ElementFault[FlipParameters]):
+    """Flips bits of parameters, gradients, activations or optimizer state; one-off or stuck."""
+
+    kind: ClassVar[str] = "bit-flip"
+    how: ClassVar[str] = "flip"
+    # Only when it is sticky: see `lasts`.
+    has_lifetime: ClassVar[bool] = True
+    undo_summary: ClassVar[str] = "a stuck bit is let go; wrong values stay, the job heals them or does not"
+    Parameters: ClassVar[type[BaseModel]] = FlipParameters
+
+    def lasts(self) -> bool:
+        """A stuck bit stays so; one that flipped once is over at once."""
+        return self.parameters.sticky
+
+
+class SetNan(_ElementFault[ShareParameters]):
+    """Writes not-a-numbers into parameters, gradients, activations or optimizer state."""
+
+    kind: ClassVar[str] = "set-nan"
+    how: ClassVar[str] = "fill"
+    Parameters: ClassVar[type[BaseModel]] = ShareParameters
+
+    def _numbers(self) -> dict[str, Any]:
+        return {"number": "nan"}
+
+
+class SetInf(_ElementFault[ShareParameters]):
+    """Writes infinities into parameters, gradients, activations or optimizer state."""
+
+    kind: ClassVar[str] = "set-inf"
+    how: ClassVar[str] = "fill"
+    Parameters: ClassVar[type[BaseModel]] = ShareParameters
+
+    def _numbers(self) -> dict[str, Any]:
+        return {"number": "inf"}
+
+
+class Scale(_ElementFault[ScaleParameters]):
+    """Multiplies parameters, gradients, activations or optimizer state by a factor."""
+
+    kind: ClassVar[str] = "scale"
+    how: ClassVar[str] = "scale"
+    Parameters: ClassVar[type[BaseModel]] = ScaleParameters
+
+    def _effect(self) -> tuple[str, dict[str, Any]]:
+        effect, arguments = super()._effect()
+        arguments["number"] = arguments.pop("factor")
+        if not {"index", "count", "share"} & arguments.keys():
+            arguments["share"] = 1.0
+        return effect, arguments
+
+
+class StaleGradient(TensorFault[StaleParameters]):
+    """Has a rank use the gradients of this step again in the next one."""
+
+    kind: ClassVar[str] = "stale-gradient"
+    Parameters: ClassVar[type[BaseModel]] = StaleParameters
+
+    def _effect(self) -> tuple[str, dict[str, Any]]:
+        return "chaos.inside.gradients:KeepGradients", self.parameters.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def phases_for(cls, parameters: BaseModel) -> tuple[str, ...]:
+        """The step's gradients must lie ahead."""
+        return BEFORE_REDUCTION

@@ -1,0 +1,109 @@
+"""Strikes on activations: what a module puts out in a forward pass, before anybody downstream reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from chaos.inside.base import EffectRefused, Subject
+from chaos.inside.strike import Mark, Strike
+from chaos.inside.values import is_same_bits, read
+
+
+class StrikeActivations(Strike):
+    """Changes the output of a module in its next forward pass (sticky: in all of them).
+
+    Tells who received it: the next module that is given the same memory, or else the backward pass that comes back
+    through it, for which somebody downstream must have computed with it.
+    """
+
+    def begin(self, step: int, phase: str) -> dict[str, Any]:
+        """Choose the module, and hook it."""
+        modules = self._trained.modules()
+        leaves = {name for name, module in modules.items() if next(module.children(), None) is None}
+        names = self._aim.names(modules if self._aim.tensor else leaves, "modules")
+        self._name = self._rng.choice(names)
+        self._struck: Mark | None = None
+        self._output: Tensor | None = None
+        self._step, self._phase = step, phase
+        self._told: dict[str, Any] = {}
+        self._watch(self._trained)
+        return {"module": self._name, "step": step, "phase": phase}
+
+    def exposed(self, subject: Subject) -> None:
+        """The modules may be other ones by now."""
+        super().exposed(subject)
+        self._unhook()
+        if not self._is_told or self._is_sticky:
+            self._watch(subject)
+
+    def _watch(self, subject: Subject) -> None:
+        modules = subject.modules()
+        if self._name not in modules:
+            return
+        self._hook(modules[self._name].register_forward_hook(self._on_output))
+        if not self._is_told:
+            for name, module in modules.items():
+                self._hook(module.register_forward_pre_hook(self._on_input(name), with_kwargs=True))
+
+    def _announced(self, step: int, phase: str) -> None:
+        if self._output is not None and phase in ("optimizer", "regroup") and not self._is_told:
+            self._tell("unused", **self._told, next_phase=phase)
+        self._step, self._phase = step, phase
+
+    def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            self._strike(output)
+        except Exception as error:
+            self._fail(error)
+
+    def _strike(self, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) and output else output
+        if not isinstance(first, Tensor):
+            raise EffectRefused(f"{self._name} puts out no tensor")
+        if self._struck is not None:
+            if self._is_sticky and first.numel() > int(self._struck.indices.max()) and self._struck.strike_again(first):
+                self._num_strikes += 1
+            return
+        mark = self._struck = self._mark(self._name, first)
+        self._output = first
+        self._told = {
+            "struck": mark.description,
+            "is_changed": mark.is_changed,
+            "step": self._step,
+            "phase": self._phase,
+        }
+        if first.requires_grad:
+            self._hook(first.register_hook(self._on_gradient))  # type: ignore[no-untyped-call]
+
+    def _on_input(self, name: str) -> Any:
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._output is None or self._is_told:
+                return
+            for given in (*args, *kwargs.values()):
+                if isinstance(given, Tensor) and self._is_within(given):
+                    self._received(f"the module {name} was given it")
+                    return
+
+        return look
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        if not self._is_told:
+            self._received("the backward pass came back through it: what follows computed with it")
+
+    def _received(self, receiver: str) -> None:
+        assert self._output is not None and self._struck is not None
+        # What works in place may have gone over it; that is a use, too.
+        is_there = is_same_bits(read(self._output, self._struck.indices), self._struck.after)
+        self._output = None
+        self._tell("consumed", **self._told, receiver=receiver, is_still_there=is_there)
+
+    def _is_within(self, given: Tensor) -> bool:
+        """Whether the struck elements lie in the memory that `given` spans."""
+        assert self._output is not None and self._struck is not None
+        if given.untyped_storage().data_ptr() != self._output.untyped_storage().data_ptr():
+            return False
+        if given.data_ptr() == self._output.data_ptr() and given.numel() == self._output.numel():
+            return True
+        return given.numel() > self._output.numel()

@@ -1,0 +1,239 @@
+"""Strikes on gradients, after the backward pass and before the reduction; what the optimizer took in is the proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chaos.inside.base import EffectRefused, Subject
+from chaos.inside.shadow import Shadow, Update
+from chaos.inside.strike import Strike
+from chaos.inside.values import describe, is_same_bits, most_different, read, shown
+
+# Where a step still has the gradients before it. A job that does not say when it reduces has them at its optimizer.
+PHASES = ("reduce", "optimizer")
+# A peer's part of an element is taken to be at most this often as large as the largest that was seen of others.
+_PEERS_SLACK = 4.0
+_ROUNDING_ULPS = 8
+_DROWNED_RATIO = 0.01
+
+
+class GradientWatch:
+    """Follows a struck gradient through reduction and optimizer.
+
+    `own` is all of the tensor as it was before, `indices` are the elements to look at, of which `before` and `after`
+    are told apart.
+    """
+
+    def __init__(self, name: str, own: Tensor, indices: Tensor, gradient: Tensor, step: int, phase: str) -> None:
+        self.name, self.step = name, step
+        self._own = own
+        self._usual = float(own.double().square().mean().sqrt())
+        self._struck = gradient.clone()
+        self.indices = indices
+        self._is_reduced = phase == "reduce"
+        self._reduced: Tensor | None = None
+        self._carried: bool | None = None
+        self._shadow: Shadow | None = None
+
+    def before_optimizer(self, gradient: Tensor, shadow: Shadow | None) -> None:
+        """The gradient is reduced, and the optimizer comes next."""
+        self._reduced = read(gradient, self.indices)
+        self._shadow = shadow
+        if self._is_reduced:
+            self._carried = is_carried(self._own, self._struck, gradient, self.indices)
+
+    def after_optimizer(self, gradient: Tensor) -> dict[str, Any] | None:
+        """What the step made of it; None when there was no step to look at, or it was left out."""
+        if self._reduced is None or self._shadow is None:
+            return None
+        taken_in = read(gradient, self.indices)
+        own, struck = read(self._own, self.indices), read(self._struck, self.indices)
+        update = Update(
+            before=self._shadow.parameters,
+            actual=self._shadow.now(),
+            struck=self._shadow.predict(taken_in),
+            clean=self._shadow.predict(would_be(own, struck, self._reduced, taken_in, self._usual)),
+        )
+        consumption = "unchanged" if self._shadow.is_untouched() else update.judge()
+        if self._carried is False:
+            consumption = "otherwise"
+        most = int(most_different(own, struck)[0])
+        return {
+            "consumption": consumption,
+            "carried_by_reduction": self._carried,
+            "gradient": {
+                "own": shown(float(own[most])),
+                "struck": shown(float(struck[most])),
+                "reduced": shown(float(self._reduced[most])),
+                "taken_in": shown(float(taken_in[most])),
+            },
+            "update": update.to_dict(),
+        }
+
+
+def is_carried(own: Tensor, struck: Tensor, reduced: Tensor, indices: Tensor) -> bool | None:
+    """Whether a reduced gradient contains the struck one, judged by what the peers seem to have added.
+
+    For elements that were not struck, `reduced - own` is the peers' part. None: the strike is too small to be told
+    from the peers' parts.
+    """
+    own, struck, reduced = own.double().reshape(-1), struck.double().reshape(-1), reduced.double().reshape(-1)
+    is_same = own == struck
+    if not bool(is_same.any()):
+        # All is struck: what is added to the struck tensor must be as small as what is added elsewhere, unknown here.
+        return None
+    usual = _PEERS_SLACK * float((reduced - own)[is_same].abs().nan_to_num(0.0, 0.0, 0.0).max())
+    most = indices[most_different(own[indices], struck[indices])[0]]
+    before, after, sum_ = (float(values[most]) for values in (own, struck, reduced))
+    rounding = _ROUNDING_ULPS * torch.finfo(torch.float32).eps
+    if not torch.isfinite(struck[most]):
+        return not bool(torch.isfinite(reduced[most]))
+    is_with = abs(sum_ - after) <= usual + rounding * abs(after)
+    is_without = abs(sum_ - before) <= usual + rounding * abs(before)
+    return None if is_with == is_without else is_with
+
+
+def would_be(own: Tensor, struck: Tensor, reduced: Tensor, taken_in: Tensor, usual: float) -> Tensor:
+    """What the optimizer would have taken in without the strike, with the same clipping.
+
+    Where the strike is so large that rounding has drowned what the peers added, which is `usual` as large as this,
+    their part is left out.
+    """
+    dtype = reduced.dtype
+    own, struck, reduced, taken_in = (values.double() for values in (own, struck, reduced, taken_in))
+    ratio = (taken_in / reduced).nan_to_num(1.0, 1.0, 1.0)
+    ratio = torch.where(reduced == 0, torch.ones_like(ratio), ratio)
+    without = reduced - (struck - own)
+    error = torch.finfo(dtype).eps * (struck - own).abs()
+    is_drowned = ~torch.isfinite(without) | (error > _DROWNED_RATIO * usual)
+    return torch.where(is_drowned, own, without) * ratio
+
+
+class _GradientStrike(Strike):
+    """What both strikes on gradients have in common: once struck, the way of the gradient."""
+
+    _watch: GradientWatch | None = None
+    _told: dict[str, Any]
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return dict(self._tensors("gradients"))
+
+    def _follow(self, step: int, phase: str) -> None:
+        watch = self._watch
+        if watch is None or self._is_told:
+            return
+        if step == watch.step and phase in PHASES:
+            gradient = self._trained.tensors("gradients")[watch.name]
+            if phase == "optimizer":
+                watch.before_optimizer(gradient, self._shadow(watch.name, watch.indices))
+            return
+        made = None
+        if step == watch.step and phase == "commit":
+            made = watch.after_optimizer(self._trained.tensors("gradients")[watch.name])
+        if made is None:
+            self._tell("left", **self._told, next_phase=phase, next_step=step)
+        else:
+            self._tell(made.pop("consumption"), **self._told, **made)
+
+
+class StrikeGradients(_GradientStrike):
+    """Changes this rank's gradient before it is reduced, at the next such moment."""
+
+    _name = ""
+
+    def begin(self, step: int, phase: str) -> dict[str, Any]:
+        """Choose the tensor; strike at once if this is the moment."""
+        gradients = self._gradients()
+        if not gradients and phase in PHASES:
+            raise EffectRefused("there are no gradients")
+        self.announced(step, phase)
+        return {"tensor": self._name or None, "step": step, "phase": phase}
+
+    def exposed(self, subject: Subject) -> None:
+        """Whatever was under way is left."""
+        super().exposed(subject)
+        if self._watch is not None:
+            self._follow(0, "regroup")
+
+    def _announced(self, step: int, phase: str) -> None:
+        if phase in PHASES and self._watch is None:
+            self._strike(step, phase)
+        elif self._is_sticky and self._watch is not None and phase == self._told["phase"]:
+            gradient = self._trained.tensors("gradients").get(self._name)
+            if gradient is not None and self._mark_first.strike_again(gradient):
+                self._num_strikes += 1
+        self._follow(step, phase)
+
+    def _strike(self, step: int, phase: str) -> None:
+        gradients = self._gradients()
+        self._name = self._aim.tensor_of(gradients, "gradients", self._rng)
+        gradient = gradients[self._name]
+        own = gradient.clone()
+        mark = self._mark_first = self._mark(self._name, gradient)
+        self._told = {
+            "struck": mark.description,
+            "is_changed": mark.is_changed,
+            "step": step,
+            "phase": phase,
+        }
+        self._watch = GradientWatch(self._name, own, mark.indices[mark.most_changed()], gradient, step, phase)
+
+
+class KeepGradients(_GradientStrike):
+    """Keeps this rank's gradients of one step, and has it use them again in the next one."""
+
+    def begin(self, step: int, phase: str) -> dict[str, Any]:
+        """Keep them as soon as they are whole."""
+        self._kept: dict[str, Tensor] = {}
+        self._kept_step = 0
+        self.announced(step, phase)
+        return {"step": step, "phase": phase}
+
+    def _announced(self, step: int, phase: str) -> None:
+        if self._watch is None and phase in PHASES:
+            if not self._kept_step or step == self._kept_step:
+                # A step that is computed again counts as it was computed last.
+                if phase == PHASES[0] or not self._kept:
+                    gradients = self._gradients()
+                    names = self._aim.names(gradients, "gradients")
+                    self._kept = {name: gradients[name].clone() for name in names}
+                    self._kept_step = step
+            else:
+                self._use_again(step, phase)
+        self._follow(step, phase)
+
+    def _use_again(self, step: int, phase: str) -> None:
+        gradients = self._gradients()
+        fresh = {name: gradients[name].clone() for name in self._kept if name in gradients}
+        gaps = {name: float((own - self._kept[name]).abs().max()) for name, own in fresh.items()}
+        if not gaps:
+            raise EffectRefused("this rank has other layers by now")
+        for name in fresh:
+            gradients[name].data.copy_(self._kept[name])
+        self._num_strikes += 1
+        name = max(gaps, key=lambda name: gaps[name])
+        gradient, own = gradients[name], fresh[name]
+        indices = most_different(own.reshape(-1), gradient.reshape(-1))
+        before, after = read(own, indices), read(gradient, indices)
+        self._told = {
+            "struck": describe(name, gradient, indices, before, after, ()),
+            "is_changed": not is_same_bits(before, after),
+            "is_equal_to_kept": all(torch.equal(gradients[name], self._kept[name]) for name in fresh),
+            "relative_change": _distance(fresh, self._kept),
+            "num_tensors": len(fresh),
+            "kept_step": self._kept_step,
+            "step": step,
+            "phase": phase,
+        }
+        self._watch = GradientWatch(name, own, indices, gradient, step, phase)
+        self._kept = {}
+
+
+def _distance(fresh: dict[str, Tensor], kept: dict[str, Tensor]) -> float | str:
+    """|fresh - kept| / |fresh| over all tensors."""
+    gap = sum(float((own - kept[name]).double().square().sum()) for name, own in fresh.items())
+    size = sum(float(own.double().square().sum()) for own in fresh.values())
+    return shown((gap / size) ** 0.5) if size else "inf"

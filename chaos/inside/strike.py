@@ -1,0 +1,141 @@
+"""What all effects on tensors have in common: where they strike is drawn once, and they tell once what came of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from chaos.inside.base import Effect, EffectRefused, Subject, TensorKind
+from chaos.inside.places import Aim
+from chaos.inside.shadow import Shadow
+from chaos.inside.values import Corruption, Settled, describe, is_same_bits, most_different, read, write
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+
+class Mark:
+    """Elements of one tensor that are struck: `before` and `after` the first time."""
+
+    def __init__(self, name: str, tensor: Tensor, indices: Tensor, settled: Settled) -> None:
+        self.name = name
+        self.indices = indices
+        self.before = read(tensor, indices)
+        self._settled = settled
+        write(tensor, indices, settled.wrong)
+        # What is in memory now, not what should be.
+        self.after = read(tensor, indices)
+        self.description: Any = describe(name, tensor, indices, self.before, self.after, settled.bits)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything is other than before."""
+        return not is_same_bits(self.before, self.after)
+
+    def strike_again(self, tensor: Tensor) -> bool:
+        """Make the elements wrong once more; False when they still were."""
+        values = read(tensor, self.indices)
+        wrong = self._settled.again(values)
+        if is_same_bits(values, wrong):
+            return False
+        write(tensor, self.indices, wrong)
+        return True
+
+    def most_changed(self) -> Tensor:
+        """The places within `indices` that changed most, at most as many as evidence shows."""
+        return most_different(self.before, self.after)
+
+
+class Strike(Effect):
+    """Base of the effects on tensors.
+
+    Arguments: those of `Aim` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every use, until
+    it is lifted. It reports once: `outcome` in a word, and what else there is to know.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], subject: Subject | None, report: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        super().__init__(arguments, subject, report)
+        self._aim = Aim.of(arguments)
+        self._rng = Random(str(arguments.get("seed", 0)))
+        self._is_sticky = bool(arguments.get("sticky", False))
+        self._hooks: list[RemovableHandle] = []
+        self._num_strikes = 0
+        self._is_told = False
+
+    def announced(self, step: int, phase: str) -> None:
+        """Strike where it is time, and look."""
+        if self._is_told and not self._is_sticky:
+            return
+        try:
+            self._announced(step, phase)
+        except Exception as error:
+            # The rank must not die of the one who watches.
+            self._fail(error)
+
+    @abstractmethod
+    def _announced(self, step: int, phase: str) -> None: ...
+
+    def lift(self) -> dict[str, Any]:
+        """Take the hooks away; what was changed stays changed."""
+        self._is_told, self._is_sticky = True, False
+        self._unhook()
+        return {"num_strikes": self._num_strikes}
+
+    # ---- for the kinds of strikes ----
+
+    @property
+    def _trained(self) -> Subject:
+        if self.subject is None:
+            raise EffectRefused("this rank does not train yet")
+        return self.subject
+
+    def _tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
+        """The tensors of what the rank computes with, frozen parameters and what has no gradient yet left out."""
+        modules = self._trained.modules()
+        depth = 2 if kind == "optimizer" else 1
+        found = self._trained.tensors(kind)
+        return {name: tensor for name, tensor in found.items() if name.rsplit(".", depth)[0] in modules}
+
+    def _mark(self, name: str, tensor: Tensor) -> Mark:
+        """Strike `tensor`: the elements and bits are drawn now."""
+        indices = self._aim.indices(tensor, self._rng)
+        settled = Corruption.of(self.arguments).settle(read(tensor, indices), self._rng)
+        mark = Mark(name, tensor, indices, settled)
+        self._num_strikes += 1
+        return mark
+
+    def _shadow(self, name: str, indices: Tensor) -> Shadow | None:
+        """The parameter's elements before the optimizer's step; None where no optimizer is known."""
+        updater = getattr(self._trained, "updater", None)
+        try:
+            optimizer, tensor, first = updater(name) if updater is not None else (None, None, 0)
+        except LookupError:
+            return None
+        return None if optimizer is None or tensor is None else Shadow(optimizer, tensor, indices + first)
+
+    def _tell(self, outcome: str, **told: Any) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self.report({"outcome": outcome, **told})
+        if not self._is_sticky:
+            self._unhook()
+
+    def _fail(self, error: Exception) -> None:
+        self._is_sticky = False
+        self._tell(
+            "failed", reason=str(error) if isinstance(error, EffectRefused) else f"{type(error).__name__}: {error}"
+        )
+
+    def _hook(self, handle: RemovableHandle) -> None:
+        self._hooks.append(handle)
+
+    def _unhook(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()

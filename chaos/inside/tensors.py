@@ -1,0 +1,211 @@
+"""Strikes on what lives from step to step: parameters, seen by the next forward pass, and the optimizer's state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chaos.inside.base import EffectRefused, Subject
+from chaos.inside.shadow import Shadow, Update
+from chaos.inside.strike import Strike
+from chaos.inside.values import is_same_bits, most_different, read, shown, write
+
+# A value that changed no output of so many forward passes is called masked.
+MAX_FORWARDS = 16
+
+
+class StrikeParameters(Strike):
+    """Changes parameters where the rank is held.
+
+    Tells what the next forward pass of their module put out instead of what it would have.
+    """
+
+    def begin(self, step: int, phase: str) -> dict[str, Any]:
+        """Strike, and hook the module."""
+        tensors = self._tensors("parameters")
+        self._name = self._aim.tensor_of(tensors, "parameters", self._rng)
+        mark = self._struck = self._mark(self._name, tensors[self._name])
+        # As they are, and as they would be: the optimizer may change both before they are used.
+        self._present, self._clean = mark.after, mark.before
+        self._shadow_before: Shadow | None = None
+        self._was_there = False
+        self._num_forwards = self._num_passes = 0
+        # The next announcement is of a later phase.
+        self._announced(step, phase)
+        self._watch(self._trained)
+        return {"struck": mark.description, "is_changed": mark.is_changed, "step": step, "phase": phase}
+
+    def exposed(self, subject: Subject) -> None:
+        """The modules may be other ones by now."""
+        super().exposed(subject)
+        self._unhook()
+        if not self._is_told or self._is_sticky:
+            self._watch(subject)
+
+    def _watch(self, subject: Subject) -> None:
+        modules = subject.modules()
+        parts = self._name.split(".")
+        ancestors = [name for end in range(1, len(parts)) if (name := ".".join(parts[:end])) in modules]
+        if not ancestors:
+            return
+        owner, root = modules[ancestors[-1]], modules[ancestors[0]]
+        if self._is_sticky:
+            self._hook(owner.register_forward_pre_hook(lambda *_: self._stick()))
+            self._hook(root.register_forward_pre_hook(lambda *_: self._stick()))
+        self._hook(owner.register_forward_hook(self._on_forward, with_kwargs=True))
+        # A degraded layer computes with its modules' parameters without calling them.
+        self._hook(root.register_forward_hook(self._on_pass))
+
+    def _tensor(self) -> Tensor | None:
+        return self._trained.tensors("parameters").get(self._name)
+
+    def _stick(self) -> None:
+        tensor = self._tensor() if self._is_sticky else None
+        if tensor is None:
+            return
+        clean = read(tensor, self._struck.indices)
+        if self._struck.strike_again(tensor):
+            self._num_strikes += 1
+            self._present, self._clean = read(tensor, self._struck.indices), clean
+
+    def _announced(self, step: int, phase: str) -> None:
+        tensor = self._tensor()
+        if tensor is None:
+            return
+        if phase == "commit" and self._was_there:
+            self._follow(tensor)
+        self._stick()
+        self._was_there = phase == "optimizer" and is_same_bits(read(tensor, self._struck.indices), self._present)
+        self._shadow_before = self._shadow(self._name, self._struck.indices) if self._was_there else None
+
+    def _follow(self, tensor: Tensor) -> None:
+        """The optimizer has been at work: know what the elements are, and what they would be, from here on."""
+        shadow, now = self._shadow_before, read(tensor, self._struck.indices)
+        gradient = self._trained.tensors("gradients").get(self._name)
+        if is_same_bits(now, self._present):
+            return
+        if shadow is not None and gradient is not None:
+            self._clean = shadow.predict(read(gradient, self._struck.indices), parameters=self._clean)
+        else:
+            self._clean = self._clean + (now - self._present)
+        self._present = now
+
+    def _on_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        try:
+            self._look(module, args, kwargs, output)
+        except Exception as error:
+            self._fail(error)
+
+    def _on_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            self._num_passes += 1
+            if self._num_passes - self._num_forwards > MAX_FORWARDS and self._is_there():
+                self._tell("masked", struck=self._struck.description, num_forwards=self._num_passes)
+        except Exception as error:
+            self._fail(error)
+
+    def _is_there(self) -> bool:
+        tensor = self._tensor()
+        if tensor is None or self._is_told:
+            return False
+        if is_same_bits(read(tensor, self._struck.indices), self._present):
+            return True
+        self._tell("restored", struck=self._struck.description)
+        return False
+
+    def _look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._is_there():
+            return
+        self._num_forwards += 1
+        told = {"struck": self._struck.description, "num_forwards": self._num_forwards}
+        change = self._change_of_output(module, args, kwargs, output)
+        if change is not None:
+            self._tell("consumed", **told, output=change)
+        elif self._num_forwards >= MAX_FORWARDS:
+            self._tell("masked", **told)
+
+    def _change_of_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> dict[str, Any] | None:
+        """In what the module's output differs from that with the elements as they would be; None: in nothing."""
+        if not isinstance(output, Tensor) or next(module.children(), None) is not None:
+            return None
+        local = self._name.rpartition(".")[2]
+        clean = module.get_parameter(local).data.clone()
+        write(clean, self._struck.indices, self._clean)
+        twin = copy.copy(module)
+        twin._parameters = {**module._parameters, local: nn.Parameter(clean, requires_grad=False)}
+        twin._buffers = {name: None if b is None else b.clone() for name, b in module._buffers.items()}
+        # Nothing of this may be seen by the training: no graph, no hooks, no random numbers, no running means.
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            other = type(module).forward(twin, *args, **kwargs)
+        gaps = (output.detach().double() - other.double()).abs().nan_to_num(torch.inf, torch.inf)
+        num_changed = int((gaps > 0).sum())
+        if not num_changed:
+            return None
+        return {
+            "num_changed": num_changed,
+            "num_elements": output.numel(),
+            "largest_change": shown(float(gaps.max())),
+            "largest_value": shown(float(other.abs().max())),
+        }
+
+
+class StrikeOptimizer(Strike):
+    """Changes the optimizer's state where the rank is held, and tells what its next step made of it."""
+
+    def begin(self, step: int, phase: str) -> dict[str, Any]:
+        """Strike."""
+        tensors = self._tensors("optimizer")
+        if not tensors:
+            raise EffectRefused("the optimizer has no state yet: it comes with its first step")
+        self._name = self._aim.tensor_of(tensors, "optimizer state", self._rng)
+        parameter = self._name.rpartition(".")[0]
+        if self._shadow(parameter, torch.tensor([0])) is None:
+            raise EffectRefused(f"no optimizer is known to update {parameter}")
+        mark = self._struck = self._mark(self._name, tensors[self._name])
+        self._present, self._clean = mark.after, mark.before
+        self._shadow_before: Shadow | None = None
+        if phase == "optimizer":
+            self._prepare()
+        return {"struck": mark.description, "is_changed": mark.is_changed, "step": step, "phase": phase}
+
+    def _announced(self, step: int, phase: str) -> None:
+        tensor = self._trained.tensors("optimizer").get(self._name)
+        if tensor is None:
+            return
+        if phase == "commit" and self._shadow_before is not None and not self._is_told:
+            self._judge(step)
+        self._shadow_before = None
+        if phase == "optimizer":
+            clean = read(tensor, self._struck.indices)
+            if self._is_sticky and self._struck.strike_again(tensor):
+                self._num_strikes += 1
+                self._present, self._clean = read(tensor, self._struck.indices), clean
+            if not self._is_told:
+                if is_same_bits(read(tensor, self._struck.indices), self._present):
+                    self._prepare()
+                else:
+                    self._tell("restored", struck=self._struck.description)
+
+    def _prepare(self) -> None:
+        self._most = most_different(self._clean, self._present)
+        parameter = self._name.rpartition(".")[0]
+        self._shadow_before = self._shadow(parameter, self._struck.indices[self._most])
+
+    def _judge(self, step: int) -> None:
+        shadow = self._shadow_before
+        assert shadow is not None
+        parameter, _, key = self._name.rpartition(".")
+        if shadow.is_untouched():
+            # A step that was left out: the next one will tell.
+            return
+        gradient = read(self._trained.tensors("gradients")[parameter], self._struck.indices[self._most])
+        update = Update(
+            before=shadow.parameters,
+            actual=shadow.now(),
+            struck=shadow.predict(gradient),
+            clean=shadow.predict(gradient, state={key: self._clean[self._most]}),
+        )
+        self._tell(update.judge(), struck=self._struck.description, step=step, update=update.to_dict())

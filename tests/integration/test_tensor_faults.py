@@ -1,0 +1,141 @@
+"""Wrong numbers in a real job: what was struck was used, and the job computes again, heals, or goes on with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.runs import Finished, assert_holders_agree, run_chaos
+
+pytestmark = pytest.mark.integration
+
+STEPS = 24
+EXPERIMENT = """
+name: tensors
+seed: 5
+job: {{nodes: 2, gpus_per_node: 2, steps: {steps}, dilation: off, strategy: exact, health: {{{health}}}}}
+faults:
+{faults}
+"""
+# Nothing is written in the ranks, though all else is as ever.
+WRITE_NOTHING = """import sys
+if 'harness.backends.forkserver' in sys.orig_argv:
+    import chaos.inside.strike
+
+    chaos.inside.strike.write = lambda tensor, indices, values: None
+"""
+# The ranks know nothing of the effect; the injector thinks that it began.
+BEGIN_NOTHING = """import sys
+if 'harness.backends.forkserver' in sys.orig_argv:
+    import chaos.inside.gradients
+
+    chaos.inside.gradients.StrikeGradients.begin = lambda self, step, phase: {}
+    chaos.inside.gradients.StrikeGradients.announced = lambda self, step, phase: None
+"""
+
+
+def train(tmp_path, *faults: str, health: str = "checksum_every_steps: 0", patch: str = "") -> Finished:
+    path = tmp_path / "tensors.yaml"
+    path.write_text(EXPERIMENT.format(steps=STEPS, health=health, faults="\n".join(f"  - {{{f}}}" for f in faults)))
+    return run_chaos(tmp_path, str(path), "--no-twin", patch=patch)
+
+
+def evidence(run: Finished, incident: int = 0) -> dict:
+    (rank,) = run.one("verified", incident).fields["evidence"]["ranks"]
+    return rank
+
+
+def assert_passed(run: Finished) -> None:
+    assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
+    assert run.summary["steps_committed"] == STEPS
+    assert not run.of("undo_failed") and not run.of("unverified")
+    assert len(run.of("undone")) == len(run.summary["incidents"])
+
+
+def test_what_was_struck_was_used(tmp_path):
+    run = train(
+        tmp_path,
+        "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients, layer: 3, bit: 25",
+        "kind: bit-flip, on: rank=1, at: {step: 8, phase: optimizer}, where: optimizer, bit: 24",
+        "kind: stale-gradient, on: rank=0, at: {step: 10}",
+        "kind: set-inf, on: rank=3, at: {step: 13}, where: activations, layer: 0",
+        "kind: scale, on: rank=3, at: {step: 16, phase: backward}, where: parameters, tensor: embedding.weight",
+        "kind: ecc-telemetry, on: rank=3, at: {step: 18}",
+        health="checksum_every_steps: 12",
+    )
+    assert_passed(run)
+    gradient = evidence(run, 0)
+    assert (gradient["outcome"], gradient["step"], gradient["phase"]) == ("consumed", 6, "reduce")
+    assert gradient["struck"]["tensor"].startswith("layer.3.")
+    update = gradient["update"]
+    assert update["parameter_actual"] == pytest.approx(update["parameter_struck"], rel=1e-5)
+    assert update["parameter_actual"] != update["parameter_clean"]
+    assert (evidence(run, 1)["outcome"], evidence(run, 1)["step"]) == ("consumed", 8)
+    stale = evidence(run, 2)
+    assert (stale["kept_step"], stale["step"], stale["is_equal_to_kept"]) == (10, 11, True)
+    assert evidence(run, 3)["receiver"]
+    # Not the next stage, which got it: it only passed on what it was given.
+    assert {event.step: event.fields["suspects"] for event in run.of("step_unfit") if event.step == 13} == {13: [3]}
+    assert evidence(run, 4)["output"]["num_changed"] > 0
+    (telemetry,) = run.of("telemetry")
+    assert (telemetry.fields["rank"], telemetry.fields["xid"], telemetry.step) == (3, 48, None)
+
+
+def test_the_same_seed_strikes_the_same_element_of_the_same_tensor(tmp_path):
+    fault = "kind: bit-flip, on: rank=1, at: {step: 4}, where: parameters, bit: exponent"
+    runs = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        runs.append(evidence(train(tmp_path / str(number), fault))["struck"])
+    assert [{**run, "elements": None} for run in runs] == [{**runs[0], "elements": None}] * 2
+    one, same = (run["elements"][0] for run in runs)
+    assert (one["index"], one["bit"]) == (same["index"], same["bit"])
+
+
+def test_a_gradient_that_is_no_number_is_computed_again_and_its_rank_named(tmp_path):
+    run = train(tmp_path, "kind: set-nan, on: rank=3, at: {step: 8, phase: backward}, where: gradients")
+    assert_passed(run)
+    (unfit,) = run.of("step_unfit")
+    assert (unfit.step, unfit.fields["verdict"], unfit.fields["suspects"]) == (8, "repeat", [3])
+    assert evidence(run)["judgement"] == {
+        "step": 8,
+        **{key: unfit.fields[key] for key in ("verdict", "suspects", "reason")},
+    }
+    assert not any(event.fields["skipped"] for event in run.of("step_committed"))
+    assert_holders_agree(run)
+
+
+def test_a_parameter_that_differs_is_found_by_comparison_and_healed(tmp_path):
+    run = train(
+        tmp_path,
+        "kind: bit-flip, on: rank=2, at: {step: 6}, where: parameters, layer: 3, bit: 22",
+        health="checksum_every_steps: 8",
+    )
+    assert_passed(run)
+    assert evidence(run)["outcome"] == "consumed"
+    (unfit,) = run.of("step_unfit")
+    assert (unfit.step, unfit.fields["verdict"], unfit.fields["suspects"]) == (8, "heal", [2])
+    assert_holders_agree(run)
+    assert run.summary["diverged_units"] == 0
+
+
+def test_a_stuck_bit_comes_again_until_the_end_of_the_job(tmp_path):
+    run = train(
+        tmp_path,
+        "kind: bit-flip, on: rank=2, at: {step: 6}, where: parameters, layer: 3, bit: 22, sticky: true",
+        health="checksum_every_steps: 8",
+    )
+    # Whatever the peers gave it; later on the optimizer may have brought the bit there by itself.
+    assert [event.step for event in run.of("step_unfit")][:2] == [8, 16]
+    assert run.one("undone").monotonic_seconds >= run.of("job_ended")[0].monotonic_seconds - 1.0
+    assert evidence(run)["outcome"] == "consumed"
+
+
+@pytest.mark.parametrize("patch", [WRITE_NOTHING, BEGIN_NOTHING], ids=["nothing written", "nothing begun"])
+def test_a_strike_that_does_nothing_is_inconclusive(tmp_path, patch):
+    run = train(tmp_path, "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients", patch=patch)
+    assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
+    (incident,) = run.summary["incidents"]
+    assert (incident["verified"], incident["evidence"]) == (False, None)
+    assert "did not change" in incident["unverified_reason"] or "reported nothing" in incident["unverified_reason"]
+    assert run.summary["steps_committed"] == STEPS
+    assert run.of("residue")[0].fields["undo_pending"] == []
