@@ -14,7 +14,9 @@ from chaos.trigger import Duration
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 # As `tc` writes them, in lower case.
 _BITS_PER_UNIT = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-_QUANTITY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
+# All whole numbers up to here are exact as floats.
+_MOST_BYTES = 2**53
+_QUANTITY = re.compile(r"(\d{1,16}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 
 
 def parse_seconds(value: object) -> float:
@@ -58,6 +60,8 @@ def parse_bytes(value: object) -> int:
     size_bytes = int(float(number) * _BYTES_PER_UNIT[unit])
     if size_bytes < 1:
         raise UsageError(f"{shown(value)} is nothing: write at least 1B")
+    if size_bytes > _MOST_BYTES:
+        raise UsageError(f"{shown(value)} is more than any machine has")
     return size_bytes
 
 

@@ -39,12 +39,15 @@ class Pacer:
     It keeps account: `compute_seconds` is the CPU time of all segments, `wall_seconds` what they took with their
     padding. Where that is much more than `ratio * compute_seconds`, the machine was too busy for the dilation to hide
     it.
+
+    `slow_factor` makes the device so many times slower than the others; what that adds is not in `wall_seconds`.
     """
 
     def __init__(self, ratio: float) -> None:
         if ratio < NO_DILATION:
             raise ValueError(f"dilation must be at least 1, not {ratio}")
         self.ratio = ratio
+        self.slow_factor = 1.0
         self.compute_seconds = 0.0
         self.wall_seconds = 0.0
         self._began_wall = 0.0
@@ -59,11 +62,13 @@ class Pacer:
     ) -> None:
         cpu_seconds = time.thread_time() - self._began_cpu
         self.compute_seconds += cpu_seconds
-        if self.ratio > NO_DILATION:
-            remaining = self._began_wall + self.ratio * cpu_seconds - time.monotonic()
+        ratio = self.ratio * self.slow_factor
+        if ratio > NO_DILATION:
+            remaining = self._began_wall + ratio * cpu_seconds - time.monotonic()
             if remaining > 0:
                 time.sleep(remaining)
-        self.wall_seconds += time.monotonic() - self._began_wall
+        added_seconds = (ratio - self.ratio) * cpu_seconds
+        self.wall_seconds += time.monotonic() - self._began_wall - added_seconds
 
     def settle(self) -> None:
         """Bring the account up to date, however long that takes."""

@@ -8,16 +8,21 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.state import Bank
 
 TensorKind = Literal["parameters", "gradients", "optimizer"]
 
 
 class Inspection:
-    """One rank's units by name. The tensors are the very ones of the training, valid until the epoch ends."""
+    """One rank's units by name. The tensors are the very ones of the training, valid until the epoch ends.
 
-    def __init__(self, bank: Bank) -> None:
+    `pacer` is the rank's, the same in all epochs.
+    """
+
+    def __init__(self, bank: Bank, pacer: Pacer) -> None:
         self._bank = bank
+        self.pacer = pacer
 
     def modules(self) -> Mapping[str, nn.Module]:
         """All modules of the units that this rank computes with, by their names in the unit: `layer.3.attention.q`."""

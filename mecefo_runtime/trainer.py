@@ -222,7 +222,7 @@ class Trainer:
             if self._epoch is None:
                 groups.close()
         self._bank, self._units = bank, bank.units
-        self._hooks.expose(Inspection(bank))
+        self._hooks.expose(Inspection(bank, self._pacer))
         self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
         self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
         self._background_step = background.last_step

@@ -33,6 +33,18 @@ def test_a_segment_takes_the_ratio_of_its_cpu_time():
     assert pacer.wall_seconds >= 4.0 * pacer.compute_seconds
 
 
+def test_a_slower_device_takes_so_many_times_more_and_says_nothing_of_it():
+    pacer = Pacer(2.0)
+    pacer.slow_factor = 3.0
+    began = time.monotonic()
+    with pacer:
+        compute(0.01)
+    elapsed_seconds = time.monotonic() - began
+    assert elapsed_seconds >= 6.0 * pacer.compute_seconds >= 0.06
+    # What the slowness added is no contention of the machine.
+    assert pacer.wall_seconds <= elapsed_seconds - 4.0 * pacer.compute_seconds
+
+
 def test_what_is_waited_for_is_not_computed():
     pacer = Pacer(10.0)
     with pacer:

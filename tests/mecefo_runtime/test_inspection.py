@@ -3,6 +3,7 @@
 import pytest
 
 from mecefo_runtime.config import JobConfig
+from mecefo_runtime.dilation import NO_DILATION, Pacer
 from mecefo_runtime.inspection import Inspection
 from mecefo_runtime.layout import Layout, Replica, Span
 from mecefo_runtime.state import Bank
@@ -19,7 +20,7 @@ def bank():
 
 
 def test_names_are_those_of_the_units_and_all_tensors_have_an_owner(bank):
-    inspection = Inspection(bank)
+    inspection = Inspection(bank, Pacer(NO_DILATION))
     parameters, modules = inspection.tensors("parameters"), inspection.modules()
     assert parameters.keys() == inspection.tensors("gradients").keys()
     assert {name.rpartition(".")[0] for name in parameters} <= modules.keys()
@@ -28,7 +29,7 @@ def test_names_are_those_of_the_units_and_all_tensors_have_an_owner(bank):
 
 
 def test_who_updates_a_parameter_is_told_with_its_place(bank):
-    inspection = Inspection(bank)
+    inspection = Inspection(bank, Pacer(NO_DILATION))
     parameters, states = inspection.tensors("parameters"), inspection.tensors("optimizer")
     for number, (name, parameter) in enumerate(parameters.items()):
         parameter.fill_(number + 1)
@@ -41,7 +42,7 @@ def test_who_updates_a_parameter_is_told_with_its_place(bank):
 
 
 def test_it_is_that_one_which_the_step_goes_by(bank):
-    inspection = Inspection(bank)
+    inspection = Inspection(bank, Pacer(NO_DILATION))
     name = next(name for name in inspection.tensors("parameters") if name.endswith("ffn.up.weight"))
     bank.gradients.fill_(1e-3)
     optimizer, flat, first = inspection.updater(name)
@@ -54,4 +55,4 @@ def test_it_is_that_one_which_the_step_goes_by(bank):
 @pytest.mark.parametrize("name", ["no.such", "layer", "layer.0.ffn.up.weight", "layer.3.no.weight", "layer.3.ffn"])
 def test_what_is_not_here_is_nobodys(bank, name):
     with pytest.raises(LookupError):
-        Inspection(bank).updater(name)
+        Inspection(bank, Pacer(NO_DILATION)).updater(name)
