@@ -24,6 +24,7 @@ from benchmarks.peers import comparison
 from benchmarks.peers.comparison import Outcome, Way
 from benchmarks.peers.rounds import NOTES, Entry, peer_entries, run_rounds
 from chaos.experiment import Experiment, from_mapping
+from chaos.job import Job
 
 KINDS = ("kill-node", "kill-process")
 # The same as in the other benchmarks, wherever there are more.
@@ -198,8 +199,9 @@ def _name_multiple(ratio: float) -> str:
 
 def our_entry(kind: str, *, quick: bool) -> Entry:
     """Ours as a way of the comparison with the peers."""
-    strategy = experiment_of(kind, 0, quick=quick, job=PEERS_JOB).job.strategy
-    way = Way(f"ours, {kind}", "ours", f"strategy {strategy}, nothing repaired")
+    ours = experiment_of(kind, 0, quick=quick, job=PEERS_JOB).job
+    assert isinstance(ours, Job)
+    way = Way(f"ours, {kind}", "ours", f"strategy {ours.strategy}, nothing repaired")
 
     def run(round_number: int, folder: Path) -> Outcome:
         experiment = experiment_of(kind, round_number, quick=quick, job=PEERS_JOB)
@@ -222,6 +224,7 @@ def compare(out: Path | None, *, quick: bool, as_json: bool) -> None:
         outcomes = run_rounds(entries, QUICK_NUM_ROUNDS if quick else NUM_ROUNDS, folder, cores)
     experiment = one_rank(0)
     job = experiment.job
+    assert isinstance(job, Job)
     shape = f"job: {job.model}, {job.num_ranks} ranks, {job.steps} steps; one rank killed at {experiment.faults[0].at}"
     notes = [f"{shape} (kill-node: two)", *NOTES]
     finish(

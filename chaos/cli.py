@@ -26,6 +26,24 @@ EXIT_INTERRUPTED = 2
 EXIT_FAILED = 3
 
 
+class CommandOfAJob(click.Command):
+    """A subcommand that hands on what stands behind `--`: the command of somebody else's job, as `command`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Everything up to `--` is ours."""
+        own = args.index("--") if "--" in args else len(args)
+        job_command = args[own + 1 :]
+        if own < len(args) and not job_command:
+            raise click.UsageError("there is no command behind --", ctx)
+        rest = super().parse_args(ctx, args[:own])
+        ctx.params["command"] = tuple(job_command)
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """With the command at the end."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
 def experiment_options(command: Any) -> Any:
     """The options that describe an experiment, shared by `run` and `plan`."""
     options = [
@@ -109,6 +127,8 @@ _HELP = """Break a real distributed training run at an exact step, watch it surv
 
 \b
 chaos run kill-node --at step=500    the whole story on this machine, in about three minutes
+chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 train.py
+                                     the same for your own job, no line of it changed
 chaos faults                         what can be broken
 chaos report                         the newest run, judged again from its log
 
@@ -123,7 +143,7 @@ def cli() -> None:
     """The `chaos` command."""
 
 
-@cli.command()
+@cli.command(cls=CommandOfAJob)
 @experiment_options
 @OUT_OPTION
 @JSON_OPTION
@@ -134,7 +154,7 @@ def cli() -> None:
     "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
 )
 def run(subject: str | None, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
-    """Run an experiment: FAULT at its trigger on the default job, or all that FILE.yaml says."""
+    """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
     experiment = _experiment(subject, options)
     if junit is not None and not junit.absolute().parent.is_dir():
         raise UsageError(f"--junit: there is no folder {junit.parent} for it to be written to")
@@ -150,7 +170,7 @@ def run(subject: str | None, out: Path, as_json: bool, junit: Path | None, dry_r
     return int(summary["exit_code"])
 
 
-@cli.command()
+@cli.command(cls=CommandOfAJob)
 @experiment_options
 @JSON_OPTION
 def plan(subject: str | None, as_json: bool, **options: Any) -> int:

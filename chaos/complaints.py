@@ -65,7 +65,7 @@ def explain(
 def _explain(
     details: ErrorDetails, source: Source, words: Mapping[tuple[str, ...], Collection[str]], prefix: KeyPath
 ) -> UsageError:
-    where = (*prefix, *details["loc"])
+    where = (*prefix, *_said_at(details["loc"]))
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] == _USAGE:
         return source.placed(
@@ -84,6 +84,11 @@ def _explain(
     if wanted is None:
         return source.problem(where, f"{details['msg'][:1].lower()}{details['msg'][1:]}, not {shown(details['input'])}")
     return source.problem(where, f"must be {wanted.format(**context)}, not {shown(details['input'])}")
+
+
+def _said_at(location: Sequence[str | int]) -> Sequence[str | int]:
+    """Where the user said it: pydantic puts the name of the model that it chose for the job behind `job`."""
+    return (location[0], *location[2:]) if location[:1] == ("job",) and len(location) > 1 else location
 
 
 _WANTED: Mapping[str, str] = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from chaos.command_job import PHASES_OF_A_COMMAND, CommandJob, refusal
 from chaos.complaints import Source
 from chaos.errors import UsageError
 from chaos.fault_spec import FaultSpec
@@ -27,8 +28,8 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
     except UsageError as error:
         return [source.placed(error, ("job",))]
     problems: list[UsageError] = []
-    hidden_size = PRESETS[job.model].hidden_size
-    if job.approximation.rank > hidden_size:
+    hidden_size = PRESETS[job.model].hidden_size if isinstance(job, Job) else 0
+    if isinstance(job, Job) and job.approximation.rank > hidden_size:
         message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
         problems.append(source.problem(("job", "approximation", "rank"), message))
     for index, fault in enumerate(experiment.faults):
@@ -44,15 +45,17 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
     return problems
 
 
-def _about_time(fault: FaultSpec, kind: type[Fault[Any]], job: Job, where: KeyPath, source: Source) -> list[UsageError]:
+def _about_time(
+    fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob, where: KeyPath, source: Source
+) -> list[UsageError]:
     problems = []
     step = fault.at.step
-    if step is not None and step > job.steps:
+    if step is not None and job.steps is not None and step > job.steps:
         message = (
             f"step={step}, but the job has {job.steps} steps: choose a step from 1 to {job.steps}, or raise --steps"
         )
         problems.append(source.problem((*where, "at", "step"), message))
-    if fault.at.phase == "checkpoint" and (complaint := _about_checkpoints(fault, job)):
+    if complaint := _about_phase(fault, job):
         problems.append(source.problem((*where, "at", "phase"), complaint))
     parameters = kind.Parameters.model_validate(fault.parameters)
     phases = kind.phases_for(parameters)
@@ -65,6 +68,14 @@ def _about_time(fault: FaultSpec, kind: type[Fault[Any]], job: Job, where: KeyPa
             why = "whom it strikes is gone until the repair: write repair"
         problems.append(source.problem((*where, "for"), f"{fault.kind} has no lifetime: {why}"))
     return problems
+
+
+def _about_phase(fault: FaultSpec, job: Job | CommandJob) -> str | None:
+    if isinstance(job, Job):
+        return _about_checkpoints(fault, job) if fault.at.phase == "checkpoint" else None
+    if fault.at.at_seconds is not None or fault.at.phase in PHASES_OF_A_COMMAND:
+        return None
+    return f"the phases that can be seen in a script that was not changed are {', '.join(PHASES_OF_A_COMMAND)}"
 
 
 def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
@@ -80,16 +91,18 @@ def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
 
 
 def _about_target(
-    fault: FaultSpec, target: ResolvedTarget, job: Job, where: KeyPath, source: Source
+    fault: FaultSpec, target: ResolvedTarget, job: Job | CommandJob, where: KeyPath, source: Source
 ) -> list[UsageError]:
-    if target.role is None:
-        return []
     problems = []
+    if isinstance(job, CommandJob) and fault.repair not in (None, "none"):
+        problems.append(source.problem((*where, "repair"), refusal("repair")))
+    if target.role is None:
+        return problems
     roles = ROLES_OF_RUNTIME.get(job.runtime)
     if roles is not None and target.role not in roles:
         message = f"a job of the runtime {job.runtime} has no {target.role} of its own: there is {', '.join(roles)}"
         problems.append(source.problem((*where, "on"), message))
-    elif fault.repair is not None:
+    elif fault.repair is not None and isinstance(job, Job):
         message = f"the {target.role} is started again by itself, at once: leave repair out"
         problems.append(source.problem((*where, "repair"), message))
     return problems

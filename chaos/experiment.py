@@ -10,11 +10,12 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
+from chaos.command_job import CommandJob, refusal
 from chaos.complaints import Source, explain
 from chaos.contradictions import contradictions
 from chaos.errors import UsageError, all_of, nearest, shown
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
     Registry = Mapping[str, type[Fault[Any]]]
 
 
+def _runtime(job: object) -> str:
+    """Which of the models of a job reads `job`."""
+    runtime = job.get("runtime") if isinstance(job, Mapping) else getattr(job, "runtime", None)
+    return "command" if runtime == "command" else "mecefo"
+
+
+AnyJob = Annotated[Annotated[Job, Tag("mecefo")] | Annotated[CommandJob, Tag("command")], Discriminator(_runtime)]
+
+
 class Experiment(Said):
     """One experiment; `gates` and `halt` are expressions that the harness understands.
 
@@ -41,7 +51,7 @@ class Experiment(Said):
 
     name: Text
     seed: int = Field(default=0, ge=0, lt=2**63)
-    job: Job = Job()
+    job: AnyJob = Job()
     faults: list[FaultSpec] = Field(default_factory=list, max_length=1000)
     profile: ProfileText | None = None
     limits: Limits = Limits()
@@ -160,6 +170,9 @@ def _with_options(
                 values["gates"] = [*gates, *value]
             continue
         label = _label(option)
+        if option == "command":
+            label, value = "-- COMMAND", list(value)
+            _put(values, ("job", "runtime"), "command")
         where: KeyPath = (option,) if option in Experiment.model_fields else ("job", option)
         if option in FAULT_KEYS or option == "parameters":
             where = ("faults", 0, option)
@@ -269,6 +282,8 @@ def _judge(
         faults = enumerate(values["faults"])
         values["faults"] = [_gather_parameters(fault, ("faults", i), kinds, source, problems) for i, fault in faults]
     job = values.get("job")
+    if isinstance(job, Mapping) and _runtime(job) == "command":
+        job = values["job"] = _without_ours(job, source, problems)
     strategy = job.get("strategy") if isinstance(job, Mapping) else None
     planners = _installed_planners() if strategies is None else strategies
     if isinstance(strategy, str) and strategy not in planners:
@@ -277,10 +292,15 @@ def _judge(
     try:
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
-        raise all_of([*problems, *explain(error, source, _KEYS)]) from error
+        keys = {**_KEYS, ("job",): tuple(CommandJob.model_fields)} if _runtime(job) == "command" else _KEYS
+        raise all_of([*problems, *explain(error, source, keys)]) from error
     problems = problems or contradictions(experiment, kinds, source)
+    if isinstance(experiment.job, CommandJob) and values.get("twin"):
+        problems.append(source.problem(("twin",), refusal("twin")))
     if problems:
         raise all_of(problems)
+    if isinstance(experiment.job, CommandJob):
+        return experiment.model_copy(update={"job": experiment.job.filled(), "twin": False})
     data_parallel, pipeline = experiment.job.shape()
     shaped = experiment.job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
     return experiment.model_copy(update={"job": shaped})
@@ -290,6 +310,14 @@ def _without(fault: type[Fault[Any]]) -> Collection[str]:
     """Keys of which a fault of this kind has none, or, `kind`, of which the schema says more."""
     no_lifetime = () if fault.has_lifetime else ("for",)
     return ("kind", *no_lifetime, *(("on",) if fault.scope in WITHOUT_TARGET else ()))
+
+
+def _without_ours(job: Mapping[str, Any], source: Source, problems: list[UsageError]) -> dict[str, Any]:
+    """The job of a command without what only a job of our runtime can have, each of which is a problem."""
+    ours = [key for key in job if key in Job.model_fields and key not in CommandJob.model_fields]
+    for key in ours:
+        problems.append(source.problem(("job", key), f"the job is a command, whose {key.replace('_', ' ')} is its own"))
+    return {key: value for key, value in job.items() if key not in ours}
 
 
 def _gather_parameters(

@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.desk import Channel, Desk
@@ -47,6 +47,14 @@ class _Armed:
     fired: asyncio.Task[None] | None = None
     # Where it came to be held, when that was not said beforehand.
     moment: tuple[int, str] | None = None
+    # At how many attempts of the job's launcher it has been armed, and whether a later one took its place.
+    num_attempts: int = 1
+    is_superseded: bool = False
+
+    @property
+    def retriggers(self) -> str | int:
+        """`once`, `every-attempt`, or at how many attempts it fires."""
+        return getattr(self.incident, "retrigger", "once")
 
     def wants(self, rank: int, step: int, phase: str) -> bool:
         """Whether `rank` is to be held for it at (step, phase)."""
@@ -86,16 +94,16 @@ class Injector:
         self._desk = desk
         self._ledger = ledger
         self._emit = emit
+        self._faults = faults
+        self._seed = seed
+        self._attempt = 1
         self._over = asyncio.Event()
         self._armed: list[_Armed] = []
         for incident in incidents:
-            kind = faults[incident.fault]
-            fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
-            fault.seed = _seed_of(seed, incident.incident)
             ranks = frozenset(incident.target.ranks)
             # A target that is no rank has no agent to hold: any rank will do as a witness of the step.
             witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
-            self._armed.append(_Armed(incident, fault, witnesses, quorum))
+            self._armed.append(_Armed(incident, self._fault(incident), witnesses, quorum))
 
     def start(self) -> None:
         """The job runs: incidents at a time start to count."""
@@ -129,6 +137,9 @@ class Injector:
     def connected(self, channel: Channel) -> None:
         """An agent said hello: tell it where it is to be held."""
         self._desk.connected(channel)
+        if channel.attempt > self._attempt:
+            self._attempt = channel.attempt
+            self._arm_again()
         channel.send({"holds": self._holds_for(channel.rank)})
         for armed in self._armed:
             if armed.is_due and armed.fired is None and channel.rank in armed.witnesses:
@@ -170,6 +181,42 @@ class Injector:
             for armed in self._armed
             if armed.fired is None and rank in armed.witnesses and armed.incident.trigger.at_seconds is None
         ]
+
+    def _arm_again(self) -> None:
+        """A new attempt of the job's launcher begins: what is to fire at each of them, or K, is armed once more.
+
+        It gets a number of its own. One that has not fired yet is armed as it is.
+        """
+        again = []
+        for armed in list(self._armed):
+            incident = armed.incident
+            is_wanted = armed.retriggers == "every-attempt" or (
+                isinstance(armed.retriggers, int) and armed.num_attempts < armed.retriggers
+            )
+            if armed.fired is None or armed.is_superseded or not is_wanted or incident.trigger.step is None:
+                continue
+            armed.is_superseded = True
+            number = max(other.incident.incident for other in self._armed) + 1
+            # The job need not come to it again.
+            following = replace(incident, incident=number, is_optional=True)
+            self._armed.append(
+                _Armed(
+                    following,
+                    self._fault(following),
+                    armed.witnesses,
+                    armed.quorum,
+                    num_attempts=armed.num_attempts + 1,
+                )
+            )
+            again.append(following.to_dict())
+        if again:
+            self._emit("incidents_planned", incidents=again)
+
+    def _fault(self, incident: Incident) -> Fault[Any]:
+        kind = self._faults[incident.fault]
+        fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
+        fault.seed = _seed_of(self._seed, incident.incident)
+        return fault
 
     # ---- incidents ----
 

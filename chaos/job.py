@@ -15,7 +15,7 @@ from mecefo_runtime.devices import DeviceChoice
 _DEFAULTS = JobConfig()
 _MAX_RANKS = 1024
 # Which roles are processes of their own, by runtime.
-ROLES_OF_RUNTIME = {"mecefo": ("coordinator",)}
+ROLES_OF_RUNTIME = {"mecefo": ("coordinator",), "command": ("launcher", "store")}
 
 
 class Approximation(Said):

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from chaos.command_job import CommandJob
 from chaos.errors import UsageError
 from chaos.experiment import Experiment
 from chaos.fault_spec import FaultSpec
 from chaos.in_force import Interval, Placed, check, interval_of, is_possible, taken_ranks
+from chaos.job import Job
 from chaos.needs import capabilities_of
 from chaos.profile import DEFAULT_LIFETIME, PROFILES, ProfileSpec, TimeCompression, coverage, draw, time_compression
 from chaos.recurrence import MAX_INCIDENTS
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from chaos.faults.base import Fault
 
 # Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
+# More than any job takes, for one of which nobody knows: `within` and `count` end what recurs in it.
+_MANY_STEPS = 10**9
 DEFAULT_KILL_REPAIR = Duration(steps=40)
 
 # Where in the experiment the failures of a profile come from.
@@ -175,7 +179,8 @@ def make_plan(
         registry = installed()
     job = experiment.job
     if capabilities is None:
-        capabilities = capabilities_of(experiment.backend, job.runtime, has_checkpoints=job.checkpoint is not None)
+        has_checkpoints = isinstance(job, Job) and job.checkpoint is not None
+        capabilities = capabilities_of(experiment.backend, job.runtime, has_checkpoints=has_checkpoints)
     notes: list[str] = []
     drafts: list[_Draft] = []
     for index, fault in enumerate(experiment.faults):
@@ -187,7 +192,11 @@ def make_plan(
         from_profile, left_out_ratio = _failures(experiment.profile, experiment, registry, capabilities, notes)
         drafts += from_profile
     placed = _place(drafts, experiment, cluster, notes)
-    check(placed, cluster, experiment.limits)
+    if isinstance(job, CommandJob):
+        # Who is down when is its launcher's doing, and to lose all ranks at once what it may be there to survive.
+        _check_limits(placed, experiment, cluster)
+    else:
+        check(placed, cluster, experiment.limits)
     if experiment.profile is not None:
         num_failures = sum(one.key == _PROFILE for one in placed)
         compression = time_compression(experiment.profile.name, cluster.num_ranks, num_failures)
@@ -205,7 +214,7 @@ def _firings(
     triggers: tuple[Trigger, ...] = (fault.at,)
     if recurrence is not None:
         try:
-            triggers = recurrence.triggers(_rng(f"{experiment.seed}:{index}:when"), experiment.job.steps)
+            triggers = recurrence.triggers(_rng(f"{experiment.seed}:{index}:when"), experiment.job.steps or _MANY_STEPS)
         except UsageError as error:
             raise UsageError(error.message, key=f"{key}.{error.key}") from error
         how = f"rate {fault.rate}" if fault.rate is not None else f"every {fault.every}"
@@ -222,11 +231,11 @@ def _firings(
             kind=kind,
             on=fault.on,
             trigger=trigger,
-            repair=_repair(fault, kind),
+            repair=None if isinstance(experiment.job, CommandJob) else _repair(fault, kind),
             lifetime=fault.lifetime or kind.default_lifetime if kind.has_lifetime else None,
             parameters=fault.parameters,
             retrigger=fault.retrigger,
-            is_optional=recurrence is not None and recurrence.is_by_time,
+            is_optional=recurrence is not None and (recurrence.is_by_time or experiment.job.steps is None),
             may_be_left_out=fault.rate is not None,
         )
         for firing, trigger in enumerate(triggers)
@@ -239,17 +248,21 @@ def _failures(
     """The failures of a profile, in the order of their steps, and which share of its counts the job cannot have."""
     profile = PROFILES[spec.name]
     notes.append(f"profile {profile.name}: {profile.source}")
-    covered = coverage(profile, registry, capabilities, num_nodes=experiment.job.nodes)
+    num_steps = experiment.job.steps
+    if num_steps is None:
+        raise UsageError("a profile is spread over the job's steps: say how many they are with --steps", key=_PROFILE)
+    is_command = isinstance(experiment.job, CommandJob)
+    covered = coverage(profile, registry, capabilities, num_nodes=experiment.job.nodes or 1)
     missing = "; ".join(f"{failure.name} {failure.count}: {why}" for failure, why in covered.left_out)
     if not covered.classes:
         raise UsageError(f"the job can have none of the failures of {spec.name} ({missing})", key=_PROFILE)
     if missing:
         notes.append(f"profile {profile.name}: left out, {covered.left_out_ratio:.1%} by counts: {missing}")
-    num_failures = spec.num_failures(experiment.job.steps)
+    num_failures = spec.num_failures(num_steps)
     drawn = []
     for number in range(num_failures):
         lot = f"{experiment.seed}:profile:{number}"
-        drawn.append((draw(covered.classes, experiment.job.steps, _rng(f"{lot}:what")), lot))
+        drawn.append((draw(covered.classes, num_steps, _rng(f"{lot}:what")), lot))
     drafts = []
     for failure, lot in sorted(drawn, key=lambda pair: pair[0].step):
         kind = registry[failure.failure_class.kind]
@@ -260,7 +273,7 @@ def _failures(
                 kind=kind,
                 on=failure.failure_class.target,
                 trigger=Trigger(step=failure.step),
-                repair=DEFAULT_KILL_REPAIR if kind.is_loss else None,
+                repair=DEFAULT_KILL_REPAIR if kind.is_loss and not is_command else None,
                 lifetime=(kind.default_lifetime or DEFAULT_LIFETIME) if kind.has_lifetime else None,
                 parameters=kind.Parameters.model_validate({}).model_dump(mode="json"),
                 is_optional=True,
@@ -281,7 +294,7 @@ def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes
         try:
             one = _strike(draft, experiment, cluster, placed.values())
             why = None
-            if draft.may_be_left_out:
+            if draft.may_be_left_out and not isinstance(experiment.job, CommandJob):
                 why = is_possible(one, placed.values(), cluster, experiment.limits)
         except UsageError as error:
             if not draft.may_be_left_out:
@@ -295,6 +308,14 @@ def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes
         total = sum(draft.key == key for draft in drafts)
         notes.append(f"{key}: {len(reasons)} of {total} firings are left out, since they cannot be: {reasons[0]}")
     return [placed[position] for position in sorted(placed)]
+
+
+def _check_limits(placed: Collection[Placed], experiment: Experiment, cluster: Cluster) -> None:
+    for one in placed:
+        complaint = experiment.limits.complaint(set(one.incident.target.ranks), cluster)
+        if complaint is not None:
+            what = f"{one.incident.fault} on {one.incident.target} at {one.incident.trigger}"
+            raise UsageError(f"{what}: {complaint}", key=one.key)
 
 
 def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:
@@ -313,7 +334,7 @@ def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Col
         retrigger=draft.retrigger,
     )
     here = Placed(anywhere, draft.key, draft.interval)
-    taken = taken_ranks(here, others)
+    taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)
     racks = experiment.job.nodes_per_rack
     try:
         target = resolve(draft.on, cluster, kind.scope, _rng(draft.lot), unavailable=taken, nodes_per_rack=racks)

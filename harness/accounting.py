@@ -26,7 +26,7 @@ BADPUT_CAUSES: Mapping[str, str] = {
     "transfer": "moving parameters and optimizer state to where they are needed",
     "repeated_work": "work of an attempt at a step that was thrown away",
     "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
-    "restart": "standing still without a coordinator, or while a repair is under way",
+    "restart": "standing still without a coordinator, under repair, or between two attempts of a command",
     "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
     "other": "what no event explains, such as the teardown after the last step",
 }
@@ -152,6 +152,10 @@ def _claims(timeline: Timeline) -> Iterable[_Claim]:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
         yield from _stall_claims(stall, steps)
+    for start, end in timeline.restarts:
+        yield _Claim(start, end, _Strength.ABSENCE, "restart")
+        # A step in flight died with its attempt.
+        yield from _thrown_away(timeline.steps.every, start, None)
     for start, end in timeline.checkpoints:
         yield _Claim(start, end, _Strength.CHECKPOINT, "checkpoint")
     for down_from, down_to in timeline.coordinator_downs:
@@ -176,7 +180,7 @@ def _step_claims(timeline: Timeline) -> Iterable[_Claim]:
         if not any(step.previous_seconds < time <= step.began_seconds for time in regrouped):
             yield _Claim(step.previous_seconds, step.began_seconds, _Strength.GAP, PRODUCTIVE, step=index)
     for step in timeline.steps.redone:
-        yield _Claim(step.began_seconds, step.committed_seconds, _Strength.THROWN_AWAY, "repeated_work")
+        yield _Claim(step.previous_seconds, step.committed_seconds, _Strength.THROWN_AWAY, "repeated_work")
 
 
 def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[_Claim]:

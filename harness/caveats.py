@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.attempts import COMMAND_RUNTIME
 from harness.integrity import LOSS_STEPS
-from harness.steps import WARM_UP_STEPS
+from harness.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.timeline import RESTORED_STEPS, Timeline
 
 _FEW_STEPS = 10
@@ -21,6 +22,7 @@ def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadabl
     return [
         *_of_the_log(summary, num_unreadable),
         *_of_the_set_up(summary),
+        *_of_the_command(summary, timeline),
         *_of_the_speed(summary),
         *_of_the_losses(summary),
         *(_of_the_incidents(summary) if timeline is not None else ()),
@@ -63,6 +65,25 @@ def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
     if summary["data_parallel"] == 1:
         found.append(
             "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."
+        )
+    return found
+
+
+def _of_the_command(summary: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
+    """What cannot be seen of somebody else's job, or is seen in another way than of ours."""
+    if timeline is None or timeline.runtime != COMMAND_RUNTIME:
+        return []
+    found: list[str] = []
+    if summary["throughput_unit"] != WORK_UNITS[0]:
+        found.append(
+            f"Throughput is in {summary['throughput_unit']} per second: the script does not let us see its tokens"
+            f"{'' if summary['throughput_unit'] == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can tell them."
+        )
+    anew = [one.number for one in timeline.attempts[1:] if one.first_step == 1]
+    if anew:
+        found.append(
+            f"Attempt {anew[0]} counted its steps from 1 again. If it did not begin anew, its optimizer keeps none: "
+            "fewer steps were done again than is said here: chaos.agent.step(number=...) tells."
         )
     return found
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chaos.command_job import CommandConfig, command_text
 from chaos.desk import Desk
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.experiment import Experiment, experiment_hash
@@ -24,7 +25,8 @@ from chaos.injector import Injector
 from chaos.ledger import Ledger, read_pending
 from chaos.schedule import Incident
 from chaos.watch import Watch
-from harness.backends.base import Outcome, RunningJob
+from harness.backends.base import AnyConfig, Outcome, RunningJob
+from harness.backends.command import CommandBackend
 from harness.backends.local import LocalBackend
 from harness.gates import HaltCondition
 from harness.hub import Hub
@@ -53,7 +55,7 @@ class Conductor:
         self,
         experiment: Experiment,
         incidents: Sequence[Incident],
-        job: JobConfig,
+        job: AnyConfig,
         folder: Path,
         view: RunView,
         faults: Mapping[str, type[Fault[Any]]] | None = None,
@@ -72,8 +74,12 @@ class Conductor:
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
-        modules = () if job.checkpoint is None else CHECKPOINT_MODULES
-        self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules)
+        self._backend: LocalBackend | CommandBackend
+        if isinstance(job, CommandConfig):
+            self._backend = CommandBackend(self._hub, token, logs, self._emitter)
+        else:
+            modules = () if job.checkpoint is None else CHECKPOINT_MODULES
+            self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
@@ -120,7 +126,7 @@ class Conductor:
             experiment_hash=experiment_hash(self._experiment),
             seed=self._experiment.seed,
             gates=list(self._experiment.gates),
-            dilation_ratio=self._job.dilation_ratio,
+            dilation_ratio=_facts(self._job)["dilation_ratio"],
             machine={
                 "cores": len(os.sched_getaffinity(0)),
                 "platform": platform.platform(),
@@ -158,7 +164,7 @@ class Conductor:
                 self._injector = None
 
     def _host(self, running: RunningJob, desk: Desk, emitter: Emitter) -> Host:
-        checkpoint = self._job.checkpoint
+        checkpoint = self._job.checkpoint if isinstance(self._job, JobConfig) else None
         return Host(
             processes=running,
             inside=desk,
@@ -169,12 +175,13 @@ class Conductor:
         )
 
     async def _run_twin(self) -> None:
+        assert isinstance(self._job, JobConfig)
         twin = replace(self._job, dilation_ratio=NO_DILATION, checkpoint=None)
         running = await self._start_job(TWIN_JOB, twin, with_agents=False)
         await running.start()
         await self._finish_job(running)
 
-    async def _start_job(self, name: str, job: JobConfig, *, with_agents: bool) -> RunningJob:
+    async def _start_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> RunningJob:
         self._committed_steps = 0
         self._usual_step_seconds = 0.0
         self._last_progress_seconds = asyncio.get_running_loop().time()
@@ -183,9 +190,7 @@ class Conductor:
             num_ranks=job.cluster().num_ranks,
             nodes=job.nodes,
             steps=job.steps,
-            tokens_per_step=job.tokens_per_step,
-            samples_per_step=job.samples_per_step,
-            dilation_ratio=job.dilation_ratio,
+            **_facts(job),
         )
         self._running = await self._backend.prepare_job(name, job, with_agents=with_agents)
         return self._running
@@ -208,15 +213,23 @@ class Conductor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(STALL_CHECK_SECONDS)
-            patience_seconds = max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds)
+            patience_seconds = self._patience_seconds()
             if loop.time() - self._last_progress_seconds > patience_seconds:
+                after = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
+                within = f"in {patience_seconds:.0f} s {running.complaint_about_start()}"
                 Emitter(self._on_event, "conductor", job=running.name).emit(
                     "job_failed",
                     step=self._committed_steps or None,
-                    reason=f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}",
+                    reason=after if self._committed_steps else within,
                 )
                 running.give_up()
                 return
+
+    def _patience_seconds(self) -> float:
+        usual = max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds)
+        if not isinstance(self._job, CommandConfig):
+            return usual
+        return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
 
     async def _close(self, reason: str, message: str) -> None:
         with suppress(ChaosError):
@@ -257,6 +270,9 @@ class Conductor:
     def _on_step(self, event: Event) -> None:
         step = int(event.step or 0)
         now = asyncio.get_running_loop().time()
+        if isinstance(self._job, CommandConfig):
+            # One that has gone back is at work again.
+            self._last_progress_seconds = now
         if step > self._committed_steps:
             if self._committed_steps and not self._usual_step_seconds:
                 self._usual_step_seconds = now - self._last_progress_seconds
@@ -272,8 +288,9 @@ class Conductor:
                 self._finish("halted", f"halt condition: {condition.text}")
 
     def _plan_repair(self, number: int, step: int) -> None:
-        incident = self._incidents[number]
-        if incident.repair is None:
+        incident = self._incidents.get(number)
+        # Unknown: the injector fires one of them once more, at a later attempt of a command, which nobody repairs.
+        if incident is None or incident.repair is None:
             return
         if incident.repair.steps is not None:
             self._repairs.append((step + incident.repair.steps, incident))
@@ -326,6 +343,18 @@ class Conductor:
     def _on_signal(self, number: signal.Signals) -> None:
         self._emitter.emit("interrupted", signal=number.name)
         self._finish("interrupted", f"interrupted by {number.name}")
+
+
+def _facts(job: AnyConfig) -> dict[str, Any]:
+    """What of a step is known beforehand; of a command nothing is."""
+    if isinstance(job, CommandConfig):
+        command = {"runtime": "command", "command": command_text(job.command), "started_in": str(Path.cwd())}
+        return {"tokens_per_step": None, "samples_per_step": None, "dilation_ratio": NO_DILATION, **command}
+    return {
+        "tokens_per_step": job.tokens_per_step,
+        "samples_per_step": job.samples_per_step,
+        "dilation_ratio": job.dilation_ratio,
+    }
 
 
 class _Ended(Exception):

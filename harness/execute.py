@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from chaos.command_job import CommandConfig, CommandJob, check_command
 from chaos.errors import EnvironmentFailure, UsageError, all_of
 from chaos.experiment import Experiment, to_yaml
 from chaos.faults import registry
 from chaos.faults.base import Ground
 from chaos.needs import capabilities_of, check_needs
 from chaos.schedule import Incident, Plan, make_plan
+from harness.backends.base import AnyConfig
 from harness.conductor import EVENTS_FILE, Conductor
 from harness.gates import Gate, GateError, HaltCondition
 from harness.live import open_view
@@ -39,7 +41,7 @@ EXPERIMENT_FILE = "experiment.yaml"
 CHECKPOINTS_FOLDER = "checkpoints"
 
 
-def check(experiment: Experiment) -> tuple[JobConfig, tuple[Incident, ...]]:
+def check(experiment: Experiment) -> tuple[AnyConfig, tuple[Incident, ...]]:
     """Everything that can be refused before anything is started; returns the job and the incidents.
 
     Raises:
@@ -49,7 +51,7 @@ def check(experiment: Experiment) -> tuple[JobConfig, tuple[Incident, ...]]:
     return job, plan.incidents
 
 
-def prepare(experiment: Experiment) -> tuple[JobConfig, Plan]:
+def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
     """As `check`, with what there is to be said of the incidents.
 
     Raises:
@@ -67,6 +69,9 @@ def prepare(experiment: Experiment) -> tuple[JobConfig, Plan]:
         if complaints := check_needs(needs, capabilities):
             raise all_of(complaints)
         _check_faults(plan.incidents, job)
+        if isinstance(job, CommandConfig):
+            check_command(job)
+            return job, plan
         read_corpus(job.data, sequence_length=job.sequence_length)
         if job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
             newest_durable(job)
@@ -84,7 +89,8 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
     """
     job, incidents = check(experiment)
     try:
-        require_device(job.device)
+        if isinstance(job, JobConfig):
+            require_device(job.device)
     except DeviceError as error:
         raise EnvironmentFailure(str(error)) from error
     try:
@@ -94,7 +100,7 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
         raise EnvironmentFailure(str(error)) from error
     except OSError as error:
         raise EnvironmentFailure(f"cannot write to {out}: {error.strerror}. Choose another place with --out") from error
-    if job.checkpoint is not None and not job.checkpoint.folder:
+    if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:
         checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
         job = replace(job, checkpoint=checkpoint)
     with open_view(stream) as view:
@@ -145,20 +151,23 @@ def write_whole(path: Path, text: str) -> None:
         raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
 
 
-def _capabilities(experiment: Experiment, job: JobConfig) -> frozenset[str]:
+def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
     """What faults can count on: what the experiment offers, and this machine."""
-    offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=job.checkpoint is not None)
-    of_machine = {"root": os.geteuid() == 0, "cuda": job.device != "cpu" and num_devices() > 0}
+    has_checkpoints = isinstance(job, JobConfig) and job.checkpoint is not None
+    offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=has_checkpoints)
+    is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
+    of_machine = {"root": os.geteuid() == 0, "cuda": not is_on_cpu and num_devices() > 0}
     return offered | {need for need, is_there in of_machine.items() if is_there}
 
 
-def _check_faults(incidents: Sequence[Incident], job: JobConfig) -> None:
+def _check_faults(incidents: Sequence[Incident], job: AnyConfig) -> None:
     """Let every fault refuse what it can know to be impossible.
 
     Raises:
         UsageError: one of them does.
     """
-    folder = Path(job.checkpoint.folder) if job.checkpoint is not None and job.checkpoint.folder else None
+    checkpoint = job.checkpoint if isinstance(job, JobConfig) else None
+    folder = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder else None
     ground = Ground(job.cluster(), folder)
     for incident in incidents:
         kind = registry()[incident.fault]
@@ -172,6 +181,8 @@ def _check_faults(incidents: Sequence[Incident], job: JobConfig) -> None:
 def _dilation_ratio(experiment: Experiment) -> float:
     """What a rank's CPU time is padded to; a rank that computes on a GPU has none to pad."""
     job = experiment.job
+    if isinstance(job, CommandJob):
+        return NO_DILATION
     uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
     match job.dilation:
         case "auto" if not uses_gpus:

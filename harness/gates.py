@@ -18,6 +18,7 @@ from math import ceil, floor, isfinite
 from statistics import fmean, median
 from typing import Any
 
+from harness.attempts import COMMAND_RUNTIME
 from harness.metrics import METRICS, Metric, Unit, find, nearest
 from mecefo_runtime.events import MAIN_JOB, Event
 
@@ -36,7 +37,8 @@ AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "median": median,
 }
 BUILTIN_GATES = ("steps_lost == 0", "samples_lost == 0", "unrecovered_incidents == 0")
-"""What counts in every run, asked for or not."""
+"""What counts in every run of our runtime, asked for or not."""
+_BUILTIN_GATES_OF_A_COMMAND = ("unrecovered_incidents == 0",)
 
 _SCALES: Mapping[Unit, Mapping[str, float]] = {
     "ratio": {"": 1.0, "%": 100.0},
@@ -141,11 +143,22 @@ def evaluate(gate: Gate, summary: Mapping[str, Any], *, builtin: bool = False) -
     return GateResult(gate.expression, value, passed, builtin, None if passed else _measured(gate, value))
 
 
-def evaluate_all(expressions: Iterable[str], summary: Mapping[str, Any]) -> list[GateResult]:
+def builtin_gates(runtime: object) -> tuple[str, ...]:
+    """What counts, asked for or not, of a job of `runtime`.
+
+    Of a command's job it is only that it comes through: to go back to a checkpoint loses steps by design, and which
+    samples its steps used nobody can see.
+    """
+    return _BUILTIN_GATES_OF_A_COMMAND if runtime == COMMAND_RUNTIME else BUILTIN_GATES
+
+
+def evaluate_all(
+    expressions: Iterable[str], summary: Mapping[str, Any], builtins: Sequence[str] = BUILTIN_GATES
+) -> list[GateResult]:
     """The gates of a run and the built-in ones. One that cannot be evaluated is inconclusive, with the reason."""
     asked = list(dict.fromkeys(expressions))
     results: list[GateResult] = []
-    for expression in (*asked, *BUILTIN_GATES):
+    for expression in (*asked, *builtins):
         builtin = len(results) >= len(asked)
         try:
             results.append(evaluate(Gate.parse(expression), summary, builtin=builtin))

@@ -44,6 +44,8 @@ class Hub:
         self._supervisors: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self.agents: AgentDesk | None = None
+        # Hears of every agent first, and says which start of its rank that is, from 1.
+        self.on_agent: Callable[[Message, ProcessId], int] | None = None
         self.address = ""
 
     async def open(self) -> None:
@@ -62,6 +64,11 @@ class Hub:
             await asyncio.wait(tasks, timeout=1.0)
         for task in self._open:
             task.cancel()
+
+    async def drained(self, timeout_seconds: float) -> None:
+        """Wait until everybody who is connected has hung up, and what they had said is read; or for that long."""
+        if self._open:
+            await asyncio.wait(list(self._open), timeout=timeout_seconds)
 
     def order(self, node: int, order: Mapping[str, Any]) -> bool:
         """Send an order to the supervisor of `node`; False when it is not there."""
@@ -116,7 +123,8 @@ class Hub:
 
         with suppress(ProcessLookupError):
             process = ProcessId.of(int(hello["pid"]))
-            channel = Channel(int(hello["rank"]), int(hello["node"]), int(hello["attempt"]), process, send)
+            attempt = int(hello["attempt"]) if self.on_agent is None else self.on_agent(hello, process)
+            channel = Channel(int(hello["rank"]), int(hello["node"]), attempt, process, send)
             desk.connected(channel)
             try:
                 while line := await reader.readline():

@@ -35,8 +35,8 @@ class Losses:
 
 def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> Losses:
     """The main job's losses and how far they are from the twin's."""
-    ours = {step.step: step.loss for step in main}
-    theirs = {step.step: step.loss for step in twin}
+    ours = {step.step: step.loss for step in main if step.loss is not None}
+    theirs = {step.step: step.loss for step in twin if step.loss is not None}
     both = sorted(ours.keys() & theirs.keys())
     last = (both if theirs else sorted(ours))[-LOSS_STEPS:]
     final = _finite(fmean(ours[step] for step in last)) if last else None
@@ -83,7 +83,7 @@ def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | 
     held: dict[str, dict[int, int]] = {}
     for event in events:
         if event.job == MAIN_JOB and event.kind == "rank_finished" and event.rank is not None:
-            for unit, checksum_of_unit in event.fields["checksums"].items():
+            for unit, checksum_of_unit in event.fields.get("checksums", {}).items():
                 held.setdefault(unit, {})[event.rank] = int(checksum_of_unit)
     if not held:
         return None

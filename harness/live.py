@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.progress import IncidentProgress, JobProgress, Progress
-from harness.words import Narrator, count, name_seconds, one_line, target_text
+from harness.words import Narrator, count, name_seconds, one_line, speed_text, target_text
 from mecefo_runtime.events import MAIN_JOB, Event
 
 _REFRESHES_PER_SECOND = 4
@@ -96,15 +96,22 @@ class PlainView:
         if event.kind != "step_committed":
             return None
         job = self._progress.main if event.job == MAIN_JOB else self._progress.twin
-        if job is None or not job.steps:
+        if job is None:
             return None
+        if not job.steps:
+            return self._step_milestone(event, job)
         part = int(job.done_ratio * _PLAIN_PARTS)
         if part <= self._parts.get(event.job, 0):
             return None
         self._parts[event.job] = part
-        speed = f", {job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else ""
-        loss = f", loss {job.loss:.3f}" if job.loss is not None else ""
-        return f"{'' if event.job == MAIN_JOB else 'fault-free twin: '}{job.done_ratio:.0%} done{speed}{loss}"
+        return f"{'' if event.job == MAIN_JOB else 'fault-free twin: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
+
+    def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
+        """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""
+        if job.step < 2 * self._parts.get(event.job, 1):
+            return None
+        self._parts[event.job] = job.step
+        return f"{count(job.step, 'step')} done{_speed_and_loss(job)}"
 
     def _write(self, line: str) -> None:
         if self._stream is None:
@@ -212,7 +219,7 @@ class Screen:
         self._text.append("\n")
 
     def _job(self, label: str, job: JobProgress) -> None:
-        tail = f" {job.step}/{job.steps} steps" if job.steps else " starting"
+        tail = f" {job.step}/{job.steps} steps" if job.steps else f" {job.step} steps" if job.step else " starting"
         if job.outcome:
             tail += f", {job.outcome}"
         cells = max(5, min(50, self._width - len(tail) - 12))
@@ -222,13 +229,14 @@ class Screen:
         )
 
     def _speed(self) -> None:
-        main, before = self._progress.main, self._progress.tokens_per_second_before
-        now = main.tokens_per_second
-        speed = f"{now:,.0f} tokens/s" if now else "- tokens/s"
+        main, before = self._progress.main, self._progress.work_per_second_before
+        now = main.work_per_second
+        speed = f"{speed_text(now) if now else '-'} {main.unit}/s"
         if before and now:
-            speed += f" ({now / before - 1:+.0%} against {before:,.0f} before the fault)"
+            speed += f" ({now / before - 1:+.0%} against {speed_text(before)} before the fault)"
         loss = f"   loss {main.loss:.3f}" if main.loss is not None else ""
-        self._line((f"{speed}{loss}   epoch {main.epoch}", ""))
+        era = "attempt" if self._progress.is_command else "epoch"
+        self._line((f"{speed}{loss}   {era} {main.epoch}", ""))
 
     def _nodes(self) -> None:
         progress = self._progress
@@ -255,12 +263,19 @@ class Screen:
         if state != "up":
             return f"rank {rank}: {state.upper() if state == 'gone' else state}", _STYLES.get(state, "")
         span = self._progress.spans.get(rank)
+        if span is None and self._progress.is_command:
+            return f"rank {rank}: up", ""
         if span is None:
             return f"rank {rank}: idle", "yellow" if self._progress.spans else ""
         layers = f"layer {span.first}" if span.end - span.first == 1 else f"layers {span.first}-{span.end - 1}"
         if not span.degraded:
             return f"rank {rank}: {layers}", ""
         return f"rank {rank}: {layers} ~{','.join(map(str, sorted(span.degraded)))}", _STYLES["degraded"]
+
+
+def _speed_and_loss(job: JobProgress) -> str:
+    speed = f", {speed_text(job.work_per_second)} {job.unit}/s" if job.work_per_second else ""
+    return speed + (f", loss {job.loss:.3f}" if job.loss is not None else "")
 
 
 def recovery_sentence(incident: IncidentProgress) -> str:

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from harness.attempts import COMMAND_RUNTIME
+from harness.steps import unit_of, work_of
 from mecefo_runtime.events import MAIN_JOB, Event
 from mecefo_runtime.layout import Layout, Span
 
@@ -56,14 +58,15 @@ class IncidentProgress:
 
 @dataclass(slots=True)
 class JobProgress:
-    """One job's steps: `tokens_per_second` over the last few of them."""
+    """One job's steps: `work_per_second` over the last few of them, in `unit` (see `harness.steps.WORK_UNITS`)."""
 
     steps: int = 0
     step: int = 0
     loss: float | None = None
     epoch: int = 0
     outcome: str | None = None
-    tokens_per_second: float | None = None
+    unit: str = "tokens"
+    work_per_second: float | None = None
     commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_NOW_STEPS + 1))
 
     @property
@@ -82,10 +85,11 @@ class Progress:
         self.main = JobProgress()
         self.twin: JobProgress | None = None
         self.num_nodes = 0
+        self.is_command = False
         self.rank_states: dict[int, str] = {}
         self.spans: dict[int, Span] = {}
         self.incidents: dict[int, IncidentProgress] = {}
-        self.tokens_per_second_before: float | None = None
+        self.work_per_second_before: float | None = None
         self._recent: deque[float] = deque(maxlen=_MEDIAN_STEPS)
 
     def feed(self, event: Event) -> tuple[IncidentProgress, ...]:
@@ -118,6 +122,7 @@ class Progress:
             return
         job.steps = int(event.fields.get("steps") or 0)
         if event.job == MAIN_JOB:
+            self.is_command = event.fields.get("runtime") == COMMAND_RUNTIME
             nodes = event.fields.get("nodes") or 1
             self.num_nodes = nodes if isinstance(nodes, int) else len(nodes)
             self.rank_states = dict.fromkeys(range(int(event.fields.get("num_ranks") or 0)), "starting")
@@ -131,13 +136,19 @@ class Progress:
         if fields.get("repeated") and step <= job.step:
             return ()
         committed = float(fields.get("committed_monotonic", event.monotonic_seconds))
-        tokens = float(fields.get("tokens") or 0)
+        unit = unit_of([event])
+        work = work_of(event, unit)
+        if unit != job.unit:
+            # What is counted differently cannot be added up.
+            job.unit = unit
+            job.commits.clear()
+            self._recent.clear()
         if job.commits and job is self.main and step > _WARM_UP_STEPS and committed > job.commits[-1][0]:
-            self._recent.append(tokens / (committed - job.commits[-1][0]))
-        job.commits.append((committed, tokens))
+            self._recent.append(work / (committed - job.commits[-1][0]))
+        job.commits.append((committed, work))
         elapsed = committed - job.commits[0][0]
         if elapsed > 0:
-            job.tokens_per_second = sum(tokens for _, tokens in list(job.commits)[1:]) / elapsed
+            job.work_per_second = sum(work for _, work in list(job.commits)[1:]) / elapsed
         job.step, job.loss, job.epoch = step, fields.get("loss"), int(fields.get("epoch") or job.epoch)
         if job is not self.main:
             return ()
@@ -176,6 +187,11 @@ class Progress:
             if incident is not None and incident.goes_on:
                 incident.advance("over")
         elif event.kind == "rank_started" and event.rank is not None:
+            if self.is_command:
+                # Its launcher starts all ranks again: whoever is there is up.
+                self.main.epoch = event.attempt
+                self._mark([event.rank], "up")
+                return
             state = self.rank_states.get(event.rank)
             self._mark([event.rank], "restarting" if state == "gone" else "up" if state == "starting" else str(state))
         elif event.kind == "detected":
@@ -213,8 +229,8 @@ class Progress:
             incident.ranks = tuple(fields.get("ranks") or ())
             incident.is_loss = bool(fields.get("is_loss"))
             incident.goes_on = bool(fields.get("goes_on"))
-            if self.tokens_per_second_before is None and self._recent:
-                self.tokens_per_second_before = median(self._recent)
+            if self.work_per_second_before is None and self._recent:
+                self.work_per_second_before = median(self._recent)
 
     def _advance_open(self, stage: str) -> None:
         for incident in self.incidents.values():

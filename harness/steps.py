@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from mecefo_runtime.events import Event
+
+WORK_UNITS = ("tokens", "samples", "steps")
+"""What throughput is counted in: the first of these that every step of the job tells."""
 
 BASELINE_STEPS = 50
 """The pre-fault speed is the median over at most this many steps before the first fault."""
@@ -20,13 +23,14 @@ class CommittedStep:
 
     `began_seconds` is when the attempt that committed began; `previous_seconds` when the step before committed (or
     the same as `began_seconds` where no record of that one exists), so that a step's duration holds everything since
-    then. `samples` and `samples_checksum` are None for a job that does not tell.
+    then. `work` is what it counts for in the throughput, in the unit of its `Steps`. `loss`, `samples` and
+    `samples_checksum` are None where the job does not tell.
     """
 
     step: int
     epoch: int
-    loss: float
-    tokens: int
+    loss: float | None
+    work: float
     samples: int | None
     samples_checksum: int | None
     began_seconds: float
@@ -39,27 +43,34 @@ class CommittedStep:
         return self.committed_seconds - self.previous_seconds
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens of the step over its duration; 0 where the clock saw no time pass."""
-        return self.tokens / self.duration_seconds if self.duration_seconds > 0 else 0.0
+    def work_per_second(self) -> float:
+        """Work of the step over its duration; 0 where the clock saw no time pass."""
+        return self.work / self.duration_seconds if self.duration_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of one job: `first` record of each in the order of commit, and `redone`, those committed again.
 
-    A step is redone when a later epoch commits it anew: the job had gone back behind it.
+    A step is redone when a later epoch commits it anew: the job had gone back behind it. `unit` is one of WORK_UNITS.
     """
 
     first: tuple[CommittedStep, ...]
     redone: tuple[CommittedStep, ...]
+    unit: str = WORK_UNITS[0]
+
+    @property
+    def every(self) -> tuple[CommittedStep, ...]:
+        """Each record, in the order of commit."""
+        return tuple(sorted((*self.first, *self.redone), key=lambda step: step.committed_seconds))
 
 
-def read_steps(events: Iterable[Event], job: str) -> Steps:
-    """The committed steps of `job`.
+def read_steps(events: Iterable[Event], job: str, epochs: Mapping[int, int] | None = None) -> Steps:
+    """The committed steps of `job`; `epochs`, by the pid of who told, are believed before what a step says itself.
 
     A record that only says again what an old leader may have said fills a hole, no more.
     """
+    epochs = {} if epochs is None else epochs
     records = [
         event for event in events if event.kind == "step_committed" and event.job == job and event.step is not None
     ]
@@ -68,15 +79,24 @@ def read_steps(events: Iterable[Event], job: str) -> Steps:
     redone: list[Event] = []
     for event in said:
         known = first.setdefault(event.step or 0, event)
-        if known is not event and event.fields.get("epoch", 0) > known.fields.get("epoch", 0):
+        if known is not event and _epoch(event, epochs) > _epoch(known, epochs):
             redone.append(event)
     for event in repeated:
         first.setdefault(event.step or 0, event)
     commits = {step: _committed(event) for step, event in first.items()}
-    ordered = sorted(first.values(), key=_committed)
+    again = {(_epoch(event, epochs), event.step or 0): _committed(event) for event in redone}
+    unit = unit_of(records)
+
+    def step_of(event: Event, is_first: bool) -> CommittedStep:
+        epoch, before = _epoch(event, epochs), (event.step or 0) - 1
+        # Of a job that had gone back, the step before is the one that its own epoch committed.
+        previous_seconds = again.get((epoch, before), commits.get(before) if is_first else None)
+        return _step(event, epoch, previous_seconds, unit)
+
     return Steps(
-        tuple(_step(event, commits.get((event.step or 0) - 1)) for event in ordered),
-        tuple(_step(event, None) for event in redone),
+        tuple(step_of(event, True) for event in sorted(first.values(), key=_committed)),
+        tuple(step_of(event, False) for event in redone),
+        unit,
     )
 
 
@@ -90,14 +110,19 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
     return tuple((warm if len(warm) >= WARM_UP_STEPS else before)[-BASELINE_STEPS:])
 
 
-def median_tokens_per_second(steps: Sequence[CommittedStep]) -> float | None:
+def median_work_per_second(steps: Sequence[CommittedStep]) -> float | None:
     """The median speed of `steps`, None of none."""
-    return median(step.tokens_per_second for step in steps) if steps else None
+    return median(step.work_per_second for step in steps) if steps else None
 
 
 def median_step_seconds(steps: Sequence[CommittedStep]) -> float | None:
     """The median duration of `steps`, None of none."""
     return median(step.duration_seconds for step in steps) if steps else None
+
+
+def work_of(event: Event, unit: str) -> float:
+    """What a committed step counts for in `unit`, which it tells."""
+    return 1.0 if unit == WORK_UNITS[-1] else float(event.fields[unit])
 
 
 def _split(events: list[Event]) -> tuple[list[Event], list[Event]]:
@@ -109,8 +134,21 @@ def _committed(event: Event) -> float:
     return float(event.fields.get("committed_monotonic", event.monotonic_seconds))
 
 
-def _step(event: Event, previous_seconds: float | None) -> CommittedStep:
+def _epoch(event: Event, epochs: Mapping[int, int]) -> int:
+    return epochs.get(event.pid, int(event.fields.get("epoch", 0)))
+
+
+def unit_of(records: Sequence[Event]) -> str:
+    """What the throughput of these committed steps is counted in; see WORK_UNITS."""
+    for unit in WORK_UNITS[:-1]:
+        if all(event.fields.get(unit) is not None for event in records):
+            return unit
+    return WORK_UNITS[-1]
+
+
+def _step(event: Event, epoch: int, previous_seconds: float | None, unit: str) -> CommittedStep:
     fields = event.fields
+    loss = fields.get("loss")
     committed = _committed(event)
     began = min(
         float(fields.get("began_monotonic", committed if previous_seconds is None else previous_seconds)), committed
@@ -119,9 +157,9 @@ def _step(event: Event, previous_seconds: float | None) -> CommittedStep:
     previous = began if previous_seconds is None or previous_seconds > began else previous_seconds
     return CommittedStep(
         step=event.step or 0,
-        epoch=int(fields.get("epoch", 0)),
-        loss=float(fields.get("loss", "nan")),
-        tokens=int(fields.get("tokens", 0)),
+        epoch=epoch,
+        loss=None if loss is None else float(loss),
+        work=work_of(event, unit),
         samples=fields.get("samples"),
         samples_checksum=fields.get("samples_checksum"),
         began_seconds=began,

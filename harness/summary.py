@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from harness import accounting, approximation, diagnosis, integrity, throughput, timeline
+from harness.attempts import COMMAND_RUNTIME, attempt_at
 from harness.caveats import caveats
-from harness.gates import evaluate_all
-from harness.steps import median_step_seconds
+from harness.gates import builtin_gates, evaluate_all
+from harness.steps import WORK_UNITS, median_step_seconds
 from harness.timeline import Incident, Timeline
 from harness.verdict import EXIT_CODES, Verdict, judge
 from mecefo_runtime.events import MAIN_JOB, Event
@@ -48,7 +49,7 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         "dilation", lambda: integrity.dilation_overrun_ratio(events, summary["dilation_ratio"]), problems
     )
     summary["caveats"] = _attempt("caveats", lambda: caveats(summary, times, num_unreadable), problems) or []
-    results = evaluate_all(_asked_gates(events), summary)
+    results = evaluate_all(_asked_gates(events), summary, builtin_gates(summary["runtime"]))
     summary["gates"] = [result.to_dict() for result in results]
     verdict = _attempt("verdict", lambda: judge(events, times, summary, results, problems), problems)
     if verdict is None:
@@ -59,7 +60,7 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
 
 _ORDER = ("name", "verdict", "exit_code", "reasons", "status", "seed", "experiment_hash")
 """What a reader of the JSON wants to see first."""
-_COUNTS = ("steps_committed", "steps_lost", "samples_lost", "unrecovered_incidents", "layout_changes")
+_COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "unrecovered_incidents", "layout_changes")
 """Figures that are 0 of nothing, and must not be 0 of what could not be read."""
 
 
@@ -74,6 +75,9 @@ def _identity(events: Sequence[Event], times: Timeline | None) -> dict[str, Any]
         "status": (_fields(events, "run_ended").get("reason") if times is None else times.run_ended) or "cut off",
         "seed": run_started.get("seed"),
         "experiment_hash": run_started.get("experiment_hash"),
+        "runtime": job_started.get("runtime", "mecefo"),
+        "command": job_started.get("command"),
+        "started_in": job_started.get("started_in"),
         "strategy": job.get("strategy") if isinstance(job, Mapping) else None,
         "dilation_ratio": job_started.get("dilation_ratio", run_started.get("dilation_ratio")),
         "twin_planned": bool(experiment.get("twin", False)),
@@ -99,16 +103,22 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
     segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
     total = None if segments is None else accounting.account(segments)
     named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times.incidents), problems)
+    speeds = {
+        "before": speed and speed.before,
+        "during": speed and speed.during,
+        "after": speed and speed.after,
+    }
+    is_command = times.runtime == COMMAND_RUNTIME
     return {
         "steps_planned": times.steps_planned,
         "steps_committed": len(times.steps.first),
         "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
+        "steps_repeated": len(times.steps.redone),
+        "attempts": len(times.attempts) if is_command else None,
         "samples_lost": _attempt("samples lost", lambda: integrity.count_samples_lost(times), problems),
-        "throughput_tokens_per_second": {
-            "before": speed and speed.before,
-            "during": speed and speed.during,
-            "after": speed and speed.after,
-        },
+        "throughput_unit": times.steps.unit,
+        "throughput_per_second": speeds,
+        "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else dict.fromkeys(speeds),
         "throughput_drop_ratio": speed and speed.drop_ratio,
         "throughput_noise_ratio": speed and speed.noise_ratio,
         "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
@@ -121,7 +131,7 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
         "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
         "num_loss_steps": losses and losses.num_steps,
         "first_non_finite_loss_step": losses and losses.first_non_finite_step,
-        "layout_changes": sum(stall.regrouped_seconds is not None for stall in times.stalls),
+        "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
         "incidents": [_incident(incident, times, segments or (), named) for incident in times.incidents],
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
@@ -161,7 +171,10 @@ def _incident(
         "undone": incident.is_undone,
         "recovered": times.recovered(incident),
         "recovery_step": incident.committed_step,
+        "attempt": attempt_at(times.attempts, incident.injected),
+        "recovery_attempt": incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,
         "recovery_seconds": incident.recovery_seconds,
+        "progress_seconds": incident.progress_seconds,
         "detection_seconds": incident.detection_seconds,
         "diagnosis": said and said.to_dict(),
         "diagnosis_seconds": said and said.seconds,

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from harness.steps import WARM_UP_STEPS, CommittedStep, median_tokens_per_second
+from harness.steps import WARM_UP_STEPS, CommittedStep, median_work_per_second
 from harness.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Tokens per second, and the drops of it as ratios of `before`. None: there is nothing to measure it on.
+    """Work per second (`unit`: tokens, samples or steps), its drops as ratios of `before`. None: nothing to measure.
 
     `before`: the median over the steps before the first injection (see `harness.steps.baseline`).
     `during`: the mean from injection to repair (to the end of the run where nothing is repaired), over all verified
-    incidents: the tokens of the steps that committed, of those in flight at either end by their share.
+    incidents: the work of the steps that committed, of those in flight at either end by their share.
     `drop_ratio` is 1 - during/before.
     `after`: the median over the steps that began after the last repair, and after the last lost rank was back.
     `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step.
@@ -34,29 +34,31 @@ class Throughput:
     noise_ratio: float | None
     num_steps_before: int
     num_steps_after: int
+    unit: str
 
 
 def measure(timeline: Timeline) -> Throughput:
     """The throughput figures of a run."""
     steps = timeline.steps.first
-    before = median_tokens_per_second(timeline.baseline)
+    before = median_work_per_second(timeline.baseline)
     windows = _windows_under_fault(timeline)
     seconds = sum(end - start for start, end in windows)
-    during = sum(_tokens_between(steps, start, end) for start, end in windows) / seconds if seconds > 0 else None
+    during = sum(_work_between(steps, start, end) for start, end in windows) / seconds if seconds > 0 else None
     after = _steps_after(timeline, windows[-1][1]) if windows else []
     whole_run = None
     if len(steps) > 1 and windows:
         whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
-        whole_run = sum(step.tokens for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
+        whole_run = sum(step.work for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
     return Throughput(
         before=before,
         during=during,
-        after=median_tokens_per_second(after),
+        after=median_work_per_second(after),
         drop_ratio=_drop(during, before),
         whole_run_drop_ratio=_drop(whole_run, before),
         noise_ratio=_noise(timeline, sum(_is_within(step, windows) for step in steps)),
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
+        unit=timeline.steps.unit,
     )
 
 
@@ -78,18 +80,18 @@ def _windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     return windows
 
 
-def _tokens_between(steps: Sequence[CommittedStep], start: float, end: float) -> float:
-    """Tokens of the steps that committed in that time; of those in flight at its start or its end the share within it.
+def _work_between(steps: Sequence[CommittedStep], start: float, end: float) -> float:
+    """Work of the steps that committed in that time; of those in flight at its start or its end the share within it.
 
     An attempt that began after `start` is no step in flight: the work thrown away before it brought nothing.
     """
-    tokens = 0.0
+    work = 0.0
     for step in steps:
         began = step.previous_seconds if step.began_seconds < start else max(step.previous_seconds, start)
         within = min(step.committed_seconds, end) - max(began, start)
         if within > 0.0:
-            tokens += step.tokens * within / (step.committed_seconds - began)
-    return tokens
+            work += step.work * within / (step.committed_seconds - began)
+    return work
 
 
 def _is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
@@ -105,7 +107,7 @@ def _noise(timeline: Timeline, num_steps: int) -> float | None:
         return None
     stretches = [before[i : i + num_steps] for i in range(len(before) % num_steps, len(before), num_steps)]
     means = [
-        sum(step.tokens for step in stretch) / (stretch[-1].committed_seconds - stretch[0].previous_seconds)
+        sum(step.work for step in stretch) / (stretch[-1].committed_seconds - stretch[0].previous_seconds)
         for stretch in stretches
     ]
     return median(abs(1.0 - later / earlier) for earlier, later in pairwise(means))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from harness.attempts import COMMAND_RUNTIME, Attempt, epochs_of_pids, read_attempts, read_restarts
 from harness.regroups import Stall, coordinator_downs, read_stalls
-from harness.steps import CommittedStep, Steps, baseline, median_tokens_per_second, read_steps
+from harness.steps import CommittedStep, Steps, baseline, median_work_per_second, read_steps
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
 
 RESTORED_RATIO = 0.95
@@ -23,9 +24,10 @@ class Incident:
 
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
     regroup that led to `committed`, the first committed step whose attempt began after the injection: a step that was
-    in flight and committed nevertheless is no recovery. `restored` is when throughput was back (see
-    `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, a fault that lost nobody was
-    undone, or the coordinator was back.
+    in flight and committed nevertheless is no recovery. `progressed` is when the first step committed after it that had
+    not been committed before, later than `committed` in a job that had gone back. `restored` is when throughput was
+    back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, one that lost nobody was undone,
+    the coordinator was back, or a command's job, which nobody repairs, was at work again.
     """
 
     incident: int
@@ -47,6 +49,8 @@ class Incident:
     regrouped: float | None = None
     committed: float | None = None
     committed_step: int | None = None
+    committed_epoch: int | None = None
+    progressed: float | None = None
     restored: float | None = None
     repair_started: float | None = None
     rejoined: float | None = None
@@ -57,6 +61,11 @@ class Incident:
     def recovery_seconds(self) -> float | None:
         """Injected -> committed."""
         return _difference(self.injected, self.committed)
+
+    @property
+    def progress_seconds(self) -> float | None:
+        """Injected -> progressed."""
+        return _difference(self.injected, self.progressed)
 
     @property
     def detection_seconds(self) -> float | None:
@@ -114,7 +123,8 @@ class Timeline:
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
-    for which training waited until the slowest rank had copied its part of one.
+    for which training waited until the slowest rank had copied its part of one. `attempts` and `restarts` are those of
+    a command's job; `runtime` says what the job ran on.
     """
 
     started_seconds: float
@@ -133,6 +143,9 @@ class Timeline:
     coordinator_downs: tuple[tuple[float, float], ...]
     checkpoints: tuple[tuple[float, float], ...]
     incidents: tuple[Incident, ...]
+    runtime: str = "mecefo"
+    attempts: tuple[Attempt, ...] = ()
+    restarts: tuple[tuple[float, float], ...] = ()
 
     @property
     def first_injected(self) -> float | None:
@@ -187,7 +200,9 @@ def build(events: Iterable[Event]) -> Timeline:
     started = job_started.monotonic_seconds if job_started else (in_job[0].monotonic_seconds if in_job else 0.0)
     last = job_ended or (in_job[-1] if in_job else None)
     ended = max(started, last.monotonic_seconds) if last else started
-    steps = read_steps(main, MAIN_JOB)
+    is_command = fields.get("runtime") == COMMAND_RUNTIME
+    steps = read_steps(main, MAIN_JOB, epochs_of_pids(main) if is_command else None)
+    attempts = read_attempts(main, steps.every) if is_command else ()
     stalls = read_stalls(main, steps.first, ended)
     return Timeline(
         started_seconds=started,
@@ -197,7 +212,7 @@ def build(events: Iterable[Event]) -> Timeline:
         job_failed=next((event for event in main if event.kind == "job_failed"), None),
         num_ranks=fields.get("num_ranks"),
         steps_planned=fields.get("steps"),
-        first_step=_first_step(main),
+        first_step=steps.first[0].step if is_command and steps.first else _first_step(main),
         samples_per_step=fields.get("samples_per_step"),
         members_of={
             int(event.fields["epoch"]): len(event.fields["members"])
@@ -209,7 +224,10 @@ def build(events: Iterable[Event]) -> Timeline:
         stalls=stalls,
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=_checkpoints(main, steps.first),
-        incidents=_read_incidents(main, steps.first, stalls),
+        incidents=_read_incidents(main, steps, stalls, is_command),
+        runtime=COMMAND_RUNTIME if is_command else "mecefo",
+        attempts=attempts,
+        restarts=read_restarts(attempts, ended),
     )
 
 
@@ -236,7 +254,7 @@ def _first_step(main: Iterable[Event]) -> int:
 
 
 def _read_incidents(
-    main: Sequence[Event], steps: Sequence[CommittedStep], stalls: Sequence[Stall]
+    main: Sequence[Event], steps: Steps, stalls: Sequence[Stall], is_command: bool
 ) -> tuple[Incident, ...]:
     plans: dict[int, Mapping[str, Any]] = {}
     firsts: dict[int, dict[str, Event]] = {}
@@ -248,10 +266,13 @@ def _read_incidents(
     injections = {i: by_kind["injected"] for i, by_kind in firsts.items() if "injected" in by_kind}
     detections = _assign_detections([event for event in main if event.kind == "detected"], injections)
     first_injected = min((event.monotonic_seconds for event in injections.values()), default=0.0)
-    before = median_tokens_per_second(baseline(steps, first_injected))
+    before = median_work_per_second(baseline(steps.first, first_injected))
     return tuple(
-        _read_incident(i, plans.get(i, {}), firsts.get(i, {}), detections.get(i), main, steps, stalls, before)
+        _read_incident(
+            i, plans.get(i, {}), firsts.get(i, {}), detections.get(i), main, steps, stalls, before, is_command
+        )
         for i in sorted(plans.keys() | firsts.keys())
+        if "not_due" not in firsts.get(i, {})
     )
 
 
@@ -261,9 +282,10 @@ def _read_incident(
     firsts: Mapping[str, Event],
     detected: float | None,
     main: Sequence[Event],
-    steps: Sequence[CommittedStep],
+    steps: Steps,
     stalls: Sequence[Stall],
     before: float | None,
+    is_command: bool,
 ) -> Incident:
     at = {kind: event.monotonic_seconds for kind, event in firsts.items()}
     injection = firsts.get("injected")
@@ -286,8 +308,9 @@ def _read_incident(
     if injection is None:
         return Incident(**known)
     injected = injection.monotonic_seconds
-    index = next((i for i, step in enumerate(steps) if step.began_seconds > injected), None)
-    committed = None if index is None else steps[index].committed_seconds
+    following = next((step for step in steps.every if step.began_seconds > injected), None)
+    committed = None if following is None else following.committed_seconds
+    progress = [step for step in steps.first if step.began_seconds > injected]
     regroups = [
         stall
         for stall in stalls
@@ -297,6 +320,8 @@ def _read_incident(
     lifted = at.get("repair_started")
     if lifted is None and not ranks:
         lifted = _first_of(main, "coordinator_restarted", injected)
+    elif lifted is None and is_command and said.get("is_loss"):
+        lifted = committed
     elif lifted is None and detected is None:
         # Lost ranks do not come back because the injector has nothing left to undo: only a repair brings them.
         lifted = at.get("undone")
@@ -308,8 +333,10 @@ def _read_incident(
         isolated=None if detected is None else _first_of(main, "isolated", detected),
         regrouped=regroups[-1].regrouped_seconds if regroups else None,
         committed=committed,
-        committed_step=None if index is None else steps[index].step,
-        restored=None if index is None or before is None else _restored(steps[index:], before),
+        committed_step=None if following is None else following.step,
+        committed_epoch=None if following is None else following.epoch,
+        progressed=progress[0].committed_seconds if progress else None,
+        restored=None if before is None else _restored(progress, before),
         repair_started=at.get("repair_started"),
         rejoined=_rejoined(main, injected, ranks),
         lifted=lifted,
@@ -340,11 +367,11 @@ def _assign_detections(detections: Sequence[Event], injections: Mapping[int, Eve
     return assigned
 
 
-def _restored(steps: Sequence[CommittedStep], before_tokens_per_second: float) -> float | None:
+def _restored(steps: Sequence[CommittedStep], before_work_per_second: float) -> float | None:
     for first in range(len(steps) - RESTORED_STEPS + 1):
         window = steps[first : first + RESTORED_STEPS]
         seconds = sum(step.duration_seconds for step in window)
-        if sum(step.tokens for step in window) >= RESTORED_RATIO * before_tokens_per_second * seconds:
+        if sum(step.work for step in window) >= RESTORED_RATIO * before_work_per_second * seconds:
             return window[0].committed_seconds
     return None
 

@@ -32,6 +32,8 @@ class Narrator:
         self._killed_pids: set[int] = set()
         self._steps: dict[str, int] = {}
         self._ending: set[str] = set()
+        # Processes of ranks that said goodbye.
+        self._finished_pids: set[int] = set()
 
     def tell(self, event: Event) -> str | None:
         """What happened, in one sentence without its time and step; None when it is not worth a line."""
@@ -49,7 +51,10 @@ class Narrator:
 
     def _tell_job_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._steps[event.job] = int(fields.get("steps") or 0)
-        ranks, steps = count(fields.get("num_ranks") or 0, "rank"), count(fields.get("steps") or 0, "step")
+        ranks = count(fields.get("num_ranks") or 0, "rank")
+        if fields.get("command"):
+            return f"job started: {fields['command']}"
+        steps = count(fields.get("steps") or 0, "step")
         return f"job started: {ranks}, {steps}{', no faults, to compare with' if event.job == TWIN_JOB else ''}"
 
     def _tell_held(self, event: Event, fields: Mapping[str, Any]) -> str:
@@ -132,10 +137,15 @@ class Narrator:
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"a fault could NOT be undone: {fields.get('reason')}. ledger.jsonl in the run's folder says what it was"
 
+    def _tell_rank_finished(self, event: Event, fields: Mapping[str, Any]) -> None:
+        self._finished_pids.add(event.pid)
+
     def _tell_process_exited(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
         # and once the job is over, all of them are ended.
         by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
+        # Nobody knows how a rank ended that somebody else started, but whoever could say goodbye ran to its end.
+        by_design = by_design or (fields.get("exit") is None and fields.get("exited_pid") in self._finished_pids)
         if by_design or fields.get("exit") == 0:
             return None
         who = str(fields.get("role"))
@@ -143,7 +153,12 @@ class Narrator:
             who = f"rank {fields['exited_rank']}"
         elif fields.get("exited_node") is not None:
             who += f" of node {fields['exited_node']}"
-        return f"process of {who} ended unexpectedly: {exit_text(fields.get('exit'))}"
+        how = f": {exit_text(fields['exit'])}" if fields.get("exit") is not None else ""
+        return f"process of {who} ended unexpectedly{how}"
+
+    def _tell_attempt_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        ranks, number = count(fields.get("world_size") or 0, "rank"), fields.get("attempt_number")
+        return f"{ranks} found" if number == 1 else f"the launcher has started the job again: attempt {number}, {ranks}"
 
     def _tell_job_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.add(event.job)
@@ -257,6 +272,11 @@ def name_seconds(seconds: float | None) -> str:
         return f"{seconds:.2f} s" if abs(seconds) < 9.995 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(abs(seconds)), 60)
     return f"{'-' if seconds < 0 else ''}{minutes} min {rest:02d} s"
+
+
+def speed_text(speed: float) -> str:
+    """A speed with as many digits as say something: `40,960`, `12.3`, `0.534`."""
+    return f"{speed:,.0f}" if speed >= 100 or speed == 0 else f"{speed:.3g}"
 
 
 def exit_text(code: object) -> str:

@@ -129,7 +129,7 @@ def usual_step_seconds(kill: Kill, attempts: Sequence[Attempt]) -> float | None:
                 step=attempt.step,
                 epoch=attempt.restart,
                 loss=attempt.loss,
-                tokens=0,
+                work=0.0,
                 samples=None,
                 samples_checksum=None,
                 began_seconds=attempt.began_seconds,

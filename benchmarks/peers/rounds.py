@@ -15,6 +15,7 @@ from benchmarks.peers.job import Peer, PeerJob
 from benchmarks.peers.processes import run_peer
 from chaos.experiment import Experiment
 from harness.execute import check
+from mecefo_runtime.config import JobConfig
 
 NOTES = (
     "the same for all: the model, whole on every rank (data parallel, one stage, no dilation), the ranks, "
@@ -70,6 +71,7 @@ def run_rounds(entries: Sequence[Entry], num_rounds: int, folder: Path, cores: S
 def _entry(way: Way, peer: Peer, experiment_of: Callable[[int], Experiment]) -> Entry:
     def run(round_number: int, folder: Path) -> Outcome:
         config, incidents = check(experiment_of(round_number))
+        assert isinstance(config, JobConfig)
         (victim,) = incidents[0].target.ranks
         fault_step = incidents[0].trigger.step
         assert fault_step is not None, "the kill is at a step"

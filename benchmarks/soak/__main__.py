@@ -151,7 +151,7 @@ class Soak:
             steps = read_steps(record.events, MAIN_JOB).first
             if record.outcome != "completed" or len(steps) != plan.num_steps:
                 raise click.ClickException(f"the fault-free run of {plan.shape} did not complete: {record.outcome}")
-            self._references[plan.shape] = {step.step: step.loss for step in steps}
+            self._references[plan.shape] = {step.step: step.loss for step in steps if step.loss is not None}
             if not self._keep:
                 shutil.rmtree(self._folder / name)
         return self._references[plan.shape]

@@ -95,7 +95,8 @@ def check_losses(events: Iterable[Event], reference: Mapping[int, float]) -> lis
 
 def loss_deviations(steps: Iterable[CommittedStep], reference: Mapping[int, float]) -> dict[int, float]:
     """Per step |loss - reference| / reference."""
-    return {step.step: abs(step.loss - reference[step.step]) / reference[step.step] for step in steps}
+    losses = {step.step: step.loss for step in steps if step.loss is not None}
+    return {step: abs(loss - reference[step]) / reference[step] for step, loss in losses.items()}
 
 
 def check_stop(record: Record) -> list[str]:

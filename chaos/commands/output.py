@@ -15,7 +15,9 @@ import click
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
+    from chaos.command_job import CommandConfig
     from chaos.experiment import Experiment
+    from mecefo_runtime.config import JobConfig
 
 
 def print_plan(experiment: Experiment, as_json: bool) -> None:
@@ -26,12 +28,7 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
     if as_json:
         print_json({"experiment": experiment.model_dump(mode="json"), **plan.to_dict()})
         return
-    cluster = job.cluster()
-    print_text(
-        f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
-        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
-        f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
-    )
+    print_text(_job_text(job))
     for incident in plan.incidents:
         print_text(str(incident))
     for note in plan.notes:
@@ -40,6 +37,19 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
         print_text(f"gate: {gate}")
     print_text(
         "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
+    )
+
+
+def _job_text(job: JobConfig | CommandConfig) -> str:
+    from chaos.command_job import CommandConfig
+
+    if isinstance(job, CommandConfig):
+        return str(job)
+    cluster = job.cluster()
+    return (
+        f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
+        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
+        f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
     )
 
 

@@ -167,7 +167,7 @@ class SlowLinkParameters(BaseModel):
     """What is done to each packet, each way; a `delay` of 50 ms where nothing is said.
 
     `delay`, give or take up to `jitter`, is added to every packet's way, so that a round trip gets longer by twice as
-    much; `loss` is the share of packets that vanish; `rate` is what the link carries at most.
+    much; `loss` is the share of packets that vanish; `bandwidth` is what the link carries at most.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -176,12 +176,12 @@ class SlowLinkParameters(BaseModel):
     jitter: SecondsFromZeroText = 0.0
     # More cannot be told from a cut link by counting packets.
     loss: float = Field(default=0.0, ge=0, le=0.9)
-    rate: RateText | None = None
+    bandwidth: RateText | None = None
 
     @model_validator(mode="after")
     def _does_something(self) -> SlowLinkParameters:
-        if not (self.delay_seconds or self.loss or self.rate):
-            raise UsageError("slow-link slows nothing: give it delay, such as 50ms, loss, such as 0.05, or rate")
+        if not (self.delay_seconds or self.loss or self.bandwidth):
+            raise UsageError("slow-link slows nothing: give it delay, such as 50ms, loss, such as 0.05, or bandwidth")
         if self.jitter > self.delay_seconds:
             message = f"{self.jitter:g}s is more than the delay: choose at most {self.delay_seconds:g}s"
             raise UsageError(message, key="jitter")
@@ -192,11 +192,11 @@ class SlowLinkParameters(BaseModel):
         """What each packet is late."""
         if self.delay is not None:
             return self.delay
-        return 0.0 if self.loss or self.rate else DEFAULT_DELAY_SECONDS
+        return 0.0 if self.loss or self.bandwidth else DEFAULT_DELAY_SECONDS
 
 
 class SlowLink(_LinkFault[SlowLinkParameters]):
-    """Slows the link between two ranks' hosts: delay with jitter, loss, a rate, or several of them."""
+    """Slows the link between two ranks' hosts: delay with jitter, loss, less bandwidth, or several of them."""
 
     kind: ClassVar[str] = "slow-link"
     fidelity: ClassVar[Fidelity] = "shaped"
@@ -208,7 +208,7 @@ class SlowLink(_LinkFault[SlowLinkParameters]):
 
     async def apply(self, act: Act, host: Host) -> None:
         """See what the links carry, then add the rules."""
-        rate = self.parameters.rate
+        rate = self.parameters.bandwidth
         if rate is not None:
             for link in act.links:
                 carried = await self._carried(link, _host(host))
@@ -225,7 +225,7 @@ class SlowLink(_LinkFault[SlowLinkParameters]):
             "delay_seconds": said.delay_seconds,
             "jitter_seconds": said.jitter,
             "loss_ratio": said.loss,
-            "rate_bytes_per_second": None if said.rate is None else said.rate / 8,
+            "rate_bytes_per_second": None if said.bandwidth is None else said.bandwidth / 8,
         }
 
     async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
@@ -249,18 +249,20 @@ class SlowLink(_LinkFault[SlowLinkParameters]):
                 lost = f"{seen.num_lost} of {seen.num_sent} probes were lost"
                 raise EffectNotSeen(f"link {name_of(link)}: {lost}, which is not {said.loss:g} each way")
             words.append(f"{seen.num_lost} of {seen.num_sent} probes are lost ({said.loss:g} each way)")
-        if said.rate is not None:
+        if said.bandwidth is not None:
             carried = await self._carried(link, host)
-            if not 0 < 8 * carried <= SEEN_RATE_RATIO * said.rate:
-                raise EffectNotSeen(f"link {name_of(link)} carries {8 * carried:.3g} bit/s, not {rate_text(said.rate)}")
+            if not 0 < 8 * carried <= SEEN_RATE_RATIO * said.bandwidth:
+                raise EffectNotSeen(
+                    f"link {name_of(link)} carries {8 * carried:.3g} bit/s, not {rate_text(said.bandwidth)}"
+                )
             told["bytes_per_second"] = {"before": self._rate_before[link], "after": carried}
             words.append(f"it carries {8 * carried:.3g} bit/s, before it were {8 * self._rate_before[link]:.3g}")
         return {"summary": ", ".join(words), **told}
 
     async def _carried(self, link: Link, host: LinkHost) -> float:
-        assert self.parameters.rate is not None
+        assert self.parameters.bandwidth is not None
         # As much as it would carry in that time: enough to fill buffers, and never long.
-        num_bytes = max(1, int(self.parameters.rate / 8 * RATE_SECONDS))
+        num_bytes = max(1, int(self.parameters.bandwidth / 8 * RATE_SECONDS))
         return await host.measure_rate(link, num_bytes, 10 * RATE_SECONDS)
 
 

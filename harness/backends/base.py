@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from chaos.command_job import CommandConfig
 from chaos.faults.base import OwnedProcess, ProcessHost
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Event
 
 Outcome = Literal["completed", "failed", "stopped"]
+# What is run: a job of our runtime, or somebody else's command.
+AnyConfig = JobConfig | CommandConfig
 
 
 class RunningJob(ProcessHost, Protocol):
@@ -31,6 +34,9 @@ class RunningJob(ProcessHost, Protocol):
     def repair_rank(self, rank: int) -> None:
         """Start a rank again on its node. Does nothing while it runs."""
 
+    def complaint_about_start(self) -> str:
+        """What to say of it when it has committed no step in all the time that it was given to start."""
+
     def give_up(self) -> None:
         """Count the job as failed."""
 
@@ -51,7 +57,7 @@ class Backend(Protocol):
             chaos.errors.EnvironmentFailure: something that is needed is missing.
         """
 
-    async def prepare_job(self, name: str, job: JobConfig, *, with_agents: bool) -> RunningJob:
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> RunningJob:
         """Everything but the start: whoever is to hold ranks can get ready in between."""
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
-from harness.backends.base import Outcome
+from harness.backends.base import AnyConfig, Outcome
 from harness.hub import LOOPBACK, Hub
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.coordinator import JOB_FAILED
@@ -81,8 +81,9 @@ class LocalBackend:
                 start_new_session=True,
             )
 
-    async def prepare_job(self, name: str, job: JobConfig, *, with_agents: bool) -> LocalJob:
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> LocalJob:
         """Everything but the start: whoever is to hold ranks can get ready in between."""
+        assert isinstance(job, JobConfig)
         self.command({"command": "listen", "job": name})
         port: int = await self._answer(f"listening {name}")
         environment = {
@@ -276,6 +277,10 @@ class LocalJob:
             self._finish("failed")
         else:
             self._spawn(self._start_coordinator())
+
+    def complaint_about_start(self) -> str:
+        """Nothing that its logs do not say."""
+        return "no step was committed"
 
     def give_up(self) -> None:
         """The job hangs: it counts as failed."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from harness.steps import WORK_UNITS, unit_of, work_of
 from mecefo_runtime.events import MAIN_JOB, Event
 from mecefo_runtime.layout import Layout
 
@@ -15,12 +16,12 @@ _MARKED = ("injected", "regrouped", "repair_started", "rejoined")
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One committed step: when the attempt began, when it was committed (seconds since the job started), its loss."""
+    """One committed step: when its attempt began and it was committed (seconds since the job started), work, loss."""
 
     step: int
     since_seconds: float
     committed_seconds: float
-    tokens: float
+    work: float
     loss: float | None
 
 
@@ -50,12 +51,13 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The drawable history of a run: points by step, `lanes` by rank, everything in ascending order."""
+    """The drawable history of a run: points by step, work in `unit`, `lanes` by rank, everything in ascending order."""
 
     main: tuple[StepPoint, ...]
     twin: tuple[StepPoint, ...]
     marks: tuple[Mark, ...]
     lanes: dict[int, tuple[Holding, ...]]
+    unit: str = WORK_UNITS[0]
 
 
 def trace(events: Iterable[Event]) -> Curves:
@@ -65,24 +67,27 @@ def trace(events: Iterable[Event]) -> Curves:
     begin = next((e.monotonic_seconds for e in main if e.kind == "job_started"), None)
     if begin is None:
         begin = main[0].monotonic_seconds if main else 0.0
-    points = _points(main, begin)
+    unit = unit_of([event for event in main if event.kind == "step_committed"])
+    points = _points(main, begin, unit)
     twin = [event for event in ordered if event.job != MAIN_JOB]
     twin_begin = next((e.monotonic_seconds for e in twin if e.kind == "job_started"), begin)
-    return Curves(points, _points(twin, twin_begin), _marks(main, points, begin), _lanes(main, points))
+    twin_unit = unit_of([event for event in twin if event.kind == "step_committed"])
+    lanes = _lanes(main, points)
+    return Curves(points, _points(twin, twin_begin, twin_unit), _marks(main, points, begin), lanes, unit)
 
 
 def mean_rates(points: Sequence[StepPoint], num_bins: int) -> tuple[tuple[float, float], ...]:
-    """Tokens per second in `num_bins` equal stretches of time: (middle of the stretch in seconds, rate).
+    """Work per second in `num_bins` equal stretches of time: (middle of the stretch in seconds, rate).
 
-    A step's tokens are spread evenly over the time since the step before it, so a stall shows as the dip that it is and
-    the area under the curve is the tokens trained.
+    A step's work is spread evenly over the time since the step before it, so a stall shows as the dip that it is and
+    the area under the curve is the work done.
     """
     if not points:
         return ()
     times = [points[0].since_seconds, *(point.committed_seconds for point in points)]
     totals = [0.0]
     for point in points:
-        totals.append(totals[-1] + point.tokens)
+        totals.append(totals[-1] + point.work)
     begin, width = times[0], (times[-1] - times[0]) / num_bins
     if width <= 0:
         return ()
@@ -99,7 +104,7 @@ def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[flo
     return tuple((sum(s for s, _ in g) / len(g), sum(loss for _, loss in g) / len(g)) for g in groups)
 
 
-def _points(events: Sequence[Event], begin: float) -> tuple[StepPoint, ...]:
+def _points(events: Sequence[Event], begin: float, unit: str) -> tuple[StepPoint, ...]:
     points: dict[int, StepPoint] = {}
     previous: float | None = None
     for event in events:
@@ -114,7 +119,7 @@ def _points(events: Sequence[Event], begin: float) -> tuple[StepPoint, ...]:
             event.step,
             min(since, committed),
             committed,
-            float(fields.get("tokens") or 0),
+            work_of(event, unit),
             float(loss) if known and loss is not None else None,
         )
         previous = committed if previous is None else max(previous, committed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from markupsafe import Markup
 
 from harness.report import svg, wording
 from harness.report.curves import trace
-from harness.words import count, name_seconds, one_line
+from harness.words import count, name_seconds, one_line, speed_text
 from mecefo_runtime.events import Event
 
 _TEMPLATE = "report.html.j2"
@@ -22,6 +21,7 @@ _PHASE_COLOURS = 8
 def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path | None = None) -> str:
     """The whole page. `folder` is where the run's files are, for the command that repeats it."""
     curves = trace(events)
+    unit, speeds = wording.speeds(summary)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -30,7 +30,6 @@ def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    experiment = "experiment.yaml" if folder is None else str(folder / "experiment.yaml")
     return environment.get_template(_TEMPLATE).render(
         summary=summary,
         name=summary.get("name") or "run",
@@ -38,6 +37,8 @@ def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path 
         headline=wording.headline(summary),
         tiles=_tiles(summary),
         incidents=[_incident(index, raw) for index, raw in enumerate(summary.get("incidents") or ())],
+        unit=unit,
+        speeds={key: speed_text(speed) for key, speed in speeds.items()},
         speed_chart=svg.speed_chart(curves),
         loss_chart=svg.loss_chart(curves),
         has_twin=bool(curves.twin),
@@ -54,7 +55,7 @@ def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path 
             }
             for gate in summary.get("gates") or ()
         ],
-        repeat=f"chaos run {shlex.quote(experiment)}",
+        repeat=wording.repeat_command(summary, folder),
         folder=folder,
     )
 
@@ -99,6 +100,7 @@ def _incident(index: int, raw: Mapping[str, Any]) -> dict[str, Any]:
         "bar": svg.stacked_bar(parts, "The recovery, phase by phase"),
         "rows": [(part.css, part.words, name_seconds(part.seconds)) for part in parts],
         "recovery": None if recovery is None else name_seconds(recovery),
+        "how": wording.how_it_recovered(raw),
         "failure": wording.recovery_words(raw),
         "later": [(words, name_seconds(seconds)) for words, seconds in wording.later_rows(raw)],
     }

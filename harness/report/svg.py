@@ -29,7 +29,7 @@ class Part:
 
 
 def speed_chart(curves: Curves) -> Markup:
-    """Tokens per second over time, with the faults and what followed drawn in; empty when no step was committed."""
+    """Work per second over time, with the faults and what followed drawn in; empty when no step was committed."""
     main = mean_rates(curves.main, min(_MAX_POINTS, max(1, len(curves.main))))
     if not main:
         return Markup("")
@@ -47,7 +47,7 @@ def speed_chart(curves: Curves) -> Markup:
         _line([(x(seconds), y(rate)) for seconds, rate in main], "main"),
         *_mark_lines([(x(mark.seconds), mark) for mark in curves.marks if begin <= mark.seconds <= end]),
     ]
-    return _figure(_HEIGHT, "Training speed in tokens per second over time", body)
+    return _figure(_HEIGHT, f"Training speed in {curves.unit} per second over time", body)
 
 
 def loss_chart(curves: Curves) -> Markup:

@@ -5,7 +5,6 @@ It fits 80 columns and says nothing by colour alone.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
-from harness.words import name_seconds, one_line
+from harness.words import count, name_seconds, one_line, speed_text
 from mecefo_runtime.events import Event
 
 _MAX_WIDTH = 100
@@ -73,10 +72,13 @@ class _Report:
         self._head("What was done")
         planned = f" of {summary['steps_planned']} planned" if summary.get("steps_planned") else ""
         strategy = f", takeover strategy {summary['strategy']}" if summary.get("strategy") else ""
+        what = f"The command {one_line(summary['command'])}" if summary.get("command") else "A training job"
+        attempts = f" in {count(summary['attempts'], 'attempt')}" if summary.get("attempts") else ""
+        samples = f"; training samples skipped or used twice: {_known(summary.get('samples_lost'))}"
         self._paragraph(
-            f"A training job committed {summary.get('steps_committed')}{planned} steps{strategy}, "
-            f"seed {summary.get('seed')}. Steps lost: {_known(summary.get('steps_lost'))}; "
-            f"training samples skipped or used twice: {_known(summary.get('samples_lost'))}."
+            f"{what} committed {summary.get('steps_committed')}{planned} steps{attempts}{strategy}, "
+            f"seed {summary.get('seed')}. Steps lost: {_known(summary.get('steps_lost'))}"
+            f"{'' if summary.get('command') else samples}."
         )
         for index, incident in enumerate(summary.get("incidents") or ()):
             self._paragraph(wording.incident_title(index, incident))
@@ -102,20 +104,23 @@ class _Report:
             self._row("recovery, from fault to next committed step", name_seconds(recovery), style="bold")
         for words, seconds in wording.later_rows(incident):
             self._row(words, name_seconds(seconds))
+        if how := wording.how_it_recovered(incident):
+            self._paragraph(how)
 
     def _speed(self) -> None:
-        speeds = self._summary.get("throughput_tokens_per_second") or {}
-        known = {key: float(speeds[key]) for key in ("before", "during", "after") if speeds.get(key) is not None}
+        unit, known = wording.speeds(self._summary)
         if not known:
             return
-        self._head("Training speed (tokens per second)")
-        words = {"before": "before the fault", "during": "until the repair", "after": "after it"}
+        self._head(f"Training speed ({unit} per second)")
+        # Nobody repairs a command's job: its fault ends when it trains again.
+        end = "next step" if self._summary.get("command") else "repair"
+        words = {"before": "before the fault", "during": f"until the {end}", "after": "after it"}
         for key, speed in known.items():
-            self._row(words[key], f"{speed:,.0f}", speed / (max(known.values()) or 1.0))
+            self._row(words[key], speed_text(speed), speed / (max(known.values()) or 1.0))
         drop = self._summary.get("throughput_drop_ratio")
         whole = self._summary.get("throughput_drop_whole_run_ratio")
         if drop is not None:
-            self._row("drop from the fault to the repair", wording.percent(drop, 2), style="bold")
+            self._row(f"drop from the fault to the {end}", wording.percent(drop, 2), style="bold")
         noise = self._summary.get("throughput_noise_ratio")
         if noise is not None:
             self._row("usual difference of such stretches, no fault", wording.percent(noise, 2))
@@ -188,7 +193,7 @@ class _Report:
             self._paragraph("chaos run experiment.yaml  (in the run's folder: same faults, same steps, same seed)")
         else:
             # Not wrapped: commands and paths are there to be copied.
-            self._line((f"  chaos run {shlex.quote(str(self._folder / 'experiment.yaml'))}", ""))
+            self._line((f"  {wording.repeat_command(self._summary, self._folder)}", ""))
             self._line((f"  all files of this run: {self._folder}", ""))
         if identity := self._summary.get("experiment_hash"):
             self._paragraph(f"experiment {identity}: runs with this mark did the same")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from harness.words import evidence_text, name_ranks, name_seconds, one_line, target_text, when
@@ -88,6 +90,39 @@ def recovery_seconds(incident: Mapping[str, Any]) -> float | None:
     """From the fault to the next committed step; None where there was none, or no effect to recover from."""
     seconds = incident.get("recovery_seconds")
     return float(seconds) if incident.get("verified") and isinstance(seconds, int | float) else None
+
+
+def how_it_recovered(incident: Mapping[str, Any]) -> str | None:
+    """How a command's job came through: in new processes or in those that were left. None of any other, or if not."""
+    attempt = incident.get("recovery_attempt")
+    if recovery_seconds(incident) is None or attempt is None:
+        return None
+    if attempt == incident.get("attempt"):
+        return "It went on in the processes that were left."
+    words = f"Its launcher started it again (attempt {attempt}), and it went on from step {incident['recovery_step']}."
+    again = incident.get("progress_seconds")
+    if again is None:
+        return f"{words} It did not come to a step that had not been committed before."
+    if again > float(incident["recovery_seconds"]):
+        return f"{words} {name_seconds(again)} after the fault it came to a step that had not been committed before."
+    return words
+
+
+def repeat_command(summary: Mapping[str, Any], folder: Path | None) -> str:
+    """The command line that does the run again; `folder` is where its files are."""
+    path = Path("experiment.yaml") if folder is None else (folder / "experiment.yaml").absolute()
+    # A command of the user's own finds its files only from where it was started.
+    started_in = summary.get("started_in")
+    there = f"cd {shlex.quote(str(started_in))} && " if started_in else ""
+    return f"{there}chaos run {shlex.quote(str(path if started_in or folder is None else folder / 'experiment.yaml'))}"
+
+
+def speeds(summary: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """(unit, throughput before, during and after as far as they are known): tokens, samples or steps per second."""
+    values = summary.get("throughput_per_second") or summary.get("throughput_tokens_per_second") or {}
+    return str(summary.get("throughput_unit") or "tokens"), {
+        key: float(values[key]) for key in ("before", "during", "after") if values.get(key) is not None
+    }
 
 
 def has_recovered(incident: Mapping[str, Any]) -> bool | None:

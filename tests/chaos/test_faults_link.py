@@ -32,7 +32,7 @@ GROUPS = "0,1|2,3"
 PARAMETERS = {
     "drop-link": {},
     "partition": {"groups": GROUPS},
-    "slow-link": {"delay": "30ms", "jitter": "5ms", "loss": 0.2, "rate": "1mbit"},
+    "slow-link": {"delay": "30ms", "jitter": "5ms", "loss": 0.2, "bandwidth": "1mbit"},
     "flap-link": {"down": "60ms", "up": "60ms"},
 }
 each_kind = pytest.mark.parametrize("kind", PARAMETERS)
@@ -176,7 +176,7 @@ def test_the_evidence_has_figures(tmp_path, network):
     assert told["bytes_per_second"] == {"before": BYTES_PER_SECOND, "after": 125_000.0}
 
 
-@pytest.mark.parametrize("parameters", [{"delay": "30ms"}, {"loss": 0.1}, {"rate": "20mbit"}], ids=str)
+@pytest.mark.parametrize("parameters", [{"delay": "30ms"}, {"loss": 0.1}, {"bandwidth": "20mbit"}], ids=str)
 def test_a_slow_link_can_be_any_of_them_alone(tmp_path, network, parameters):
     events, _ = inject(tmp_path, network, "slow-link", parameters)
     assert "verified" in events, events["unverified"]
@@ -197,7 +197,7 @@ def test_a_link_that_carries_nothing_before_is_no_ground_for_a_verdict(tmp_path,
 
 
 def test_a_rate_that_limits_nothing_is_said(tmp_path, network):
-    events, _ = inject(tmp_path, network, "slow-link", {"rate": "100gbit"})
+    events, _ = inject(tmp_path, network, "slow-link", {"bandwidth": "100gbit"})
     assert "is no limit to it" in events["unverified"]["reason"]
 
 
@@ -283,11 +283,11 @@ def test_groups_are_read_in_any_order():
     ("kind", "parameters", "reason"),
     [
         ("slow-link", {"delay": "0s"}, "slows nothing"),
-        ("slow-link", {"rate": "1mbit", "jitter": "10ms"}, "more than the delay"),
+        ("slow-link", {"bandwidth": "1mbit", "jitter": "10ms"}, "more than the delay"),
         ("slow-link", {"delay": "10ms", "jitter": "20ms"}, "more than the delay"),
         ("slow-link", {"loss": 1.0}, "less than or equal to 0.9"),
         ("slow-link", {"loss": -0.1}, "greater than or equal to 0"),
-        ("slow-link", {"rate": "0mbit"}, "carries nothing"),
+        ("slow-link", {"bandwidth": "0mbit"}, "carries nothing"),
         ("flap-link", {"down": "0s"}, "no time to do anything"),
         ("flap-link", {"up": "1h"}, "no flapping"),
         ("partition", {}, "required"),
@@ -310,7 +310,7 @@ def test_what_a_slow_link_is_where_little_is_said():
         return registry()["slow-link"].Parameters.model_validate(parameters).delay_seconds
 
     assert delay_seconds() == 0.05
-    assert delay_seconds(loss=0.1) == delay_seconds(rate="1mbit") == 0.0
+    assert delay_seconds(loss=0.1) == delay_seconds(bandwidth="1mbit") == 0.0
     assert delay_seconds(loss=0.1, delay="20ms") == 0.02
 
 

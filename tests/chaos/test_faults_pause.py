@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -146,6 +147,9 @@ def test_what_is_stopped_again_and_again_is_not_healed(host, monkeypatch):
     process = host.processes.ranks[0].process
     monkeypatch.setattr(ProcessId, "signal", lambda *_: True)
     os.kill(process.pid, signal.SIGSTOP)
+    # It takes a moment to stop on a busy machine.
+    while process.state() != "T":
+        time.sleep(0.001)
     with pytest.raises(HealError, match=str(process.pid)):
         resume((process,))
 

@@ -89,7 +89,7 @@ def test_the_area_under_the_rates_is_the_tokens(durations, num_bins):
     rates = mean_rates(points, num_bins)
     assert len(rates) == num_bins
     width = (now - 5.0) / num_bins
-    assert sum(rate for _, rate in rates) * width == pytest.approx(sum(p.tokens for p in points), rel=1e-6, abs=1e-3)
+    assert sum(rate for _, rate in rates) * width == pytest.approx(sum(p.work for p in points), rel=1e-6, abs=1e-3)
 
 
 @given(st.integers(0, 300), st.integers(1, 50))

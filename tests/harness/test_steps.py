@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.steps import baseline, median_step_seconds, median_tokens_per_second, read_steps
+from harness.steps import baseline, median_step_seconds, median_work_per_second, read_steps
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
 from tests.harness.synthetic import TOKENS_PER_STEP, run, shifted
 
@@ -25,7 +25,7 @@ def test_durations_run_from_commit_to_commit():
     steps = read_steps(PLAIN, MAIN_JOB).first
     assert [step.step for step in steps] == list(range(1, 31))
     assert [step.duration_seconds for step in steps] == pytest.approx([0.1] * 30)
-    assert steps[7].tokens_per_second == pytest.approx(TOKENS_PER_STEP / 0.1)
+    assert steps[7].work_per_second == pytest.approx(TOKENS_PER_STEP / 0.1)
 
 
 def test_only_the_asked_job_counts():
@@ -79,5 +79,5 @@ def test_an_early_fault_leaves_the_warm_up_in():
 
 
 def test_medians_of_nothing_are_none():
-    assert median_tokens_per_second([]) is None
+    assert median_work_per_second([]) is None
     assert median_step_seconds([]) is None

@@ -46,6 +46,7 @@ class ChaosRun:
         patch: str = "",
         limits: Mapping[int, int] | None = None,
         stdout: Any = None,
+        command: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder / "out" if out is None else out
@@ -53,7 +54,8 @@ class ChaosRun:
         self._stdout_path, self._stderr_path = folder / "stdout", folder / "stderr"
         with self._stdout_path.open("wb") as to_file, self._stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(self.out)],
+                [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(self.out)]
+                + (["--", *command] if command else []),
                 stdin=subprocess.DEVNULL,
                 stdout=to_file if stdout is None else stdout,
                 stderr=stderr,
@@ -131,9 +133,9 @@ class Finished:
         return event
 
 
-def run_chaos(folder: Path, *arguments: str, patch: str = "") -> Finished:
-    """`chaos run ARGUMENTS --json` to its end; asserts that standard output is its summary and nothing is left."""
-    with ChaosRun(folder, ["run", *arguments, "--json"], patch=patch) as run:
+def run_chaos(folder: Path, *arguments: str, patch: str = "", command: Sequence[str] = ()) -> Finished:
+    """`chaos run ARGUMENTS --json [-- COMMAND]` to its end; standard output must be its summary, and nothing left."""
+    with ChaosRun(folder, ["run", *arguments, "--json"], patch=patch, command=command) as run:
         exit_code = run.wait()
         assert "Traceback" not in run.stderr, run.stderr
         finished = read_run(run.folder, exit_code, run.stderr)

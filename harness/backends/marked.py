@@ -1,0 +1,62 @@
+"""Processes that are known by a mark in their environment, whoever started them; read from /proc. Linux only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from mecefo_runtime.process import ProcessId
+
+RUN_MARK = "CHAOS_RUN"
+"""The environment variable that names the run."""
+
+_LISTENING = "0A"
+
+
+def marked_processes(run_id: str) -> list[ProcessId]:
+    """Every running process of this user that was started with the mark of the run, stopped ones included."""
+    mark = f"{RUN_MARK}={run_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        # Gone meanwhile, or somebody else's.
+        with suppress(OSError):
+            # The start time first: should the pid be recycled in between, it is of the process that is gone.
+            process = ProcessId.of(int(entry.name))
+            if mark in (entry / "environ").read_bytes().split(b"\0") and process.is_running():
+                found.append(process)
+    return found
+
+
+def read_environment(pid: int) -> dict[str, str]:
+    """The environment with which the process was started; empty when it is gone or not ours to read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (part.decode(errors="replace").partition("=") for part in raw.split(b"\0") if part)
+    return {name: value for name, _, value in pairs}
+
+
+def listener_on(port: int, processes: Collection[ProcessId]) -> ProcessId | None:
+    """Which of `processes` listens on the TCP port; None when none of them does."""
+    inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening_inodes(table, port)}
+    for process in processes:
+        with suppress(OSError):
+            for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+                with suppress(OSError):
+                    if str(descriptor.readlink()) in inodes:
+                        return process
+    return None
+
+
+def _listening_inodes(table: str, port: int) -> list[str]:
+    """Inodes of the sockets that listen on `port`, from /proc/net/TABLE (proc(5))."""
+    try:
+        lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    except OSError:
+        return []
+    rows = (line.split() for line in lines)
+    return [row[9] for row in rows if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port]

@@ -1,0 +1,63 @@
+"""A script that takes steps and no torch: it tells of them as the agent in a foreign script does.
+
+`follower.py STEPS [--resume-from FILE] [--silent] [--stubborn]`: FILE keeps the step of the last checkpoint, one every
+fifth step.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from chaos.agent import Agent
+from mecefo_runtime.events import Emitter, SocketSink
+from mecefo_runtime.wire import encode, parse_address
+
+CHECKPOINT_STEPS = 5
+STEP_SECONDS = 0.02
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--resume-from", type=Path)
+    parser.add_argument("--silent", action="store_true", help="take no steps")
+    parser.add_argument("--stubborn", action="store_true", help="take no SIGTERM, and leave a process behind")
+    asked = parser.parse_args()
+    if asked.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    if asked.silent:
+        time.sleep(STEP_SECONDS * asked.steps)
+        return
+    address, token = os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"]
+    agent = Agent(address, token, rank=0, node=0, attempt=1)
+    connection = socket.create_connection(parse_address(address))
+    connection.sendall(encode({"token": token, "role": "events"}))
+    emitter = Emitter(SocketSink(connection), "rank", rank=0, node=0)
+    emitter.emit("rank_started", world_size=1)
+    resumed = int(asked.resume_from.read_text()) if asked.resume_from and asked.resume_from.exists() else 0
+    for step in range(resumed + 1, asked.steps + 1):
+        began = time.monotonic()
+        agent.announce(step, "forward")
+        time.sleep(STEP_SECONDS)
+        emitter.emit(
+            "step_committed",
+            step=step,
+            epoch=1,
+            samples=8,
+            began_monotonic=began,
+            committed_monotonic=time.monotonic(),
+        )
+        if asked.resume_from and step % CHECKPOINT_STEPS == 0:
+            asked.resume_from.write_text(str(step))
+    emitter.emit("rank_finished")
+    print("all steps done")
+
+
+if __name__ == "__main__":
+    main()

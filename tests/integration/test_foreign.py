@@ -1,0 +1,195 @@
+"""Somebody else's job under `chaos run FAULT -- COMMAND`: what the launcher does about the fault, told and judged."""
+
+import signal
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mecefo_runtime.process import ProcessId
+from tests.integration.runs import ChaosRun, assert_nothing_left, run_chaos
+
+pytestmark = pytest.mark.integration
+
+HERE = Path(__file__).parent
+FOLLOWER = (sys.executable, str(HERE / "follower.py"))
+TRAINING = str(HERE / "foreign_training.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+NOTHING_APPLIED = """
+import sys
+if "chaos.cli" in " ".join(sys.argv + sys.orig_argv):
+    from chaos.faults.kill import KillProcess
+    async def apply(self, act, host):
+        return
+    KillProcess.apply = apply
+    KillProcess.verify_timeout_seconds = 0.5
+"""
+
+
+def again_and_again(*command):
+    """A launcher of three attempts."""
+    return ("sh", "-c", 'for attempt in 1 2 3; do "$@" && exit 0; done; exit 1', "sh", *command)
+
+
+def of_rank(run, kind):
+    return [event for event in run.of(kind) if event.fields.get("role") == "rank"]
+
+
+class TestAnotherLauncher:
+    """Whatever starts the ranks, with a script that takes its steps in no time."""
+
+    def test_a_job_that_dies_is_a_result(self, tmp_path):
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=(*FOLLOWER, "20"))
+        assert (run.exit_code, run.summary["verdict"]) == (1, "fail")
+        (incident,) = run.summary["incidents"]
+        assert incident["verified"] and incident["recovered"] is False and incident["recovery_seconds"] is None
+        assert run.summary["steps_committed"] == 7
+        (failed,) = (gate for gate in run.summary["gates"] if gate["passed"] is False)
+        assert failed["expression"] == "unrecovered_incidents == 0" and failed["builtin"]
+        assert "killed by SIGKILL" in run.of("job_failed")[0].fields["reason"]
+
+    def test_a_job_that_is_started_again_recovers_and_its_repeated_steps_are_counted(self, tmp_path):
+        command = again_and_again(*FOLLOWER, "30", "--resume-from", str(tmp_path / "step"))
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=13", command=command)
+        assert run.exit_code == 0, run.summary["reasons"]
+        summary = run.summary
+        (incident,) = summary["incidents"]
+        assert (summary["attempts"], incident["attempt"], incident["recovery_attempt"]) == (2, 1, 2)
+        # Its checkpoint is of step 10: 11 and 12 are done again, 13 is the first that had not been.
+        assert (incident["recovery_step"], summary["steps_repeated"], summary["steps_lost"]) == (11, 2, 2)
+        assert 0 < incident["recovery_seconds"] < incident["progress_seconds"]
+        assert summary["steps_committed"] == 30
+        # Fired once: the second attempt was not held at step 13.
+        assert len(run.of("held")) == len(run.of("injected")) == 1
+        assert len({event.fields["started_pid"] for event in of_rank(run, "process_started")}) == 2
+
+    def test_figures_add_up_and_those_that_nobody_can_know_are_none(self, tmp_path):
+        command = again_and_again(*FOLLOWER, "30", "--resume-from", str(tmp_path / "step"))
+        summary = run_chaos(tmp_path, "kill-process", "--at", "step=13", command=command).summary
+        badput = summary["badput_seconds"]
+        assert summary["productive_seconds"] + sum(badput.values()) == pytest.approx(summary["wall_clock_seconds"])
+        assert badput["restart"] > 0 and badput["repeated_work"] > 0 and badput["regroup"] == 0
+        assert summary["throughput_unit"] == "samples" and summary["throughput_per_second"]["before"] > 0
+        assert set(summary["throughput_tokens_per_second"].values()) == {None}
+        unknown = ("steps_planned", "samples_lost", "strategy", "twin_loss", "final_loss", "layout_changes")
+        assert {summary[key] for key in unknown} == {None}
+
+    def test_a_fault_that_does_nothing_is_inconclusive(self, tmp_path):
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=(*FOLLOWER, "20"), patch=NOTHING_APPLIED)
+        assert (run.exit_code, run.summary["steps_committed"]) == (5, 20), run.summary["reasons"]
+        assert "still running" in run.one("unverified").fields["reason"]
+
+    def test_a_step_that_the_job_does_not_come_to_is_never_fired(self, tmp_path):
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=800", command=(*FOLLOWER, "10"))
+        assert run.exit_code == 5
+        assert "never fired" in run.one("unverified").fields["reason"]
+
+    def test_the_launcher_is_a_target(self, tmp_path):
+        options = ("kill-process", "--at", "step=8", "--on", "role=launcher")
+        run = run_chaos(tmp_path, *options, command=again_and_again(*FOLLOWER, "2000"))
+        assert run.exit_code == 1
+        (launcher,) = run.one("injected").fields["processes"]
+        assert (launcher["role"], launcher["rank"]) == ("launcher", None)
+        (started,) = (event for event in run.of("process_started") if event.fields["role"] == "launcher")
+        assert launcher["pid"] == started.fields["started_pid"]
+
+    def test_a_command_that_fails_before_the_fault_says_its_last_words(self, tmp_path):
+        command = (sys.executable, "-c", "raise SystemExit('the corpus\\nis not there')")
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=command)
+        assert (run.exit_code, run.summary["verdict"]) == (3, "error")
+        assert "exit code 1; the last lines of logs/job.log: the corpus | is not there" in run.summary["reasons"][0]
+
+    def test_a_command_that_trains_nothing_is_told_what_to_do(self, tmp_path):
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=(*FOLLOWER, "1", "--silent"))
+        assert run.exit_code == 3
+        assert "no optimizer step of PyTorch was seen" in run.summary["reasons"][0]
+        assert "chaos.agent.step()" in run.summary["reasons"][0]
+
+    def test_nobody_waits_for_ever_for_a_first_step(self, tmp_path):
+        tmp_path.joinpath("e.yaml").write_text(
+            "name: silent\nfaults: [{kind: kill-process, at: step=8}]\n"
+            "job: {runtime: command, command: [sleep, '600'], startup_timeout: 1s}\n"
+        )
+        run = run_chaos(tmp_path, "e.yaml")
+        assert run.exit_code == 3
+        assert "in 1 s no optimizer step" in run.summary["reasons"][0]
+
+    def test_what_the_command_left_running_is_ended(self, tmp_path):
+        command = (*FOLLOWER, "20", "--stubborn")
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=800", command=command)
+        assert run.of("residue")[0].fields["processes"] == []
+
+    def test_an_interrupt_ends_what_takes_no_sigterm(self, tmp_path):
+        options = ["run", "kill-process", "--at", "step=80000"]
+        with ChaosRun(tmp_path, options, command=(*FOLLOWER, "100000", "--stubborn")) as run:
+            run.wait_for("step_committed", step=3)
+            run.process.send_signal(signal.SIGINT)
+            assert run.wait() == 2
+            assert_nothing_left(run)
+
+    def test_the_command_does_not_outlive_chaos(self, tmp_path):
+        with ChaosRun(tmp_path, ["run", "kill-process", "--at", "step=80000"], command=(*FOLLOWER, "100000")) as run:
+            run.wait_for("step_committed", step=3)
+            run.process.kill()
+            run.wait()
+            assert_nothing_left(run)
+
+
+class TestTorchrun:
+    """A data parallel script under torchrun, no line of it changed."""
+
+    def test_a_lost_rank_is_survived_by_a_restart_from_the_checkpoint(self, tmp_path, monkeypatch):
+        # torch 2.13: the store of the first attempt is used again with all that is in it, and a rank of the second that
+        # comes first finds the other one's old address there.
+        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        command = (*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1", TRAINING, "40", str(tmp_path / "c.pt"))
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=13", "--on", "rank=1", command=command)
+        assert run.exit_code == 0, run.summary["reasons"]
+        summary = run.summary
+        (incident,) = summary["incidents"]
+        assert run.of("injected")[0].step == 13 and incident["ranks"] == [1]
+        assert (summary["attempts"], incident["recovery_attempt"], incident["recovery_step"]) == (2, 2, 11)
+        assert (summary["steps_committed"], summary["steps_repeated"]) == (40, 2)
+        assert summary["throughput_unit"] == "samples"
+        attempts = run.of("attempt_started")
+        assert [event.fields["world_size"] for event in attempts] == [2, 2]
+        ranks = [
+            (event.fields["started_rank"], event.fields["rank_attempt"]) for event in of_rank(run, "process_started")
+        ]
+        assert sorted(ranks) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+        steps = [event.step for event in run.of("step_committed")]
+        assert steps == [*range(1, 13), *range(11, 41)]
+
+    def test_the_store_is_whoever_listens_for_the_ranks(self, tmp_path):
+        command = (*TORCHRUN, "--nproc-per-node", "2", TRAINING, "2000", str(tmp_path / "c.pt"))
+        with ChaosRun(
+            tmp_path, ["run", "kill-process", "--at", "step=8", "--on", "role=store"], command=command
+        ) as run:
+            injected = run.wait_for("injected")
+            (store,) = injected.fields["processes"]
+            # torchrun's own process holds it for its ranks.
+            launcher = run.wait_for("process_started", role="launcher")
+            assert store["pid"] == launcher.fields["started_pid"]
+            assert run.wait() == 1
+
+    def test_plain_python_that_is_killed_dies(self, tmp_path):
+        command = (sys.executable, TRAINING, "30", str(tmp_path / "c.pt"))
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=command)
+        assert (run.exit_code, run.summary["steps_committed"]) == (1, 7)
+        assert run.summary["incidents"][0]["recovered"] is False
+        assert not any(later.step <= earlier.step for earlier, later in pairwise(run.of("step_committed")))
+
+
+def test_a_process_of_the_same_number_from_another_run_is_not_ours(tmp_path):
+    """That the mark tells runs apart: two jobs side by side, and the end of one leaves the other alone."""
+    options = ["run", "kill-process", "--at", "step=80000"]
+    with (
+        ChaosRun(tmp_path / "one", options, command=(*FOLLOWER, "100000")) as one,
+        ChaosRun(tmp_path / "two", options, command=(*FOLLOWER, "100000")) as two,
+    ):
+        of_one = one.wait_for("process_started", role="rank")
+        two.wait_for("step_committed", step=3)
+        two.process.send_signal(signal.SIGINT)
+        assert two.wait() == 2
+        assert ProcessId(of_one.fields["started_pid"], of_one.fields["start_ticks"]).is_running()
