@@ -11,7 +11,7 @@ import importlib
 import os
 import queue
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from chaos.trigger import OUTSIDE_PHASES
@@ -26,8 +26,10 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 class Agent:
     """One rank's agent; `announce` is called on the training thread before every phase."""
 
-    def __init__(self, address: str, token: str, *, rank: int, node: int, attempt: int) -> None:
-        hello = {"token": token, "role": "agent", "rank": rank, "node": node, "pid": os.getpid(), "attempt": attempt}
+    def __init__(self, address: str, token: str, *, rank: int, node: int, attempt: int, **more: int) -> None:
+        """`more` is said with the rest of who this is: a foreign job's ranks are known from nowhere else."""
+        hello: Message = {"token": token, "role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
+        hello["pid"] = os.getpid()
         self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._effects: dict[int, Effect] = {}
@@ -36,6 +38,8 @@ class Agent:
         # Phases outside of steps: whenever they come, from a step on.
         self._open_holds: dict[str, int] = {}
         self._is_called = False
+        # What is to be told before the rank is held, and perhaps killed there.
+        self.before_hold: Callable[[], None] = lambda: None
         # Before the first step, so that no announcement can come too early to be held.
         self._set_holds(self._connection.receive()["holds"])
         self._reader: threading.Thread | None = None
@@ -47,6 +51,13 @@ class Agent:
         self._subject = subject
         for effect in list(self._effects.values()):
             effect.exposed(subject)
+
+    def abandon(self) -> None:
+        """Give up this process's copy of the connection, after a fork: the parent goes on with it."""
+        connection, self._connection = self._connection, None
+        self._holds, self._open_holds, self._is_alert = set(), {}, False
+        if connection is not None:
+            connection.abandon()
 
     def announce(self, step: int, phase: str) -> None:
         """Wait here if the injector wants this rank held at (step, phase)."""
@@ -75,6 +86,7 @@ class Agent:
 
     def _hold(self, step: int, phase: str) -> None:
         self._is_called = False
+        self.before_hold()
         if not self._send({"type": "at", "step": step, "phase": phase}):
             return
         began: list[int] = []
@@ -166,3 +178,26 @@ class Agent:
 def install(*, rank: int, node: int, attempt: int) -> Agent:
     """The runtime's hook (see `mecefo_runtime.hooks`): connects to the injector named by the environment."""
     return Agent(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], rank=rank, node=node, attempt=attempt)
+
+
+def step(
+    loss: float | None = None, samples: int | None = None, tokens: int | None = None, *, number: int | None = None
+) -> None:
+    """Say that a step of the training is over: for a script in which an optimizer's step is not one.
+
+    Import this module before the first optimizer is made, and call this in every rank at the end of every step: nothing
+    is counted by itself then. `number` is the script's own count of steps (from 1), where it does not begin at 1; the
+    figures are those of the step, of all ranks together, where the script knows them. Outside of a run it does nothing.
+    """
+    if not (os.environ.get("CHAOS_AGENT") and os.environ.get("CHAOS_RUN")):
+        return
+    # Only here: ranks of our own runtime have no use for it, and without torch there is nothing to follow.
+    from chaos.foreign.start import step_ended
+
+    figures: dict[str, float | int] = {}
+    if loss is not None:
+        # A tensor will do, too.
+        figures["loss"] = float(loss)
+    counts = {"samples": samples, "tokens": tokens}
+    figures.update({name: int(count) for name, count in counts.items() if count is not None})
+    step_ended(figures, number)

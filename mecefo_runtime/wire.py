@@ -129,6 +129,12 @@ class Connection:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [decode(line) for line in lines]
 
+    def abandon(self) -> None:
+        """Close this process's copy of the descriptor alone: after a fork, the connection is the parent's."""
+        descriptor = self._socket.detach()
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def close(self) -> None:
         """End the connection in both directions; a thread that reads it wakes up."""
         try:

@@ -1,0 +1,157 @@
+"""What one sees of a foreign step without a line changed: loss, samples, tokens. What is unknown is not told."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+# To read a loss from an accelerator waits for all that the step has queued there: not at every step.
+LOSS_EVERY_STEPS_ON_ACCELERATORS = 50
+# What a batch may be nested in before its tensors come.
+_MAX_BATCH_DEPTH = 4
+# Batches that were fetched ahead of their use; a loader that is not trained from fills no memory.
+_MAX_WAITING_BATCHES = 64
+_MAX_LOADERS = 16
+_TOKEN_KEYS = ("input_ids", "decoder_input_ids")
+
+
+class Figures:
+    """Gathers the figures of the step under way.
+
+    Batches count when they are used (a loss's `backward`), in the order in which they were fetched. Of several ranks,
+    all are assumed to use as many samples as this one where the model says that it is replicated (DDP, FSDP).
+    """
+
+    def __init__(self) -> None:
+        self._world_size = 1
+        # How many ranks use samples of their own; None: not known.
+        self._num_replicas: int | None = 1
+        # Of each loader: (samples, tokens) of the batches that wait to be used.
+        self._waiting: dict[int, list[tuple[int | None, int | None]]] = {}
+        self._last_read: int | None = None
+        # The loader that is trained from, once that is known.
+        self.trained_from: int | None = None
+        self._seen_tokens: int | None = None
+        self.is_scaled = False
+        self._losses: list[Tensor] = []
+        self._used: list[tuple[int | None, int | None]] = []
+        self._num_backwards = 0
+
+    def set_world_size(self, world_size: int) -> None:
+        """It is known now of how many ranks this is one."""
+        self._world_size = world_size
+        self._num_replicas = 1 if world_size == 1 else None
+
+    def fetched(self, loader: int, batch: object) -> None:
+        """A batch came from `loader`, told apart by a number."""
+        if loader not in self._waiting and len(self._waiting) >= _MAX_LOADERS:
+            self._waiting.clear()
+        waiting = self._waiting.setdefault(loader, [])
+        waiting.append((num_samples(batch), num_tokens(batch)))
+        del waiting[:-_MAX_WAITING_BATCHES]
+        self._last_read = loader
+
+    def forward(self, module: object, arguments: tuple[object, ...]) -> None:
+        """The step's first forward begins."""
+        if self._num_replicas is None:
+            self._num_replicas = num_replicas(module, self._world_size)
+        # Token ids [batch, time], or the other way round: their number is the same.
+        first = arguments[0] if arguments else None
+        is_ids = isinstance(first, Tensor) and first.dim() == 2 and not first.is_floating_point()
+        self._seen_tokens = first.numel() if is_ids and isinstance(first, Tensor) else None
+
+    def backward(self, tensors: object, gradients: object) -> None:
+        """A backward pass begins: of a loss, where a scalar is given without a gradient."""
+        loss = tensors if isinstance(tensors, Tensor) else None
+        if loss is None or gradients is not None or loss.numel() != 1:
+            return
+        self._num_backwards += 1
+        self._losses.append(loss.detach())
+        if self._last_read is not None and not self._waiting.get(self.trained_from or 0):
+            # The first step, or another loader took over.
+            self.trained_from = self._last_read
+        waiting = self._waiting.get(self.trained_from or 0)
+        if waiting:
+            self._used.append(waiting.pop(0))
+
+    def take(self, step: int) -> dict[str, float | int]:
+        """The figures of the step that ends, those that are known, for all ranks together; the next one begins.
+
+        `loss` is the sum over the step's backward passes: what the optimizer was given the gradient of.
+        """
+        told: dict[str, float | int] = {}
+        loss = self._loss(step)
+        if loss is not None:
+            told["loss"] = loss
+        if self._num_replicas is not None:
+            samples = _sum([samples for samples, _ in self._used])
+            tokens = _sum([tokens for _, tokens in self._used])
+            if tokens is None and self._seen_tokens is not None and self._num_backwards:
+                tokens = self._seen_tokens * self._num_backwards
+            if samples is not None:
+                told["samples"] = samples * self._num_replicas
+            if tokens is not None:
+                told["tokens"] = tokens * self._num_replicas
+        self._losses, self._used = [], []
+        self._num_backwards, self._seen_tokens = 0, None
+        return told
+
+    def _loss(self, step: int) -> float | None:
+        if not self._losses or self.is_scaled:
+            return None
+        if self._losses[0].device.type != "cpu" and step % LOSS_EVERY_STEPS_ON_ACCELERATORS:
+            return None
+        loss = math.fsum([loss.item() for loss in self._losses])
+        return loss if math.isfinite(loss) else None
+
+
+def num_samples(batch: object) -> int | None:
+    """The first dimension of the first tensor in `batch` that has one."""
+    found = _first_tensor(batch, _MAX_BATCH_DEPTH)
+    return None if found is None else int(found.shape[0])
+
+
+def num_tokens(batch: object) -> int | None:
+    """How many token ids are in `batch`, of a batch that names them (`input_ids`)."""
+    # What most batches are comes first: to ask for a mapping is slow.
+    if isinstance(batch, list | tuple | Tensor) or not isinstance(batch, Mapping):
+        return None
+    counts = [ids.numel() for key in _TOKEN_KEYS if isinstance(ids := batch.get(key), Tensor)]
+    return sum(counts) if counts else None
+
+
+def num_replicas(module: object, world_size: int) -> int | None:
+    """How many ranks use samples of their own, as the outermost module says; None where it does not say."""
+    kind = type(module).__name__
+    if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        group: Any = getattr(module, "process_group", None)
+        return None if group is None else int(group.size())
+    fully_sharded = sys.modules.get("torch.distributed.fsdp")
+    state = getattr(fully_sharded, "FSDPModule", None)
+    return world_size if state is not None and isinstance(module, state) else None
+
+
+def _first_tensor(batch: object, depth: int) -> Tensor | None:
+    if isinstance(batch, Tensor):
+        return batch if batch.dim() > 0 else None
+    if depth == 0:
+        return None
+    parts: Any = ()
+    if isinstance(batch, list | tuple):
+        parts = batch
+    elif isinstance(batch, Mapping):
+        parts = batch.values()
+    for part in parts:
+        found = _first_tensor(part, depth - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None

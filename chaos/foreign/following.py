@@ -1,0 +1,292 @@
+"""Follows one process's training from phase to phase, announces each, and can be held there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from chaos.agent import Agent
+from chaos.foreign.figures import Figures
+from chaos.foreign.hooks import Hooks
+from chaos.foreign.identity import RANK_PID, Identity, identify, may_be_rank
+from chaos.foreign.report import Report
+from chaos.foreign.steps import Nesting, Rounds
+from chaos.foreign.subject import ForeignSubject
+
+# What can be seen of a script without a line changed. `reduce` cannot: it goes on within `backward`.
+PHASES = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
+_DATA, _FORWARD, _BACKWARD, _OPTIMIZER, _COMMIT = range(5)
+
+
+class Following:
+    """The training of this process, a step of which is one of the leading optimizer (see `chaos.foreign.steps`).
+
+    A phase is announced when it is first seen in a step. One that a script does not show is announced with the next one
+    that it does, so that no step passes in which a rank could not be held.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, is_explicit: bool) -> None:
+        self._environment = environment
+        # Whether the script says itself when a step ends (`chaos.agent.step`).
+        self.is_explicit = is_explicit
+        # The step under way, from 1, and how many of its phases have been announced.
+        self.step = 1
+        self._num_announced = 0
+        self._began_seconds = 0.0
+        self._num_committed = 0
+        self._agent: Agent | None = None
+        self._report: Report | None = None
+        self._identity: Identity | None = None
+        self._figures = Figures()
+        # By id, in the order in which they were made, and in that in which they first stepped.
+        self._made: dict[int, weakref.ref[Optimizer]] = {}
+        self._stepped: dict[int, weakref.ref[Optimizer]] = {}
+        self._rounds = Rounds()
+        self._nesting = Nesting()
+        self._thread: int | None = None
+        self._is_over = False
+        self.hooks = Hooks(self)
+
+    # ---- what the script does (`chaos.foreign.hooks.Observer`) ----
+
+    def created(self, optimizer: Optimizer) -> None:
+        """It has an optimizer more."""
+        self._made[id(optimizer)] = weakref.ref(optimizer)
+
+    def on_data(self, source: object) -> None:
+        """See `Observer`. Once it is known what is trained from, other loaders (evaluation) are no part of a step."""
+        trained_from = self._figures.trained_from
+        if trained_from is not None and trained_from != id(source):
+            return
+        if threading.get_ident() != (self._thread or threading.main_thread().ident):
+            # Fetched ahead by a thread of the script's own.
+            return
+        if self._rounds.new_batch():
+            self._commit({})
+        self._reach(_DATA)
+
+    def on_batch(self, source: object, batch: object) -> None:
+        """See `Observer`."""
+        self._guard(self._figures.fetched, id(source), batch)
+
+    def on_forward(self, module: object, arguments: tuple[object, ...]) -> None:
+        """See `Observer`."""
+        self._on_training_thread()
+        self._take_up_count()
+        self._reach(_DATA)
+        self._guard(self._figures.forward, module, arguments)
+        self._reach(_FORWARD)
+
+    def on_backward(self, tensors: object, gradients: object) -> None:
+        """See `Observer`."""
+        self._on_training_thread()
+        self._guard(self._figures.backward, tensors, gradients)
+        if self._num_announced <= _BACKWARD:
+            self._reach(_BACKWARD)
+
+    def on_scaled(self) -> None:
+        """See `Observer`."""
+        self._figures.is_scaled = True
+
+    def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """See `Observer`. With a closure (LBFGS, Lightning), the whole step is computed inside the optimizer's."""
+        if not self._nesting.enter(id(optimizer)) or self._is_over:
+            return None
+        if id(optimizer) not in self._made:
+            self.created(optimizer)
+        if not self.is_explicit and self._rounds.stepping(id(optimizer)):
+            self._commit({})
+        closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
+        if not callable(closure):
+            self._take_up_count()
+            self._reach(_OPTIMIZER)
+            return None
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            self._take_up_count()
+            self._reach(_OPTIMIZER)
+            return result
+
+        if len(arguments) > 1:
+            return (arguments[0], evaluate, *arguments[2:]), keywords
+        return arguments, {**keywords, "closure": evaluate}
+
+    def on_stepped(self, optimizer: Any) -> None:
+        """See `Observer`."""
+        if not self._nesting.leave(id(optimizer)) or self._is_over:
+            return
+        key = id(optimizer)
+        if key not in self._stepped:
+            self._stepped[key] = weakref.ref(optimizer, lambda _: self._forget(key))
+        others = (
+            () if self._num_committed else [id(other) for other in _living(self._made) if _is_apart(other, optimizer)]
+        )
+        if not self.is_explicit and self._rounds.stepped(key, others):
+            self._commit({})
+
+    def on_save(self) -> None:
+        """See `Observer`: in a step that is over and before the next one, as far as that is seen."""
+        if self._agent is not None and threading.get_ident() == self._thread:
+            self._agent.announce(self.step - 1, "checkpoint")
+
+    def step_ended(self, figures: Mapping[str, float | int], step: int | None) -> None:
+        """The script says so itself; `step` is its own count, where it gives one."""
+        if not self.is_explicit:
+            self.is_explicit = True
+            if self._num_committed:
+                # What has been counted by itself until now was this step too.
+                return
+        if step is not None:
+            self.step = step
+        self._on_training_thread()
+        self._commit(figures)
+
+    # ---- steps and phases ----
+
+    def _reach(self, phase: int) -> None:
+        """The step comes to `phase`: wait there if wanted, and at all before it that have not been seen."""
+        if self._num_announced > phase or self._is_over:
+            return
+        if self._agent is None:
+            self._register()
+        if self._num_announced == 0:
+            self._began_seconds = time.monotonic()
+        while self._agent is not None and self._num_announced <= phase:
+            name = PHASES[self._num_announced]
+            self._num_announced += 1
+            self._agent.announce(self.step, name)
+
+    def _commit(self, figures: Mapping[str, float | int]) -> None:
+        self._reach(_COMMIT)
+        if self._is_over:
+            return
+        self._guard(self._tell, figures)
+        self._num_committed += 1
+        self.step += 1
+        self._num_announced = 0
+        self.hooks.await_forward()
+
+    def _tell(self, figures: Mapping[str, float | int]) -> None:
+        seen = self._figures.take(self.step)
+        if self._identity is None or self._report is None or self._identity.rank != 0:
+            return
+        seen.update(figures)
+        seen["epoch"], seen["optimizers"] = self._identity.attempt, len(self._stepped)
+        seen["began_monotonic"] = self._began_seconds
+        seen["committed_monotonic"] = now = time.monotonic()
+        self._report.step_committed(self.step, now, seen)
+
+    def _take_up_count(self) -> None:
+        """Go on counting where the optimizers' own count is: a training that was resumed does not begin at step 1."""
+        if self._stepped or self._num_committed or self.is_explicit or self._is_over:
+            return
+        step = 1 + max((steps_of(optimizer) for optimizer in _living(self._made)), default=0)
+        if step != self.step:
+            self.step, self._num_announced = step, 0
+
+    def _forget(self, key: int) -> None:
+        self._stepped.pop(key, None)
+        self._rounds.forget(key)
+
+    # ---- being a rank ----
+
+    def _register(self) -> None:
+        """Say hello to the injector: at the first that is seen of a training, so that step 1 can be held."""
+        self._guard(self._connect)
+
+    def _connect(self) -> None:
+        if not may_be_rank(self._environment):
+            self.stop()
+            return
+        identity = identify(self._environment)
+        address, token = self._environment["CHAOS_AGENT"], self._environment["CHAOS_TOKEN"]
+        agent = Agent(
+            address,
+            token,
+            rank=identity.rank,
+            node=identity.node,
+            attempt=identity.attempt,
+            world_size=identity.world_size,
+            local_rank=identity.local_rank,
+        )
+        agent.expose(ForeignSubject(self._training_optimizers))
+        self._report = Report(address, token, identity)
+        agent.before_hold = self._report.flush
+        self._report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")
+        self._identity, self._agent = identity, agent
+        self._figures.set_world_size(identity.world_size)
+        self._take_up_count()
+        os.environ[RANK_PID] = str(os.getpid())
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+        atexit.register(self._finish, os.getpid())
+
+    def _training_optimizers(self) -> list[Optimizer]:
+        """Those that have stepped, in the order of their first steps; all, before the first step."""
+        return _living(self._stepped) or _living(self._made)
+
+    def _on_training_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.get_ident()
+
+    def _leave_to_parent(self) -> None:
+        """In a fork: the connections are the parent's, and so is the training."""
+        agent, report = self._agent, self._report
+        self.stop()
+        if agent is not None:
+            agent.abandon()
+        if report is not None:
+            report.abandon()
+
+    def _finish(self, pid: int) -> None:
+        # Set by an exception that nobody caught: then it was not the script's own end.
+        has_failed = hasattr(sys, "last_value")
+        if os.getpid() == pid and self._report is not None:
+            if has_failed:
+                self._report.flush()
+            else:
+                self._report.emit("rank_finished")
+
+    def stop(self) -> None:
+        """Follow no further; the script goes on."""
+        self._is_over = True
+        self._agent = self._report = None
+        self.hooks.detach()
+
+    def _guard(self, act: Callable[..., None], *arguments: object) -> None:
+        """Whatever goes wrong on our side, the script goes on; it is said once."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            if not self._is_over:
+                self.stop()
+                print(f"chaos: this process is not followed any more: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _living(optimizers: Mapping[int, weakref.ref[Optimizer]]) -> list[Optimizer]:
+    return [optimizer for found in optimizers.values() if (optimizer := found()) is not None]
+
+
+def _is_apart(one: Optimizer, other: Optimizer) -> bool:
+    """Whether they have no parameter in common: one that wraps or replaces the other has."""
+    mine = {id(parameter) for group in one.param_groups for parameter in group["params"]}
+    return not any(id(parameter) in mine for group in other.param_groups for parameter in group["params"])
+
+
+def steps_of(optimizer: Optimizer) -> int:
+    """How many steps it has made by its own count, over all runs (Adam's `step`); 0 where it keeps none."""
+    most = 0
+    for state in optimizer.state.values():
+        steps = state.get("step") if isinstance(state, Mapping) else None
+        if isinstance(steps, int | float) or (isinstance(steps, torch.Tensor) and steps.numel() == 1):
+            most = max(most, int(steps))
+    return most

@@ -1,0 +1,187 @@
+"""Where a foreign training shows what it does: the places of torch that call us, and how they are left as they were."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
+
+
+class Observer(Protocol):
+    """What is told of the training, on the thread that does it."""
+
+    def on_data(self, source: object) -> None:
+        """A batch is about to be fetched; `source` is the same for all batches of one loader."""
+        ...
+
+    def on_batch(self, source: object, batch: object) -> None:
+        """It has been."""
+        ...
+
+    def on_forward(self, module: object, arguments: tuple[object, ...]) -> None:
+        """The first module since `Hooks.await_forward` is about to compute something to be differentiated."""
+        ...
+
+    def on_backward(self, tensors: object, gradients: object) -> None:
+        """A backward pass is about to begin."""
+        ...
+
+    def on_scaled(self) -> None:
+        """The next loss is scaled."""
+        ...
+
+    def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """An optimizer is about to step; returns other arguments for it, or None."""
+        ...
+
+    def on_stepped(self, optimizer: Any) -> None:
+        """It has stepped."""
+        ...
+
+    def on_save(self) -> None:
+        """Something is about to be saved to a file."""
+        ...
+
+
+class Hooks:
+    """All of them, from `attach` to `detach`."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._undo: list[Callable[[], None]] = []
+        self._forward: RemovableHandle | None = None
+        self._is_compiled_call_hooked = False
+
+    def attach(self) -> None:
+        """Be called from now on."""
+        observer = self._observer
+
+        def stepping(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            return None if torch.compiler.is_compiling() else observer.on_stepping(optimizer, arguments, keywords)
+
+        def stepped(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if not torch.compiler.is_compiling():
+                observer.on_stepped(optimizer)
+
+        self._undo += [
+            register_optimizer_step_pre_hook(stepping).remove,
+            register_optimizer_step_post_hook(stepped).remove,
+        ]
+        # Tensor.backward calls it too.
+        self._replace(torch.autograd, "backward", self._watch_backward)
+        self._replace(torch, "save", self._watch_save)
+        # No public place sees every fetch (2.13); without this one, `data` is announced with `forward`.
+        self._replace(getattr(dataloader, "_BaseDataLoaderIter", None), "__next__", self._watch_fetch)
+        self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
+        self.await_forward()
+
+    def detach(self) -> None:
+        """Leave everything as it was."""
+        self._await_no_forward()
+        while self._undo:
+            self._undo.pop()()
+        self._is_compiled_call_hooked = False
+
+    def await_forward(self) -> None:
+        """Tell of the next forward, once.
+
+        A hook on all modules, and only until it is called: whatever the script's model is, the rest of the step does
+        not pay for it.
+        """
+        if self._forward is None:
+            self._forward = register_module_forward_pre_hook(self.on_module)
+            self._hook_compiled_call()
+
+    def _await_no_forward(self) -> None:
+        if self._forward is not None:
+            self._forward.remove()
+            self._forward = None
+
+    def on_module(self, module: object, arguments: tuple[object, ...]) -> None:
+        """A module is about to compute, and its forward is awaited."""
+        # Evaluation and parts that are not trained belong to no step; what is being compiled keeps nothing of us.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self._await_no_forward()
+        self._observer.on_forward(module, arguments)
+
+    def _replace(self, owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        watching = functools.wraps(original)(watch(original))
+        setattr(owner, name, watching)
+
+        def restore() -> None:
+            # Whoever replaced it after us keeps what they put there; it goes on to call us, and we the original.
+            if getattr(owner, name) is watching:
+                setattr(owner, name, original)
+
+        self._undo.append(restore)
+
+    def _watch_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        observer = self._observer
+
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            observer.on_backward(tensors, grad_tensors)
+            return original(tensors, grad_tensors, *args, **kwargs)
+
+        return backward
+
+    def _watch_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*args: Any, **kwargs: Any) -> Any:
+            self._observer.on_save()
+            return original(*args, **kwargs)
+
+        return save
+
+    def _watch_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        observer = self._observer
+
+        def fetch(iterator: Any) -> Any:
+            # The loader itself is out of reach; this one is its own, and outlives the epoch.
+            source = getattr(iterator, "_index_sampler", None)
+            observer.on_data(source)
+            batch = original(iterator)
+            observer.on_batch(source, batch)
+            return batch
+
+        return fetch
+
+    def _watch_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if scaler.is_enabled():
+                self._observer.on_scaled()
+            return original(scaler, outputs)
+
+        return scale
+
+    def _hook_compiled_call(self) -> None:
+        """See calls of compiled modules ourselves: torch (2.13) warns at one that a hook on all modules sees."""
+        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        if compiler is None or self._is_compiled_call_hooked:
+            return
+        self._is_compiled_call_hooked = True
+        self._replace(getattr(compiler, "OptimizedModule", None), "__call__", self._watch_compiled)
+
+    def _watch_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._forward is None:
+                return original(module, *args, **kwargs)
+            self.on_module(module, args)
+            was_evaluation = self._forward is not None
+            self._await_no_forward()
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                if was_evaluation:
+                    self.await_forward()
+
+        return call

@@ -1,0 +1,98 @@
+"""What a foreign rank tells of itself: events, as the ranks of our own runtime send them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from chaos.foreign.identity import Identity
+from mecefo_runtime.events import Emitter, Event
+from mecefo_runtime.wire import encode, limit_send_time, parse_address
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+# Steps that follow each other faster are told several at a time: to send costs as much as all else that we do in one.
+COLLECT_SECONDS = 0.02
+
+
+class Report:
+    """One rank's events. A collector that is gone, or takes nothing, is given up: training goes on."""
+
+    def __init__(self, address: str, token: str, identity: Identity) -> None:
+        sock = socket.create_connection(parse_address(address), timeout=CONNECT_TIMEOUT_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(None)
+        limit_send_time(sock)
+        sock.sendall(encode({"token": token, "role": "events"}))
+        self._socket: socket.socket | None = sock
+        self._emitter = Emitter(self._take, "rank", rank=identity.rank, node=identity.node, attempt=identity.attempt)
+        # As `Event.to_json` writes it: what differs from step to step is put in between.
+        head, _, tail = (
+            Event("step_committed", "rank", 0.0, 0.0, os.getpid(), identity.attempt)
+            .to_json()
+            .partition('"time":0.0,"monotonic":0.0')
+        )
+        identified = f'"rank":{identity.rank},"node":{identity.node}'
+        before, _, after = tail.replace('"rank":null,"node":null', identified).partition('"step":null')
+        self._parts = head, before, after.removesuffix("{}}")
+        # Appended to and taken from by different threads.
+        self._lines: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._has_lines = threading.Event()
+        self._sender: threading.Thread | None = None
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Tell at once that something happened now."""
+        if self._socket is not None:
+            self._emitter.emit(kind, **fields)
+            self.flush()
+
+    def step_committed(self, step: int, now_seconds: float, figures: Mapping[str, float | int]) -> None:
+        """Tell that `step` was committed at `now_seconds` (CLOCK_MONOTONIC), by a thread of its own.
+
+        `figures` are finite numbers.
+        """
+        if self._socket is None:
+            return
+        head, before, after = self._parts
+        fields = ",".join([f'"{name}":{figure!r}' for name, figure in figures.items()])
+        when = f'"time":{time.time():.6f},"monotonic":{now_seconds:.6f}'
+        self._lines.append(f'{head}{when}{before}"step":{step}{after}{{{fields}}}}}\n')
+        if not self._has_lines.is_set():
+            self._has_lines.set()
+        if self._sender is None:
+            # Not before: until it trains, a rank may fork.
+            self._sender = threading.Thread(target=self._send_lines, daemon=True)
+            self._sender.start()
+
+    def flush(self) -> None:
+        """Write what is collected into the kernel's buffer, where it outlives this process."""
+        with self._lock:
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if self._socket is None or not lines:
+                return
+            try:
+                self._socket.sendall("".join(lines).encode())
+            except OSError:
+                self._socket.close()
+                self._socket = None
+
+    def _send_lines(self) -> None:
+        while self._socket is not None:
+            self._has_lines.wait()
+            self._has_lines.clear()
+            self.flush()
+            time.sleep(COLLECT_SECONDS)
+
+    def abandon(self) -> None:
+        """Give up this process's copy of the connection, after a fork: the parent goes on with it."""
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            os.close(sock.detach())
+
+    def _take(self, event: Event) -> None:
+        self._lines.append(event.to_json() + "\n")

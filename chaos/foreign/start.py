@@ -1,0 +1,42 @@
+"""Where following begins: with the first optimizer that a process makes, or the first step that it says itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+from torch.optim import Optimizer
+
+from chaos.foreign.following import Following
+from chaos.foreign.identity import may_be_rank
+
+_following: Following | None = None
+
+
+def begin(*, is_explicit: bool) -> Following | None:
+    """Follow this process, unless it is followed or cannot be a rank; `is_explicit`: it says itself when steps end."""
+    global _following
+    if _following is None and may_be_rank(os.environ):
+        _following = Following(os.environ, is_explicit=is_explicit)
+        _following.hooks.attach()
+    return _following
+
+
+def following() -> Following | None:
+    """What follows this process, if anything does."""
+    return _following
+
+
+def optimizer_created(optimizer: Optimizer) -> None:
+    """The script made an optimizer."""
+    if _following is not None:
+        _following.created(optimizer)
+
+
+def step_ended(figures: Mapping[str, float | int], step: int | None) -> None:
+    """The script says that a step is over; figures that are not finite are left out."""
+    found = begin(is_explicit=True)
+    if found is not None:
+        finite = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+        found.step_ended(finite, step)

@@ -1,0 +1,144 @@
+"""A foreign training as effects see it: its modules and tensors by name, found by way of its optimizers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from chaos.inside.base import TensorKind
+
+# What wraps a model, by class, and the child under which the model itself then is: left out of names, as state dicts of
+# the unwrapped model do.
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+
+
+class ForeignSubject:
+    """Looks anew at every call: nothing is kept alive that the script lets go, and no step pays for it.
+
+    Names are those of the state dict of the script's model. Of several models, each one's begin with its class; a
+    parameter in no module is `parameter.GROUP.INDEX` of its optimizer.
+    """
+
+    def __init__(self, optimizers: Callable[[], Iterable[Optimizer]]) -> None:
+        self._optimizers = optimizers
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """All modules of the models that the optimizers train, by name; a model itself is named by its class."""
+        return {name or type(module).__name__: module for name, module in self._named_modules()}
+
+    def tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
+        """The parameters, their gradients or the optimizers' state (`NAME.exp_avg`), as far as this rank holds them."""
+        found: dict[str, Tensor] = {}
+        names = self._parameter_names()
+        if kind == "parameters":
+            return {name: _local(parameter.data) for parameter, name in names.items()}
+        if kind == "gradients":
+            return {name: _local(p.grad) for p, name in names.items() if p.grad is not None}
+        for optimizer in self._optimizers():
+            for parameter in _parameters(optimizer):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    # Adam's count of steps is a tensor too, and no state of the parameter's elements.
+                    if isinstance(value, Tensor) and key != "step" and parameter in names:
+                        found[f"{names[parameter]}.{key}"] = _local(value)
+        return found
+
+    def updater(self, name: str) -> tuple[Optimizer, Tensor, int]:
+        """Who updates a parameter: its optimizer, the tensor as that one knows it, the parameter's first element there.
+
+        Raises:
+            LookupError: no optimizer updates it, or only a part of it that lies here.
+        """
+        names = self._parameter_names()
+        for optimizer in self._optimizers():
+            for parameter in _parameters(optimizer):
+                if names.get(parameter) == name:
+                    if _local(parameter.data).shape != parameter.shape:
+                        raise LookupError(f"{name} is spread over several ranks")
+                    return optimizer, parameter, 0
+        raise LookupError(f"no optimizer here updates a parameter {name}")
+
+    def _parameter_names(self) -> dict[Tensor, str]:
+        names: dict[Tensor, str] = {}
+        for module_name, module in self._named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                names.setdefault(parameter, f"{module_name}.{name}" if module_name else name)
+        for optimizer in self._optimizers():
+            for group_index, group in enumerate(optimizer.param_groups):
+                for index, parameter in enumerate(group["params"]):
+                    names.setdefault(parameter, f"parameter.{group_index}.{index}")
+        return names
+
+    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        models = self._models()
+        classes = [type(model).__name__ for model in models]
+        for number, model in enumerate(models):
+            prefix = ""
+            if len(models) > 1:
+                before = classes[:number].count(classes[number])
+                prefix = classes[number] + (f".{before + 1}" if before else "")
+            yield from _walk(model, prefix, set())
+
+    def _models(self) -> list[nn.Module]:
+        """The outermost modules with parameters that an optimizer has, in the order of these; wrappers left out."""
+        order: dict[int, int] = {}
+        for optimizer in self._optimizers():
+            for parameter in _parameters(optimizer):
+                order.setdefault(id(parameter), len(order))
+        # By the real type: what passes for a module need not be one, and may do anything when asked.
+        modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
+        modules = [module for module in modules if "_modules" in module.__dict__]
+        inner = {id(child) for module in modules for child in module._modules.values()}
+        found: dict[int, tuple[set[int], nn.Module]] = {}
+        for module in modules:
+            places = {order[id(p)] for p in module.parameters() if id(p) in order}
+            if places and id(module) not in inner:
+                model = _unwrapped(module)
+                found[id(model)] = places, model
+        models: list[tuple[set[int], nn.Module]] = []
+        # One whose parameters are all in a larger one (an alias, a wrapper around a part) shows nothing more.
+        for places, model in sorted(found.values(), key=lambda one: (-len(one[0]), min(one[0]))):
+            if not places <= set().union(*(others for others, _ in models)):
+                models.append((places, model))
+        return [model for _, model in sorted(models, key=lambda one: min(one[0]))]
+
+
+def _walk(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    module = _unwrapped(module)
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield name, module
+    for child_name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, f"{name}.{child_name}" if name else child_name, seen)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while (child_name := _WRAPPERS.get(type(module).__name__)) is not None:
+        child = module._modules.get(child_name)
+        # FSDP keeps its flat parameter in the wrapper itself.
+        if child is None or next(module.parameters(recurse=False), None) is not None:
+            break
+        module = child
+    return module
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a distributed tensor that this rank holds, of the same storage; others as they are."""
+    part = getattr(tensor, "_local_tensor", None)
+    return part if isinstance(part, torch.Tensor) else tensor

@@ -1,0 +1,27 @@
+"""Effects that tests begin inside scripts."""
+
+from chaos.inside.base import Effect
+
+
+class Look(Effect):
+    """Says what there is, and makes the first parameter unmistakable."""
+
+    def begin(self, step, phase):
+        parameters = self.subject.tensors("parameters")
+        next(iter(parameters.values())).fill_(self.arguments["value"])
+        return {
+            "modules": {name: type(module).__name__ for name, module in self.subject.modules().items()},
+            "parameters": {name: list(tensor.shape) for name, tensor in parameters.items()},
+            "gradients": sorted(self.subject.tensors("gradients")),
+            "optimizer": sorted(self.subject.tensors("optimizer")),
+        }
+
+
+class Raise(Effect):
+    """Ends the script by an exception in its training thread."""
+
+    def begin(self, step, phase):
+        return {}
+
+    def released(self):
+        raise RuntimeError(f"fault {self.arguments['number']}")

@@ -1,0 +1,189 @@
+"""Runs a script under a real hub, with the agent inside, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.desk import Channel
+from harness.hub import Hub
+from mecefo_runtime.events import Event
+from mecefo_runtime.wire import Message
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+SITE = ROOT / "chaos/foreign/site"
+TOKEN = "a-token"
+TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A rank was held, and what its job had printed by then."""
+
+    rank: int
+    step: int
+    phase: str
+    printed: tuple[str, ...]
+    channel: Channel
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        return self.rank, self.step, self.phase
+
+
+@dataclass
+class Job:
+    """A script that ran to its end."""
+
+    exit_code: int = -1
+    stdout: str = ""
+    stderr: str = ""
+    hellos: list[tuple[int, int, int]] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    answers: list[Message] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+    @property
+    def steps(self) -> list[int | None]:
+        """The numbers of the committed steps, in the order in which they were told."""
+        return [event.step for event in self.of("step_committed")]
+
+
+class TestDesk:
+    """Holds whom it is told to, does `on_hold` then, and lets go."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        job: Job,
+        holds: Sequence[tuple[int, int, str]],
+        printed: Callable[[], tuple[str, ...]],
+        on_hold: Callable[[Held], Sequence[Message]],
+        dies_with: Hub | None,
+    ) -> None:
+        self._dies_with = dies_with
+        self._job, self._holds, self._printed, self._on_hold = job, list(holds), printed, on_hold
+        self._waiting: dict[int, int] = {}
+
+    def _holds_of(self, rank: int) -> list[tuple[int, str]]:
+        return [(step, phase) for wanted, step, phase in self._holds if wanted == rank]
+
+    def connected(self, channel: Channel) -> None:
+        self._job.hellos.append((channel.rank, channel.node, channel.attempt))
+        channel.send({"holds": self._holds_of(channel.rank)})
+
+    def on_message(self, channel: Channel, message: Message) -> None:
+        if message["type"] != "at":
+            self._job.answers.append(message)
+            self._waiting[channel.rank] = self._waiting.get(channel.rank, 0) - (message["type"] in ("began", "refused"))
+            if not self._waiting[channel.rank]:
+                channel.send({"type": "release", "holds": self._holds_of(channel.rank)})
+            return
+        held = Held(channel.rank, int(message["step"]), str(message["phase"]), self._printed(), channel)
+        self._job.held.append(held)
+        # Once.
+        self._holds = [place for place in self._holds if place != held.place]
+        if self._dies_with is not None:
+            self._dying = asyncio.get_running_loop().create_task(self._dies_with.close())
+            return
+        begun = [channel.send(begin) for begin in self._on_hold(held)]
+        self._waiting[channel.rank] = len(begun)
+        if not begun:
+            channel.send({"type": "release", "holds": self._holds_of(channel.rank)})
+
+    def closed(self, channel: Channel) -> None:
+        return
+
+
+def nothing(held: Held) -> Sequence[Message]:
+    return ()
+
+
+def run_job(
+    folder: Path,
+    command: Sequence[str],
+    *,
+    holds: Sequence[tuple[int, int, str]] = (),
+    on_hold: Callable[[Held], Sequence[Message]] = nothing,
+    environment: Mapping[str, str] | None = None,
+    site: Sequence[Path] = (),
+    is_hub_to_die: bool = False,
+) -> Job:
+    """Run `command` to its end with the agent in it; `holds` are (rank, step, phase).
+
+    `site` are folders that come after ours on PYTHONPATH. `is_hub_to_die`: with the first hold.
+    """
+    job = Job()
+    stdout, stderr = folder / "stdout", folder / "stderr"
+    hub = Hub(TOKEN, job.events.append)
+    dies_with = hub if is_hub_to_die else None
+    hub.agents = TestDesk(job, holds, lambda: tuple(stdout.read_text().splitlines()), on_hold, dies_with)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def do(coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+
+    try:
+        do(hub.open())
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("CHAOS_")}
+        paths = [SITE, *site]
+        variables = {
+            **inherited,
+            "CHAOS_RUN": "a-run",
+            "CHAOS_AGENT": hub.address,
+            "CHAOS_TOKEN": TOKEN,
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        with stdout.open("wb") as to_stdout, stderr.open("wb") as to_stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=to_stdout,
+                stderr=to_stderr,
+                cwd=folder,
+                env=variables,
+                start_new_session=True,
+            )
+            try:
+                job.exit_code = process.wait(TIMEOUT_SECONDS)
+            finally:
+                process.kill()
+                process.wait()
+        do(hub.close())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    job.stdout, job.stderr = stdout.read_text(), stderr.read_text()
+    return job
+
+
+def python(script: str, *arguments: str) -> list[str]:
+    """The command that runs one of `scripts`."""
+    return [sys.executable, str(SCRIPTS / script), *arguments]
+
+
+def torchrun(num_ranks: int, script: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """The command that runs one of `scripts` in several ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return [*launcher, *options, str(SCRIPTS / script), *arguments]

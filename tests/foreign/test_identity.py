@@ -1,0 +1,45 @@
+"""Which rank a process is, and which processes are none."""
+
+import os
+
+import pytest
+
+from chaos.foreign.identity import RANK_PID, Identity, attempt_of, identify, may_be_rank
+
+pytestmark = pytest.mark.unit
+
+OF_TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+def test_as_torchrun_says():
+    assert identify(OF_TORCHRUN) == Identity(rank=5, node=1, local_rank=1, world_size=8, attempt=3)
+
+
+def test_alone():
+    assert identify({}) == Identity(rank=0, node=0, local_rank=0, world_size=1, attempt=1)
+
+
+def test_rank_and_size_alone_are_one_node():
+    assert identify({"RANK": "3", "WORLD_SIZE": "4"}) == Identity(3, 0, 3, 4, 1)
+
+
+def test_what_is_no_number_says_nothing():
+    assert identify({"RANK": "first", "WORLD_SIZE": ""}) == identify({})
+
+
+def test_attempts():
+    assert attempt_of({"CHAOS_ATTEMPT": "4"}) == 4
+    assert attempt_of({"CHAOS_ATTEMPT": "4", "TORCHELASTIC_RESTART_COUNT": "0"}) == 1
+
+
+def test_what_a_rank_started_is_none():
+    assert may_be_rank({})
+    assert may_be_rank({RANK_PID: str(os.getpid())})
+    assert not may_be_rank({RANK_PID: str(os.getppid())})

@@ -1,0 +1,262 @@
+"""Real scripts, no line changed: each is held where it was to be held, and its steps are counted as it counts them."""
+
+import signal
+import sys
+
+import pytest
+
+from tests.foreign.jobs import ROOT, SCRIPTS, python, run_job, torchrun
+
+pytestmark = pytest.mark.integration
+
+
+def held_after(job):
+    """By (rank, step, phase): the last line that the job had printed."""
+    return {held.place: held.printed[-1] if held.printed else "" for held in job.held}
+
+
+def test_a_plain_loop_is_held_before_each_phase(tmp_path):
+    places = [(1, "data"), (1, "forward"), (3, "forward"), (3, "backward"), (4, "data"), (4, "optimizer")]
+    places += [(5, "commit"), (2, "checkpoint")]
+    job = run_job(tmp_path, python("plain.py", "6"), holds=[(0, *place) for place in places])
+    assert (job.exit_code, job.stderr, job.hellos) == (0, "", [(0, 0, 1)])
+    losses = {line.split()[1]: line for line in job.lines if line.startswith("step")}
+    assert held_after(job) == {
+        (0, 1, "data"): "",
+        (0, 1, "forward"): "data 1",
+        (0, 2, "checkpoint"): losses["2"],
+        # After an evaluation, which is no part of a step.
+        (0, 3, "forward"): "data 3",
+        (0, 3, "backward"): "forward 3",
+        (0, 4, "data"): losses["3"],
+        (0, 4, "optimizer"): "backward 4",
+        (0, 5, "commit"): "backward 5",
+    }
+    assert job.steps == [1, 2, 3, 4, 5, 6]
+    for event in job.of("step_committed"):
+        assert event.fields["loss"] == pytest.approx(float(losses[str(event.step)].split()[2]))
+        assert event.fields["samples"] == 8
+        assert (
+            event.fields["began_monotonic"]
+            < event.fields["committed_monotonic"]
+            == pytest.approx(event.monotonic_seconds)
+        )
+    assert [event.kind for event in job.events][:: len(job.events) - 1] == ["rank_started", "rank_finished"]
+
+
+def test_a_script_runs_to_the_same_end_without_an_injector(tmp_path):
+    with_us = run_job(tmp_path, python("plain.py", "4"))
+    alone = run_job(tmp_path, python("plain.py", "4"), environment={"CHAOS_AGENT": "", "CHAOS_RUN": ""})
+    unreachable = run_job(tmp_path, python("plain.py", "4"), environment={"CHAOS_AGENT": "127.0.0.1:1"})
+    assert with_us.steps == [1, 2, 3, 4]
+    assert with_us.lines == alone.lines == unreachable.lines
+    assert (alone.hellos, alone.stderr) == ([], "")
+    assert unreachable.exit_code == 0
+    assert unreachable.stderr.count("chaos: this process is not followed any more: ConnectionRefused") == 1
+
+
+def test_the_death_of_the_injector_lets_go(tmp_path):
+    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 2, "forward")], is_hub_to_die=True)
+    assert (job.exit_code, job.stderr) == (0, "")
+    assert held_after(job) == {(0, 2, "forward"): "data 2"}
+    assert job.lines[-1].startswith("step 4")
+
+
+def test_accumulation_and_the_workers_of_a_loader(tmp_path):
+    job = run_job(tmp_path, python("plain.py", "5", "2", "2"), holds=[(0, 3, "forward"), (0, 4, "optimizer")])
+    assert (job.exit_code, job.hellos, job.steps) == (0, [(0, 0, 1)], [1, 2, 3, 4, 5])
+    assert held_after(job) == {(0, 3, "forward"): "data 3", (0, 4, "optimizer"): "backward 4"}
+    # Two batches a step, and neither is taken for one.
+    assert job.held[0].printed.count("data 3") == 1
+    assert job.held[1].printed[-4:] == ("backward 4", "data 4", "forward 4", "backward 4")
+    assert {event.fields["samples"] for event in job.of("step_committed")} == {16}
+
+
+def test_two_optimizers_that_alternate(tmp_path):
+    holds = [(0, 1, "forward"), (0, 2, "forward"), (0, 4, "optimizer"), (0, 5, "forward")]
+    job = run_job(tmp_path, python("gan.py", "6"), holds=holds)
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5, 6])
+    assert list(held_after(job).values()) == ["critic 1", "critic 2", "critic 4", "critic 5"]
+    assert job.of("step_committed")[-1].fields["optimizers"] == 2
+
+
+def test_a_closure_is_evaluated_within_the_step(tmp_path):
+    holds = [(0, 1, "forward"), (0, 3, "forward"), (0, 3, "optimizer")]
+    job = run_job(tmp_path, python("closure.py"), holds=holds)
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4])
+    assert list(held_after(job).values()) == ["evaluate 1", "evaluate 3", "evaluated 3"]
+    assert job.held[2].printed.count("evaluated 3") == 1
+
+
+def test_what_a_script_does_not_show_is_announced_with_what_it_shows(tmp_path):
+    holds = [(0, 1, "forward"), (0, 3, "data"), (0, 3, "forward"), (0, 3, "backward"), (0, 3, "optimizer")]
+    job = run_job(tmp_path, python("bare.py"), holds=holds)
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5])
+    assert list(held_after(job).values()) == ["ready 1", *["ready 3"] * 4]
+
+
+def test_a_script_with_steps_of_its_own(tmp_path):
+    job = run_job(tmp_path, python("explicit.py"), holds=[(0, 2, "forward"), (0, 3, "commit")], site=[ROOT])
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4]), job.stderr
+    assert list(held_after(job).values()) == ["step 1", "step 3"]
+    assert [event.fields["loss"] for event in job.of("step_committed")] == [0.5, 1.0, 1.5, 2.0]
+    assert [event.fields["samples"] for event in job.of("step_committed")] == [12] * 4
+
+
+def test_a_script_with_steps_of_its_own_runs_alone(tmp_path):
+    alone = {"CHAOS_AGENT": "", "CHAOS_RUN": ""}
+    job = run_job(tmp_path, python("explicit.py"), site=[ROOT], environment=alone)
+    assert (job.exit_code, job.stderr, job.hellos) == (0, "", [])
+
+
+@pytest.mark.parametrize(("how", "place"), [("module", "begin 3"), ("function", "forward 3"), ("method", "forward 3")])
+def test_a_compiled_model(tmp_path, how, place):
+    # With warnings and recompilations as errors. Within a compiled function nothing is seen: `forward` is announced
+    # with `backward`.
+    job = run_job(tmp_path, python("compiled.py", how), holds=[(0, 3, "forward"), (0, 4, "backward")])
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5]), job.stderr
+    assert list(held_after(job).values()) == [place, "forward 4"]
+
+
+def test_forks_and_what_a_rank_starts_are_no_ranks(tmp_path):
+    job = run_job(tmp_path, python("forks.py"))
+    assert (job.exit_code, job.stderr, job.hellos) == (0, "", [(0, 0, 1)])
+    assert job.steps == [1, 2, 3, 4]
+    assert job.lines == ["apart"]
+    assert len(job.of("rank_finished")) == 1
+
+
+def test_ranks_that_restart_from_a_checkpoint_go_on_counting(tmp_path):
+    def kill(held):
+        if held.place == (1, 3, "forward"):
+            held.channel.process.signal(signal.SIGKILL)
+        return ()
+
+    command = torchrun(2, "ddp.py", "6", options=["--max-restarts", "4", "--monitor-interval", "0.1"])
+    job = run_job(
+        tmp_path,
+        command,
+        holds=[(1, 3, "forward"), (0, 5, "forward")],
+        on_hold=kill,
+        # Else restarted ranks find their predecessors' addresses in the store, and most restarts fail (torch 2.13).
+        environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    assert job.exit_code == 0, job.stderr
+    assert job.hellos[:2] == [(0, 0, 1), (1, 0, 1)] or job.hellos[:2] == [(1, 0, 1), (0, 0, 1)]
+    assert job.steps == [1, 2, 3, 4, 5, 6]
+    epochs = [event.fields["epoch"] for event in job.of("step_committed")]
+    assert epochs[:2] == [1, 1] and set(epochs[2:]) == {epochs[-1]} and epochs[-1] > 1
+    assert epochs == [event.attempt for event in job.of("step_committed")]
+    assert sum(line.startswith("rank 1 step 3 ") for line in job.lines) == 1
+    at_five = [line for line in job.held[-1].printed if line.startswith("rank 0 ")]
+    assert at_five[-1].startswith("rank 0 step 4 ")
+    assert {event.fields["tokens"] for event in job.of("step_committed")} == {2 * 4 * 6}
+
+
+def test_an_optimizer_that_wraps_another_steps_once(tmp_path):
+    job = run_job(tmp_path, torchrun(2, "ddp.py", "4", "zero"), holds=[(1, 3, "optimizer")])
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4]), job.stderr
+    assert job.of("step_committed")[-1].fields["optimizers"] == 1
+
+
+def test_ranks_that_no_launcher_named(tmp_path):
+    job = run_job(tmp_path, python("spawned.py"), holds=[(1, 2, "forward")])
+    assert (job.exit_code, sorted(job.hellos), job.steps) == (0, [(0, 0, 1), (1, 0, 1)], [1, 2, 3]), job.stderr
+    assert [held.place for held in job.held] == [(1, 2, "forward")]
+
+
+def effect(name, **arguments):
+    return {"type": "begin", "handle": 1, "effect": f"tests.foreign.effects:{name}", "arguments": arguments}
+
+
+def test_an_effect_reaches_the_tensors(tmp_path):
+    def look(held):
+        return [effect("Look", value=1e6)]
+
+    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 3, "forward")], on_hold=look, site=[ROOT])
+    assert job.exit_code == 0, job.stderr
+    (answer,) = job.answers
+    assert answer["type"] == "began", answer
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(answer["told"]["parameters"]) == names
+    # `zero_grad` has set them to None.
+    assert answer["told"]["gradients"] == []
+    moments = [f"{name}.{moment}" for name in names for moment in ("exp_avg", "exp_avg_sq")]
+    assert answer["told"]["optimizer"] == sorted(moments)
+    losses = [event.fields["loss"] for event in job.of("step_committed")]
+    assert max(losses[:2]) < 100 < 1e6 < min(losses[2:])
+
+
+def test_the_first_step_can_be_reached_too(tmp_path):
+    def look(held):
+        return [effect("Look", value=1e6)]
+
+    job = run_job(tmp_path, python("plain.py", "2"), holds=[(0, 1, "data")], on_hold=look, site=[ROOT])
+    assert next(iter(job.answers[0]["told"]["parameters"])) == "0.weight"
+    assert job.of("step_committed")[0].fields["loss"] > 1e6
+
+
+def test_an_exception_that_a_fault_raises_is_the_scripts(tmp_path):
+    def blow(held):
+        return [effect("Raise", number=7)]
+
+    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 3, "backward")], on_hold=blow, site=[ROOT])
+    assert job.exit_code == 1
+    assert "RuntimeError: fault 7" in job.stderr and "loss.backward()" in job.stderr
+    assert job.steps == [1, 2] and not job.of("rank_finished")
+
+
+# ---- the start of Python ----
+
+
+def test_without_torch_nothing_happens_and_another_sitecustomize_runs(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import os\nos.environ['THEIRS'] = 'ran'\nprint('theirs', __name__)\n")
+    job = run_job(tmp_path, python("quiet.py"), site=[theirs])
+    assert (job.exit_code, job.stderr, job.hellos) == (0, "", [])
+    assert job.lines == ["theirs sitecustomize", "[]", str(theirs / "sitecustomize.py")]
+
+
+def test_a_sitecustomize_that_fails_fails_as_without_us(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    job = run_job(tmp_path, [sys.executable, "-c", "print('on')"], site=[theirs])
+    assert (job.exit_code, job.lines) == (0, ["on"])
+    assert "Error in sitecustomize" in job.stderr and "ValueError: theirs" in job.stderr
+
+
+def test_a_script_with_a_package_of_our_name_keeps_it(tmp_path):
+    theirs = tmp_path / "chaos"
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("WHOSE = 'theirs'\n")
+    script = (
+        "import torch\nw = torch.zeros(1, requires_grad=True)\no = torch.optim.SGD([w], lr=1)\n"
+        "for _ in range(2):\n    w.sum().backward()\n    o.step()\nimport chaos\nprint(chaos.WHOSE)\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    job = run_job(tmp_path, [sys.executable, "train.py"])
+    assert (job.exit_code, job.lines, job.hellos) == (0, ["theirs"], [])
+    assert job.stderr.count("chaos: this process is not followed: ImportError: the script has a package `chaos`") == 1
+
+
+def test_a_module_run_by_name_is_followed_and_an_isolated_one_is_not(tmp_path):
+    package = tmp_path / "trains"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text((SCRIPTS / "bare.py").read_text())
+    followed = run_job(tmp_path, [sys.executable, "-m", "trains"])
+    assert (followed.exit_code, followed.steps) == (0, [1, 2, 3, 4, 5])
+    isolated = run_job(tmp_path, [sys.executable, "-I", str(SCRIPTS / "bare.py")])
+    assert (isolated.exit_code, isolated.hellos) == (0, [])
+    assert isolated.lines == followed.lines
+
+
+def test_the_script_finds_its_modules_where_they_were(tmp_path):
+    script = (
+        "import sys\nbefore = list(sys.path)\nimport torch\n"
+        "torch.optim.SGD([torch.zeros(1)], lr=1)\nassert sys.path == before\n"
+    )
+    job = run_job(tmp_path, [sys.executable, "-c", script])
+    assert (job.exit_code, job.stderr) == (0, "")

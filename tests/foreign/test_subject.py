@@ -1,0 +1,118 @@
+"""A foreign training's tensors: the very ones, by the names of the script's own state dict."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from chaos.foreign.following import steps_of
+from chaos.foreign.subject import ForeignSubject
+
+pytestmark = pytest.mark.unit
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embed.weight
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x):
+        return self.head(self.body(self.embed(x)))
+
+
+# As torch's own, which needs a process group.
+class DistributedDataParallel(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_other_tests():
+    gc.collect()
+
+
+def trained(model, optimizer):
+    model(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    return ForeignSubject(lambda: [optimizer])
+
+
+def test_names_are_those_of_the_state_dict_and_tensors_the_very_ones():
+    model = Tower()
+    subject = trained(model, torch.optim.AdamW(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    parameters = subject.tensors("parameters")
+    assert list(parameters) == names == ["embed.weight", "body.0.weight", "body.0.bias"]
+    parameters["body.0.bias"][1] = 42.0
+    assert model.body[0].bias[1].item() == 42.0
+    assert subject.tensors("gradients")["embed.weight"] is model.embed.weight.grad
+    moments = subject.tensors("optimizer")
+    assert set(moments) == {f"{name}.{moment}" for name in names for moment in ("exp_avg", "exp_avg_sq")}
+
+
+def test_modules_are_by_name_too():
+    model = Tower()
+    modules = trained(model, torch.optim.SGD(model.parameters(), lr=0.1)).modules()
+    assert modules["Tower"] is model
+    assert modules["body.0"] is model.body[0]
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, lambda m: torch.compile(m, backend="eager")], ids=str)
+def test_wrappers_leave_no_trace(wrap):
+    model = Tower()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = DistributedDataParallel(wrap(model))
+    subject = trained(wrapped, optimizer)
+    assert list(subject.tensors("parameters")) == [name for name, _ in model.named_parameters()]
+    assert "module" not in " ".join(subject.modules())
+
+
+def test_of_several_models_each_has_its_name():
+    first, second, other = nn.Linear(1, 1), nn.Linear(1, 1), nn.Conv1d(1, 1, 1)
+    optimizers = [
+        torch.optim.SGD([*second.parameters(), *first.parameters()], lr=0.1),
+        torch.optim.SGD(other.parameters(), lr=0.1),
+    ]
+    parameters = ForeignSubject(lambda: optimizers).tensors("parameters")
+    assert [name for name in parameters if name.endswith("weight")] == [
+        "Linear.weight",
+        "Linear.2.weight",
+        "Conv1d.weight",
+    ]
+    assert parameters["Linear.weight"].data_ptr() == second.weight.data_ptr()
+
+
+def test_a_model_of_a_part_of_the_parameters_is_no_second_model():
+    model = Tower()
+    alias = nn.Sequential(model.body)
+    subject = trained(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert list(subject.tensors("parameters")) == [name for name, _ in model.named_parameters()]
+    del alias
+
+
+def test_parameters_of_no_module_have_their_place_in_the_optimizer():
+    loose = torch.zeros(2, requires_grad=True)
+    subject = ForeignSubject(lambda: [torch.optim.SGD([{"params": [loose]}], lr=0.1)])
+    assert list(subject.tensors("parameters")) == ["parameter.0.0"]
+    assert subject.tensors("gradients") == {}
+
+
+def test_steps_of_an_optimizer_by_its_own_count():
+    weight = torch.zeros(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    adam, plain = torch.optim.Adam([weight]), torch.optim.SGD([weight], momentum=0.9)
+    for _ in range(3):
+        adam.step()
+        plain.step()
+    assert (steps_of(adam), steps_of(plain)) == (3, 0)
+    resumed = torch.optim.Adam([weight])
+    resumed.load_state_dict(adam.state_dict())
+    assert steps_of(resumed) == 3
