@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos.commands.faults import faults
+from chaos.commands.heal import heal
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_json, print_plan, print_report, print_text
 from chaos.commands.replay import replay
@@ -131,6 +132,7 @@ chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 t
                                      the same for your own job, no line of it changed
 chaos faults                         what can be broken
 chaos report                         the newest run, judged again from its log
+chaos heal                           undo what an interrupted run left behind
 
 Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
 5 inconclusive, 6 something was left behind.
@@ -228,7 +230,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 
 
-for command in (faults, replay, shrink):
+for command in (faults, heal, replay, shrink):
     cli.add_command(command)
 
 

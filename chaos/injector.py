@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chaos.caps import Struck
 from chaos.desk import Channel, Desk
-from chaos.errors import ChaosError, EffectNotSeen
+from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, Host
 from chaos.ledger import Ledger
 from chaos.schedule import Incident
@@ -77,7 +78,10 @@ class _Armed:
 
 
 class Injector:
-    """Fires the incidents of one run, each once, whatever restarts."""
+    """Fires the incidents of one run, each once, whatever restarts.
+
+    `may_fire` says why an incident must not fire while faults are in force on the ranks that it is given.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,10 @@ class Injector:
         ledger: Ledger,
         emit: Emit,
         seed: int = 0,
+        may_fire: Callable[[frozenset[int], Incident], str | None] | None = None,
     ) -> None:
+        self._may_fire = may_fire
+        self._struck = Struck()
         self._host = host
         self._desk = desk
         self._ledger = ledger
@@ -115,9 +122,13 @@ class Injector:
     def on_event(self, event: Event) -> None:
         """The job did something."""
         self._host.watch.feed(event)
+        self._struck.on_event(event)
 
     async def finish(self) -> None:
-        """The job is over, or is to be left alone at once: end what is under way, and say what never came to pass."""
+        """The job is over, or is to be left alone at once: end what is under way, and say what never came to pass.
+
+        Whatever one incident comes to, all others are undone as well; the first mistake is raised after that.
+        """
         self._over.set()
         for armed in self._armed:
             if armed.timer is not None:
@@ -125,12 +136,11 @@ class Injector:
             if armed.fired is None:
                 armed.fired = asyncio.get_running_loop().create_task(self._never_fired(armed))
         # All of them, whatever one of them breaks down of: each has something to undo.
-        ends = await asyncio.gather(
-            *(armed.fired for armed in self._armed if armed.fired is not None), return_exceptions=True
-        )
+        ends = [armed.fired for armed in self._armed if armed.fired is not None]
+        if ends:
+            await asyncio.wait(ends)
         for end in ends:
-            if isinstance(end, BaseException):
-                raise end
+            end.result()
 
     # ---- agents ----
 
@@ -251,8 +261,11 @@ class Injector:
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
         step = self._host.watch.last_step + 1 if step is None else step
         try:
+            if self._may_fire is not None and (reason := self._may_fire(self._struck.ranks, incident)):
+                raise InjectionError(f"not fired: {reason}")
             act = fault.prepare(incident.target, self._host)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
+            self._struck.begin(incident)
             try:
                 await self._act(armed, act, step)
             finally:
@@ -261,6 +274,7 @@ class Injector:
         except ChaosError as error:
             self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
         finally:
+            self._struck.end(incident)
             self._release(armed, step)
 
     async def _act(self, armed: _Armed, act: Act, step: int) -> None:
@@ -338,13 +352,22 @@ class Injector:
     async def _undo(self, armed: _Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         try:
-            await fault.lift(act, self._host)
-            evidence = fault.undo(act.undo_record)
-            self._ledger.strike(incident.incident, incident.fault)
+            await self._lift(fault, act)
+            evidence = self._ledger.undo(incident.incident, incident.fault, act.undo_record, fault.undo)
         except ChaosError as error:
             self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
         else:
             self._emit("undone", step=step, incident=incident.incident, evidence=evidence)
+
+    async def _lift(self, fault: Fault[Any], act: Act) -> None:
+        try:
+            await fault.lift(act, self._host)
+        except Exception as error:
+            # What the record says is undone all the same; the entry stays pending until the processes are gone.
+            fault.undo(act.undo_record)
+            if isinstance(error, ChaosError):
+                raise
+            raise HealError(f"the end of {fault.kind} broke down: {error!r}") from error
 
     def _release(self, armed: _Armed, step: int) -> None:
         if armed.arrived:

@@ -15,14 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chaos.caps import may_fire
 from chaos.command_job import CommandConfig, command_text
 from chaos.desk import Desk
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.experiment import Experiment, experiment_hash
 from chaos.faults import registry
 from chaos.faults.base import Fault, Host
+from chaos.guard import Guard
 from chaos.injector import Injector
-from chaos.ledger import Ledger, read_pending
 from chaos.schedule import Incident
 from chaos.watch import Watch
 from harness.backends.base import AnyConfig, Outcome, RunningJob
@@ -38,7 +39,6 @@ from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Emitter, Event
 from mecefo_runtime.wire import new_token
 
 EVENTS_FILE = "events.jsonl"
-LEDGER_FILE = "ledger.jsonl"
 LOGS_FOLDER = "logs"
 # What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
 CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_writer")
@@ -46,6 +46,8 @@ CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_wr
 STALL_SECONDS = 60.0
 STALL_STEPS = 50
 STALL_CHECK_SECONDS = 1.0
+# What is in force when the job ends is undone before its processes are killed; what only their end lifts takes longer.
+UNDO_FIRST_SECONDS = 2.0
 
 
 class Conductor:
@@ -75,14 +77,18 @@ class Conductor:
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
         self._backend: LocalBackend | CommandBackend
+        folders: tuple[Path, ...] = ()
         if isinstance(job, CommandConfig):
             self._backend = CommandBackend(self._hub, token, logs, self._emitter)
         else:
             modules = () if job.checkpoint is None else CHECKPOINT_MODULES
             self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules)
+            folders = () if job.checkpoint is None else (Path(job.checkpoint.folder),)
+        self._guard = Guard(folder, logs, folders=folders, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
+        self._undoing: asyncio.Task[None] | None = None
         # (the step after whose commit it is due, what to repair)
         self._repairs: list[tuple[int, Incident]] = []
         self._committed_steps = 0
@@ -136,32 +142,35 @@ class Conductor:
         self._emitter.emit("incidents_planned", incidents=[incident.to_dict() for incident in self._incidents.values()])
 
     async def _open(self) -> None:
+        has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
+        self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
         await self._hub.open()
         await self._backend.open()
+        await self._guard.ready()
 
     async def _run_main(self) -> None:
         cluster = self._job.cluster()
+        limits = self._experiment.limits
         running = await self._start_job(MAIN_JOB, self._job, with_agents=True)
-        with Ledger(self._folder / LEDGER_FILE) as ledger:
-            emitter = Emitter(self._on_event, "injector")
-            desk = Desk()
-            self._injector = self._hub.agents = Injector(
-                list(self._incidents.values()),
-                self._faults,
-                frozenset(range(cluster.num_ranks)),
-                self._host(running, desk, emitter),
-                desk,
-                ledger,
-                emitter.emit,
-                self._experiment.seed,
-            )
+        desk, emitter = Desk(), Emitter(self._on_event, "injector")
+        self._injector = self._hub.agents = Injector(
+            list(self._incidents.values()),
+            self._faults,
+            frozenset(range(cluster.num_ranks)),
+            self._host(running, desk, emitter),
+            desk,
+            self._guard.ledger,
+            emitter.emit,
+            self._experiment.seed,
+            may_fire=lambda ranks, incident: may_fire(ranks, incident, limits, cluster),
+        )
+        try:
             await running.start()
             self._injector.start()
-            try:
-                self._main_outcome = await self._finish_job(running)
-            finally:
-                await self._injector.finish()
-                self._injector = None
+            self._main_outcome = await self._finish_job(running)
+        finally:
+            await (self._undoing or self._injector.finish())
+            self._injector = None
 
     def _host(self, running: RunningJob, desk: Desk, emitter: Emitter) -> Host:
         checkpoint = self._job.checkpoint if isinstance(self._job, JobConfig) else None
@@ -202,6 +211,9 @@ class Conductor:
             outcome = await running.ended()
         finally:
             stall_watch.cancel()
+            if self._injector is not None:
+                self._undoing = asyncio.create_task(self._injector.finish())
+                await asyncio.wait({self._undoing}, timeout=UNDO_FIRST_SECONDS)
             await running.stop()
             Emitter(self._on_event, "conductor", job=running.name).emit(
                 "job_ended", outcome=outcome, steps_committed=self._committed_steps
@@ -238,10 +250,19 @@ class Conductor:
         for job in self._backend.jobs:
             # The last events may have told of processes that nobody knew of before.
             await job.stop()
+        farewell = await self._guard.close(self._faults)
+        for undone in farewell.undone:
+            self._emitter.emit("undone", **undone)
+        known = [owned for job in self._backend.jobs for owned in job.leftovers()]
+        pids = {owned.process.pid for owned in known}
         self._emitter.emit(
             "residue",
-            processes=[owned.to_dict() for job in self._backend.jobs for owned in job.leftovers()],
-            undo_pending=[entry.incident for entry in read_pending(self._folder / LEDGER_FILE)],
+            processes=[
+                *(owned.to_dict() for owned in known),
+                *(process for process in farewell.processes if process["pid"] not in pids),
+            ],
+            undo_pending=list(farewell.undo_pending),
+            left=list(farewell.left),
         )
         self._emitter.emit("run_ended", reason=reason, message=message)
         self._recorder.close()
@@ -336,6 +357,16 @@ class Conductor:
         with suppress(asyncio.CancelledError, ChaosError):
             await task
         raise _Ended(self._end.result(), self._end_message)
+
+    def _on_lapse(self, text: str) -> None:
+        # What was undone behind the injector's back was not in force for as long as it should have been.
+        self._emitter.emit("halted", step=self._committed_steps or None, condition=text)
+        self._finish("halted", text)
+
+    def _on_watchdog_lost(self, text: str, is_replaced: bool) -> None:
+        self._emitter.emit("warning", message=f"{text}; {'another one watches now' if is_replaced else 'no other one'}")
+        if not is_replaced:
+            self._finish("failed", f"{text}, and without one nothing is injected")
 
     def _signals(self) -> _Signals:
         return _Signals(self._on_signal)

@@ -16,8 +16,10 @@ from chaos.errors import EnvironmentFailure, UsageError, all_of
 from chaos.experiment import Experiment, to_yaml
 from chaos.faults import registry
 from chaos.faults.base import Ground
+from chaos.heal import refuse_if_unclean
 from chaos.needs import capabilities_of, check_needs
 from chaos.schedule import Incident, Plan, make_plan
+from chaos.state import writable_folder
 from harness.backends.base import AnyConfig
 from harness.conductor import EVENTS_FILE, Conductor
 from harness.gates import Gate, GateError, HaltCondition
@@ -86,8 +88,11 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
     Raises:
         UsageError: the experiment cannot be run.
         EnvironmentFailure: the machine does not let us run it.
+        HealError: an earlier run left something behind.
     """
     job, incidents = check(experiment)
+    refuse_if_unclean()
+    writable_folder()
     try:
         if isinstance(job, JobConfig):
             require_device(job.device)

@@ -62,13 +62,18 @@ def _left_behind(main: Sequence[Event]) -> Iterable[tuple[Outcome, str]]:
     audits = [event for event in main if event.kind == "residue"]
     if audits:
         processes, pending = audits[-1].fields.get("processes"), audits[-1].fields.get("undo_pending")
+        left = audits[-1].fields.get("left")
         if processes:
-            yield "dirty", f"processes were left behind: {_listed(processes)}; end them by pid"
+            yield "dirty", f"processes were left behind: {_listed(processes)}; `chaos heal` ends them"
         if pending:
             yield (
                 "dirty",
-                f"not everything was undone: incidents {_listed(pending)}; the run's ledger.jsonl says what it was",
+                f"not everything was undone: incidents {_listed(pending)}; the run's ledger.jsonl says what it was, "
+                "`chaos heal` tries again",
             )
+        if left:
+            things = [f"{thing.get('kind')} {thing.get('what')}" for thing in left]
+            yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what of it is still there"
     elif any(event.kind == "injected" for event in main):
         yield "inconclusive", "no audit says whether anything was left behind"
     for event in main:

@@ -179,7 +179,11 @@ class Narrator:
     def _tell_residue(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         left = [
             count(_size(fields.get(key)), noun)
-            for key, noun in (("processes", "process"), ("undo_pending", "fault not undone"))
+            for key, noun in (
+                ("processes", "process"),
+                ("undo_pending", "fault not undone"),
+                ("left", "thing"),
+            )
             if _size(fields.get(key))
         ]
         return f"left behind: {', '.join(left)}. ledger.jsonl and events.jsonl say which" if left else None

@@ -65,6 +65,7 @@ class TensorFault(InsideFault[ParametersT]):
     """Begins an effect in each rank of the target, and judges what the ranks and the job's own judge say of it."""
 
     undo_summary: ClassVar[str] = "nothing to undo: the wrong values stay, the job heals them or does not"
+    has_undo: ClassVar[bool] = False
 
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)

@@ -193,6 +193,8 @@ class Fault(ABC, Generic[ParametersT]):
     # Words of `chaos.needs`.
     needs: ClassVar[tuple[str, ...]] = ()
     undo_summary: ClassVar[str]
+    # Whether its record says something that has to be undone, should the injector die.
+    has_undo: ClassVar[bool] = True
     # Whether the ranks that it strikes are gone until they are repaired.
     is_loss: ClassVar[bool] = False
     # Whether it goes on for a time (`for`), and for how long where the user does not say: None is the job's end.

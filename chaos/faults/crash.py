@@ -40,6 +40,7 @@ class _Crash(ProcessFault[ParametersT]):
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = CRASH_SECONDS
     undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
+    has_undo: ClassVar[bool] = False
     effect: ClassVar[str]
 
     def __init__(self, parameters: ParametersT) -> None:

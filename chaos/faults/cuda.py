@@ -28,6 +28,7 @@ class DeviceAssert(InsideFault[NoParameters]):
     needs: ClassVar[tuple[str, ...]] = ("cuda",)
     is_loss: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo: the error ends with the process; --repair starts it again"
+    has_undo: ClassVar[bool] = False
 
     def _effect(self) -> tuple[str, dict[str, Any]]:
         return "chaos.inside.cuda:FailAssertion", {}

@@ -88,6 +88,7 @@ class _Kill(ProcessFault[KillParametersT]):
 
     is_loss: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
+    has_undo: ClassVar[bool] = False
 
     async def _gone(
         self, act: Act, host: Host, timeout_seconds: float, sent: str, codes_within_seconds: float

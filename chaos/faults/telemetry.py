@@ -33,6 +33,7 @@ class EccTelemetry(Fault[EccParameters]):
     scope: ClassVar[Scope] = "rank"
     fidelity: ClassVar[Fidelity] = "telemetry"
     undo_summary: ClassVar[str] = "nothing to undo: counters only rise"
+    has_undo: ClassVar[bool] = False
     Parameters: ClassVar[type[BaseModel]] = EccParameters
 
     def __init__(self, parameters: EccParameters) -> None:

@@ -48,7 +48,9 @@ class RunningJob(ProcessHost, Protocol):
 
 
 class Backend(Protocol):
-    """A way to run nodes."""
+    """A way to run nodes. `may_outlive`: its processes may go on when this process is killed."""
+
+    may_outlive: bool
 
     async def open(self) -> None:
         """Get ready.

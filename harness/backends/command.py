@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import secrets
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import chaos
 from chaos.command_job import CommandConfig, command_text
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig, Outcome
-from harness.backends.marked import RUN_MARK, listener_on, marked_processes, read_environment
+from harness.backends.marked import listener_on, marked_processes, read_environment
 from harness.hub import Hub
 from harness.words import exit_text
 from mecefo_runtime.events import Emitter, Event
@@ -54,6 +54,9 @@ NO_AGENT = (
 class CommandBackend:
     """Runs commands on this machine; `token` is the run's, `logs` takes what the command prints."""
 
+    # What a launcher starts does not die with it, nor with us.
+    may_outlive: ClassVar[bool] = True
+
     def __init__(self, hub: Hub, token: str, logs: Path, emitter: Emitter) -> None:
         self._hub = hub
         self._token = token
@@ -67,8 +70,9 @@ class CommandBackend:
     async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> CommandRun:
         """Everything but the start."""
         assert isinstance(job, CommandConfig)
-        run_id = secrets.token_hex(8)
-        environment = {**os.environ, **job.environment, RUN_MARK: run_id, "PYTHONUNBUFFERED": "1"}
+        # By its name all that the command starts is known, whoever watches over the run.
+        run_id = os.environ[RUN_VARIABLE]
+        environment = {**os.environ, **job.environment, RUN_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"}
         if with_agents:
             path = [str(SITE_FOLDER), environment.get("PYTHONPATH", "")]
             environment |= {
@@ -187,7 +191,7 @@ class CommandRun:
         """
         rank, node = int(hello["rank"]), int(hello["node"])
         attempt = max(int(hello["attempt"]), self._rank_attempts.get(rank, 0) + 1)
-        if read_environment(process.pid).get(RUN_MARK) != self._run_id:
+        if read_environment(process.pid).get(RUN_VARIABLE) != self._run_id:
             self._emitter.emit("warning", message=f"rank {rank} (pid {process.pid}) carries no mark of this run")
             return attempt
         self._rank_attempts[rank] = attempt

@@ -38,6 +38,9 @@ class LocalBackend:
     `modules` are imported once, before anything is forked.
     """
 
+    # Every process dies with its parent, and the first of them with us.
+    may_outlive = False
+
     def __init__(
         self, hub: Hub, token: str, logs: Path, data: str | None, emitter: Emitter, modules: Sequence[str] = ()
     ) -> None:

@@ -6,28 +6,15 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from chaos.residue.processes import processes_of
 from mecefo_runtime.process import ProcessId
-
-RUN_MARK = "CHAOS_RUN"
-"""The environment variable that names the run."""
 
 _LISTENING = "0A"
 
 
-def marked_processes(run_id: str) -> list[ProcessId]:
-    """Every running process of this user that was started with the mark of the run, stopped ones included."""
-    mark = f"{RUN_MARK}={run_id}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        # Gone meanwhile, or somebody else's.
-        with suppress(OSError):
-            # The start time first: should the pid be recycled in between, it is of the process that is gone.
-            process = ProcessId.of(int(entry.name))
-            if mark in (entry / "environ").read_bytes().split(b"\0") and process.is_running():
-                found.append(process)
-    return found
+def marked_processes(run: str) -> list[ProcessId]:
+    """Every running process of this user that was started with the name of the run, stopped ones included."""
+    return [one.process for one in processes_of(run)]
 
 
 def read_environment(pid: int) -> dict[str, str]:

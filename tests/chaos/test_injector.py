@@ -52,6 +52,10 @@ def create_fault(trace, *, failing=None, error=None):
             note("verify")
             return {"summary": "seen"}
 
+        async def lift(self, act, host):
+            if failing == "lift":
+                note("lift")
+
         @classmethod
         def undo(cls, record):
             assert record == RECORD
@@ -61,12 +65,12 @@ def create_fault(trace, *, failing=None, error=None):
     return Noting
 
 
-def incident(number=0, *, ranks=(2,), role=None, trigger=None):
+def incident(number=0, *, ranks=(2,), role=None, trigger=None, is_loss=False):
     target = ResolvedTarget(ranks=ranks, role=role)
     return Incident(
         incident=number,
         fault="note-acts",
-        is_loss=False,
+        is_loss=is_loss,
         parameters={},
         target=target,
         target_text=str(target),
@@ -78,7 +82,7 @@ def incident(number=0, *, ranks=(2,), role=None, trigger=None):
 class Stage:
     """An injector with all that it acts on; `trace` is what happened, in order."""
 
-    def __init__(self, folder, *incidents, **failure):
+    def __init__(self, folder, *incidents, may_fire=None, **failure):
         self.trace = []
         self.events = []
         self.path = folder / "ledger.jsonl"
@@ -87,7 +91,9 @@ class Stage:
         self.desk = Desk()
         self.watch = Watch()
         host = Host(processes=None, inside=self.desk, watch=self.watch, run_folder=folder)
-        self.injector = Injector(incidents or [incident()], faults, ALL_RANKS, host, self.desk, self.ledger, self.emit)
+        self.injector = Injector(
+            incidents or [incident()], faults, ALL_RANKS, host, self.desk, self.ledger, self.emit, may_fire
+        )
         # What each agent was told last of where it is to be held.
         self.holds = {}
         self._channels = {}
@@ -310,6 +316,59 @@ def test_what_cannot_be_undone_stays_pending(tmp_path):
     assert stage.trace[-4:] == ["release 2", "released", "undo", "undo_failed"]
     (pending,) = read_pending(stage.path)
     assert (pending.incident, pending.record) == (0, RECORD)
+
+
+@pytest.mark.parametrize("error", [HealError("rank 2 does not answer"), KeyError("handle")], ids=["failed", "broken"])
+def test_what_the_rank_does_not_end_stays_pending_and_the_rest_is_undone(tmp_path, error):
+    stage = Stage(tmp_path, failing="lift", error=error)
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace[-3:] == ["lift", "undo", "undo_failed"]
+    assert str(error.args[0]) in stage.fields("undo_failed")["reason"]
+    assert [entry.incident for entry in read_pending(stage.path)] == [0], "it is struck when the rank is gone"
+
+
+def test_an_undo_that_breaks_down_is_told_and_stays_pending(tmp_path):
+    stage = Stage(tmp_path, failing="undo", error=KeyError("pid"))
+    stage.play(lambda: stage.arrive(2))
+    assert "KeyError('pid')" in stage.fields("undo_failed")["reason"]
+    assert len(read_pending(stage.path)) == 1
+
+
+def test_all_are_undone_when_one_breaks_down(tmp_path):
+    stage = Stage(tmp_path, incident(0), incident(1, ranks=(3,)), failing="apply", error=ZeroDivisionError("a mistake"))
+    with pytest.raises(ZeroDivisionError):
+        stage.play(lambda: stage.arrive(2), lambda: stage.arrive(3))
+    assert stage.trace.count("undone") == 2
+    assert read_pending(stage.path) == ()
+
+
+def test_beyond_the_caps_nothing_is_done(tmp_path):
+    asked = []
+
+    def may_fire(struck, firing):
+        asked.append((struck, firing.incident))
+        return "1 rank is enough" if struck else None
+
+    loss, other = incident(0, ranks=(1,), is_loss=True), incident(1, ranks=(2,), trigger=Trigger(step=6))
+    stage = Stage(tmp_path, loss, other, incident(2, ranks=(3,), trigger=Trigger(step=9)), may_fire=may_fire)
+
+    async def run():
+        for rank, step, phase in ((1, 5, "backward"), (2, 6, "forward"), (3, 9, "forward")):
+            if step == 9:
+                back = {"ranks": [1]}
+                stage.injector.on_event(Event("rejoined", "coordinator", 0.0, 0.0, 1, fields=back))
+            num_asked = len(asked)
+            stage.arrive(rank, step, phase)
+            while len(asked) == num_asked or stage.trace.count("released") < len(asked):
+                await asyncio.sleep(0.001)
+        await stage.injector.finish()
+
+    with stage.ledger:
+        asyncio.run(asyncio.wait_for(run(), 10.0))
+    assert asked == [(frozenset(), 0), (frozenset({1}), 1), (frozenset(), 2)], "a loss counts until its rank is back"
+    assert stage.fields("unverified") == {"incident": 1, "reason": "not fired: 1 rank is enough"}
+    assert stage.trace.count("apply") == 2
+    assert {json.loads(line)["incident"] for line in stage.path.read_text().splitlines()} == {0, 2}
 
 
 def test_a_fault_that_breaks_down_is_undone_and_lets_go(tmp_path):

@@ -3,17 +3,22 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.errors import EnvironmentFailure
-from chaos.ledger import Entry, Ledger, read_pending
+import chaos.ledger
+from chaos.errors import EnvironmentFailure, HealError
+from chaos.ledger import Entry, Ledger, read_ledger, read_pending
+from mecefo_runtime.process import ProcessId
 
 pytestmark = pytest.mark.unit
 
+ROOT = Path(__file__).resolve().parents[2]
 RECORD = {"processes": [{"pid": 7, "start_ticks": 8}]}
 
 
@@ -64,8 +69,7 @@ from chaos.ledger import Ledger
 Ledger(Path({str(path)!r})).prepare(3, "kill-node", {RECORD!r})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    root = Path(__file__).resolve().parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
     assert read_pending(path) == (Entry(3, "kill-node", "prepared", RECORD),)
 
 
@@ -108,8 +112,158 @@ def test_wherever_it_is_cut_off_nothing_pending_is_forgotten(tmp_path_factory, a
     whole_lines = data[: max(0, len(data) - cut)]
     path.write_bytes(whole_lines)
     kept = {}
-    for line in whole_lines.splitlines(keepends=True):
+    for line in whole_lines.splitlines():
         # A line that lacks its end only is a whole one.
-        if line.rstrip(b"\n").endswith(b"}}"):
+        with suppress(ValueError):
             kept[json.loads(line)["incident"]] = json.loads(line)["state"]
-    assert {entry.incident for entry in read_pending(path)} == {i for i, state in kept.items() if state != "struck"}
+    pending = {i for i, state in kept.items() if state != "struck"}
+    assert {entry.incident for entry in read_pending(path)} == pending
+
+    # Whoever undoes the rest writes behind what was cut off.
+    with Ledger(path, by="heal") as ledger:
+        for entry in read_pending(path):
+            assert ledger.undo(entry.incident, "f", entry.record, lambda record: dict(record))["by"] == "heal"
+    assert read_pending(path) == ()
+    assert read_ledger(path).problems == ()
+
+
+def undo_nothing(record):
+    return {"undone": "nothing"}
+
+
+def test_an_entry_says_whose_it_is(path, tmp_path):
+    made, there = str(tmp_path / "made"), str(tmp_path)
+    with Ledger(path, "run-1") as ledger:
+        ledger.prepare(0, "f", {"kept": [made], "in": {"folder": there}, "relative": "a/b"})
+        ledger.applied(0, "f")
+    (entry,) = read_ledger(path).entries
+    assert (entry.run, entry.folder, entry.by) == ("run-1", str(tmp_path), "chaos")
+    assert entry.owner == ProcessId.of(os.getpid())
+    assert entry.absent == (made,), "what was not there and is named by the record is what the fault is about to make"
+
+
+def test_undo_strikes_and_says_by_whom(path):
+    with Ledger(path) as ledger, Ledger(path, by="watchdog") as other:
+        ledger.prepare(0, "f", RECORD)
+        assert other.undo(0, "f", RECORD, lambda record: {"undone": record}) == {"undone": RECORD, "by": "watchdog"}
+        assert ledger.undo(0, "f", RECORD, lambda _: pytest.fail("undone twice")) == {
+            "undone": "already",
+            "by": "watchdog",
+        }
+    assert read_pending(path) == ()
+
+
+@pytest.mark.parametrize("error", [HealError("still there"), KeyError("pid")], ids=["failed", "broken"])
+def test_what_is_not_undone_is_not_struck(path, error):
+    def undo(record):
+        raise error
+
+    with Ledger(path) as ledger:
+        ledger.prepare(0, "f", RECORD)
+        with pytest.raises(HealError, match=r"still there|broke down.*pid"):
+            ledger.undo(0, "f", RECORD, undo)
+        assert len(read_pending(path)) == 1
+        ledger.undo(0, "f", RECORD, undo_nothing)
+    assert read_pending(path) == ()
+
+
+def test_what_lapsed_stays_pending_until_its_injector_undoes_it_too(path):
+    with Ledger(path) as ledger, Ledger(path, by="watchdog") as watchdog:
+        ledger.prepare(0, "f", RECORD)
+        watchdog.undo(0, "f", RECORD, undo_nothing, lapse=True)
+        assert [entry.state for entry in read_pending(path)] == ["lapsed"]
+        # The injector was between the record and the act: now it acts.
+        ledger.applied(0, "f")
+        assert [entry.state for entry in read_pending(path)] == ["applied"]
+        watchdog.undo(0, "f", RECORD, undo_nothing, lapse=True)
+        evidence = ledger.undo(0, "f", RECORD, undo_nothing)
+        assert (evidence["by"], evidence["again_by"]) == ("watchdog", "chaos")
+        assert watchdog.undo(0, "f", RECORD, undo_nothing, lapse=True)["undone"] == "already"
+    assert read_pending(path) == ()
+
+
+def test_one_at_a_time_undoes(path, monkeypatch):
+    with Ledger(path) as ledger:
+        ledger.prepare(0, "f", RECORD)
+    code = f"""
+from pathlib import Path
+from chaos.ledger import Ledger
+def undo(record):
+    print("undoing", flush=True)
+    input()
+    return {{}}
+Ledger(Path({str(path)!r}), by="heal").undo(0, "f", {RECORD!r}, undo)
+"""
+    other = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    try:
+        assert other.stdout.readline() == b"undoing\n"
+        with Ledger(path) as ledger:
+            monkeypatch.setattr(chaos.ledger, "LOCK_TIMEOUT_SECONDS", 0.05)
+            with pytest.raises(EnvironmentFailure, match="locked by another process"):
+                ledger.undo(0, "f", RECORD, undo_nothing)
+            monkeypatch.setattr(chaos.ledger, "LOCK_TIMEOUT_SECONDS", 60.0)
+            other.stdin.write(b"\n")
+            other.stdin.flush()
+            assert ledger.undo(0, "f", RECORD, undo_nothing) == {"undone": "already", "by": "heal"}
+    finally:
+        other.communicate()
+
+
+def test_a_silent_holder_of_the_lock_does_not_keep_the_watchdog(path, monkeypatch):
+    monkeypatch.setattr(chaos.ledger, "LAPSE_LOCK_TIMEOUT_SECONDS", 0.01)
+    with Ledger(path) as ledger, Ledger(path, by="watchdog") as watchdog:
+        ledger.prepare(0, "f", RECORD)
+
+        def undo(record):
+            return watchdog.undo(0, "f", RECORD, undo_nothing, lapse=True)
+
+        assert ledger.undo(0, "f", RECORD, undo)["undone"] == "nothing"
+    assert read_pending(path) == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not json",
+        b"[1, 2]",
+        b'{"incident": 0}',
+        b'{"incident": "0", "fault": "f", "state": "struck", "record": {}}',
+        b'{"incident": 0, "fault": "f", "state": "forgiven", "record": {}}',
+        b'{"incident": 0, "fault": "f", "state": "struck", "record": 7}',
+        b"\xff\xfe\x00",
+    ],
+)
+def test_what_cannot_be_understood_is_dirty(path, line):
+    with Ledger(path) as ledger:
+        ledger.prepare(0, "f", RECORD)
+        ledger.strike(0, "f")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    assert read_ledger(path).pending == ()
+    assert str(path) in read_ledger(path).problems[0]
+    with pytest.raises(HealError, match=r"damaged.*:3 is no entry"):
+        read_pending(path)
+
+
+def test_what_cannot_be_read_is_dirty(tmp_path):
+    with pytest.raises(HealError, match="cannot be read"):
+        read_pending(tmp_path)
+
+
+def test_half_a_line_is_taken_back(path, monkeypatch):
+    with Ledger(path) as ledger:
+        ledger.prepare(0, "f", RECORD)
+        before = path.read_bytes()
+        file = ledger._file
+
+        class Full:
+            def write(self, data):
+                return file.write(data[:10])
+
+            def fileno(self):
+                return file.fileno()
+
+        ledger._file = Full()
+        with pytest.raises(EnvironmentFailure, match="No space"):
+            ledger.applied(0, "f")
+        ledger._file = file
+    assert path.read_bytes() == before

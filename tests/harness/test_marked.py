@@ -9,7 +9,8 @@ import uuid
 
 import pytest
 
-from harness.backends.marked import RUN_MARK, listener_on, marked_processes, read_environment
+from chaos.residue.processes import RUN_VARIABLE
+from harness.backends.marked import listener_on, marked_processes, read_environment
 from mecefo_runtime.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -31,7 +32,7 @@ def family():
         [sys.executable, "-c", PARENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, RUN_MARK: run_id},
+        env={**os.environ, RUN_VARIABLE: run_id},
     ) as parent:
         assert parent.stdout is not None and parent.stdin is not None
         parent.stdout.readline()
@@ -60,7 +61,7 @@ def test_a_stopped_one_is_found_and_a_dead_one_is_not(family):
 
 def test_the_environment_of_a_process(family):
     run_id, parent = family
-    assert read_environment(parent.pid)[RUN_MARK] == run_id
+    assert read_environment(parent.pid)[RUN_VARIABLE] == run_id
     assert read_environment(2**22 + 1) == {}
 
 

@@ -113,6 +113,15 @@ def test_what_is_still_to_be_undone_is_dirty():
     assert verdict_of(events)[0] == "dirty"
 
 
+def test_what_else_was_left_behind_is_dirty_and_said():
+    left = [{"kind": "mount", "what": "tmpfs on /run/x"}, {"kind": "file", "what": "/run/y"}]
+    events = [shifted(e, left=left) if e.kind == "residue" else e for e in run()]
+    assert verdict_of(events)[0] == "dirty"
+    said = " ".join(summarize(events)["reasons"])
+    assert "left behind: mount tmpfs on /run/x, file /run/y; `chaos heal`" in said
+    assert verdict_of([shifted(e, left=[]) if e.kind == "residue" else e for e in run()])[0] == "pass"
+
+
 def test_a_job_that_fails_before_any_fault_is_an_error():
     events = run(faults=(Fault(recovers=False),), job_fails=True)
     assert verdict_of(no(events, "held", "injected", "verified", "released", "detected"))[0] == "error"

@@ -143,6 +143,8 @@ def test_what_needs_a_person_says_where_to_look():
     assert "ledger.jsonl" in str(narrator.tell(event("undo_failed", incident=0, reason="busy")))
     left = str(narrator.tell(event("residue", processes=[1, 2], undo_pending=[{}])))
     assert left.startswith("left behind: 2 processes, 1 fault not undone.")
+    left = str(narrator.tell(event("residue", processes=[], undo_pending=[], left=[{}, {}])))
+    assert left.startswith("left behind: 2 things.")
 
 
 def test_a_run_that_failed_says_why():

@@ -164,7 +164,13 @@ def marked_environment(mark: str, folder: Path, patch: str = "") -> dict[str, st
         # As `sitecustomize`: the product knows nothing of it.
         (site / "sitecustomize.py").write_text(patch)
         paths.insert(0, str(site))
-    return {**os.environ, _MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_COLOR": "1"}
+    return {
+        **os.environ,
+        _MARK: mark,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "NO_COLOR": "1",
+        "CHAOS_STATE": str(folder / "state"),
+    }
 
 
 def marked_processes(mark: str) -> list[ProcessId]:

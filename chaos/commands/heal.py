@@ -1,0 +1,125 @@
+"""`chaos heal`: undo what interrupted runs left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos.commands.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.output import print_json, print_text
+from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
+
+if TYPE_CHECKING:
+    from chaos.heal import Healed
+    from chaos.state import OpenRun
+
+
+@click.command()
+@click.argument("reference", metavar="[RUN|PATH]", required=False)
+@OUT_OPTION
+@JSON_OPTION
+@click.option("--dry-run", is_flag=True, help="Say what would be undone and ended, without doing it.")
+def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
+    """Undo what interrupted runs left behind, and end their processes.
+
+    Without RUN, every run of yours on this machine whose `chaos` is dead; runs that are under way are left alone. RUN
+    is `latest`, a name, name/time, or the path of a run or of its ledger.
+    """
+    if reference is None:
+        open_runs, unreadable = _open_runs()
+    else:
+        open_runs, unreadable = [_find(out, reference)], []
+    results = [_heal(run, dry_run) for run in open_runs]
+    if as_json:
+        print_json({"runs": [one.to_dict() for one in results], "unreadable": [str(path) for path in unreadable]})
+    else:
+        for one in results:
+            print_text(_told(one, dry_run))
+        for path in unreadable:
+            print_text(f"{path} should say what run is under way, and cannot be read: look at it, remove it")
+        if not results and not unreadable:
+            print_text("nothing to heal: no run of yours was cut off on this machine")
+    is_clean = all(one.is_clean for one in results) and not unreadable
+    return 0 if is_clean or dry_run else HealError.exit_code
+
+
+def _open_runs() -> tuple[list[OpenRun], list[Path]]:
+    from chaos.state import registered
+
+    entries = registered()
+    runs = [entry.run for entry in entries if entry.run is not None]
+    for run in runs:
+        if run.is_elsewhere():
+            where = f"{run.place.host} (or a container on it)"
+            click.echo(f"{run.folder} belongs to {where}: run `chaos heal` there", err=True)
+        elif run.is_owned():
+            click.echo(f"{run.folder} is under way (pid {run.chaos.pid}): left alone", err=True)
+    dead = [run for run in runs if not run.is_elsewhere() and not run.is_owned()]
+    return dead, [entry.path for entry in entries if entry.run is None]
+
+
+def _find(out: Path, reference: str) -> OpenRun:
+    """The run that is meant, be it registered or not; its owner is dead."""
+    from chaos.guard import LEDGER_FILE
+    from chaos.ledger import read_ledger
+    from chaos.state import OpenRun, Place, registered
+    from harness.runs import RunNotFound, StoreError, find_run
+
+    if Path(reference).name == LEDGER_FILE and Path(reference).is_file():
+        folder = Path(reference).resolve().parent
+    else:
+        try:
+            folder = find_run(out, reference).resolve()
+        except RunNotFound as error:
+            raise UsageError(str(error)) from error
+        except StoreError as error:
+            raise EnvironmentFailure(str(error)) from error
+    known = [entry.run for entry in registered() if entry.run is not None and entry.run.folder.resolve() == folder]
+    if known:
+        run = known[0]
+    else:
+        entries = read_ledger(folder / LEDGER_FILE).entries
+        owner = next((entry.owner for entry in entries if entry.owner is not None), None)
+        if owner is None:
+            raise UsageError(f"{folder} has no ledger that says what was injected: there is nothing to undo")
+        run = OpenRun(entries[0].run, folder, folder / LEDGER_FILE, Place.here(), owner)
+    if run.is_elsewhere():
+        raise UsageError(f"{folder} belongs to {run.place.host} (or a container on it): run `chaos heal` there")
+    if run.is_owned():
+        raise UsageError(f"{folder} is under way (pid {run.chaos.pid}): Ctrl-C there ends it and undoes everything")
+    return run
+
+
+def _heal(run: OpenRun, dry_run: bool) -> Healed:
+    from chaos.heal import Healed, heal, preview
+
+    if dry_run:
+        return preview(run)
+    try:
+        return heal(run)
+    except ChaosError as error:
+        # One run that cannot be healed must not keep the others from it.
+        return Healed(run.run, str(run.folder), problems=(str(error),))
+
+
+def _told(healed: Healed, dry_run: bool) -> str:
+    would = "would be " if dry_run else ""
+    lines = [f"{healed.folder}"]
+    lines += [f"  incident {one['incident']} ({one['fault']}): {would}undone{_how(one)}" for one in healed.undone]
+    lines += [f"  incident {one['incident']} ({one['fault']}) is NOT undone: {one['reason']}" for one in healed.failed]
+    lines += [f"  {would}ended: pid {one['pid']}: {one['command']}" for one in healed.ended]
+    lines += [f"  left behind: {one['kind']} {one['what']}" for one in healed.left]
+    lines += [f"  {problem}" for problem in healed.problems]
+    if healed.problems:
+        lines.append("  what can be read was undone; look at the rest, then remove the ledger and heal again")
+    if len(lines) == 1:
+        lines.append("  nothing is left")
+    return "\n".join(lines)
+
+
+def _how(one: Any) -> str:
+    evidence = one.get("evidence", {})
+    said = evidence.get("summary") or evidence.get("undone")
+    return f": {said}" if isinstance(said, str) else ""

@@ -1,0 +1,35 @@
+"""What an auditor is, and the ground that it searches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+# What our faults make outside of the run's folders carries this in its name, or the name of the run.
+MARK = "mecefo-chaos"
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Of one run: its name in the environment of its processes, the folders that are its own, and its ledger."""
+
+    run: str
+    folders: tuple[Path, ...]
+    ledger: Path
+
+    def is_ours(self, name: str) -> bool:
+        """Whether something that is called so was made by us."""
+        return MARK in name or self.run in name
+
+
+class Auditor(ABC):
+    """Looks for one sort of thing. It tells only of what can be ours: others use the machine meanwhile."""
+
+    # What it looks for, in the singular.
+    name: ClassVar[str]
+
+    @abstractmethod
+    def look(self, ground: Ground) -> frozenset[str]:
+        """What of it is there now, each as a phrase that lets a person find it; what cannot be read is left out."""

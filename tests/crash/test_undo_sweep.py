@@ -1,0 +1,182 @@
+"""`chaos` is killed between "record written" and "record struck": within 15 s nothing is left."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks._undo_stage import POINTS
+from benchmarks.undo_sweep import BOTH, kinds_with_undo
+from chaos.ledger import read_pending
+from tests.integration.runs import (
+    REPOSITORY,
+    SMALL,
+    ChaosRun,
+    assert_nothing_left,
+    marked_environment,
+    read_log,
+)
+
+pytestmark = pytest.mark.crash
+
+CLEAN_WITHIN_SECONDS = 15.0
+PAUSE = ("pause-process", "--at", "step=5", "--on", "rank=1", "--steps", "100000", *SMALL)
+IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
+SHORT_LEASE = f"{IN_COMMAND}    import chaos.lease\n    chaos.lease.LEASE_SECONDS = 3.0\n"
+STAYS_SILENT = """
+import benchmarks._undo_stage as stage
+from pathlib import Path
+import os, sys
+
+stage.CLEAN_WITHIN_SECONDS = 1.0
+os.environ["CHAOS_STATE"] = sys.argv[1] + "/state"
+with stage.set_stage(Path(sys.argv[1]) / "trial") as it:
+    trial, run = stage.run_trial(it, "pause-process", "noted", has_watchdog=False)
+    assert trial.was_reached
+    print(trial.seconds, stage.what_is_left(it, run))
+"""
+
+
+def sweep(folder, *arguments):
+    """The rows of the benchmark, by (kind, point)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.undo_sweep", "--json", "--out", str(folder), *arguments],
+        cwd=REPOSITORY,
+        env=marked_environment("sweep", folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, {(row["kind"], row["point"]): row for row in json.loads(done.stdout)["rows"]}
+
+
+@pytest.mark.parametrize("kind", ["pause-process", "pause-node"])
+def test_killed_at_every_point(tmp_path, kind):
+    code, rows = sweep(tmp_path, "--times", "1", "--kind", kind)
+    assert rows.keys() == {(kind, point) for point in (*POINTS, BOTH)}
+    assert {(row["reached"], row["clean"]) for row in rows.values()} == {(1, 1)}, rows
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_every_kind_at_every_point_a_hundred_times(tmp_path):
+    code, rows = sweep(tmp_path, "--times", "100")
+    assert code == 0
+    assert {kind for kind, _ in rows} == set(kinds_with_undo())
+    assert not {key: row for key, row in rows.items() if row["clean"] != row["reached"]}
+    assert max(row["seconds"]["max"] or 0.0 for row in rows.values()) <= CLEAN_WITHIN_SECONDS
+
+
+def test_without_a_watchdog_something_is_left(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", STAYS_SILENT, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("inf ")
+    assert "a pending entry in the ledger" in done.stdout and "True" in done.stdout
+
+
+# ---- whole runs ----
+
+
+def chaos(run, *arguments):
+    """Another `chaos` command of the same user on the same OUT: (exit code, standard output, standard error)."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
+        env=marked_environment(run.mark, run.out.parent),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def events_of(run):
+    return {event.kind: event for event in read_log(run.folder / "events.jsonl")}
+
+
+def test_killed_while_a_rank_is_paused(tmp_path):
+    with ChaosRun(tmp_path, ["run", *PAUSE]) as run:
+        run.wait_for("verified")
+        code, _, told = chaos(run, "heal")
+        assert (code, "left alone" in told) == (0, True), "a run that is under way is nobody's to heal"
+        assert chaos(run, "heal", "latest")[0] == 4
+        assert read_pending(run.folder / "ledger.jsonl")
+        run.process.kill()
+        run.wait()
+        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
+        assert read_pending(run.folder / "ledger.jsonl") == ()
+        code, out, _ = chaos(run, "heal")
+        assert (code, "nothing to heal" in out) == (0, True)
+
+
+def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
+    with ChaosRun(tmp_path, ["run", *PAUSE]) as run:
+        run.wait_for("verified")
+        (entry,) = (tmp_path / "state").glob("*.json")
+        watchdog = json.loads(entry.read_text())["watchdog"][0]
+        for pid in (watchdog, run.process.pid):
+            subprocess.run(["kill", "-KILL", str(pid)], check=True)
+        run.wait()
+        code, _, told = chaos(run, "run", *PAUSE)
+        assert code == 6, told
+        assert "`chaos heal`" in told and "pause-process" in told
+        code, out, _ = chaos(run, "heal", "--json")
+        (healed,) = json.loads(out)["runs"]
+        assert (code, healed["clean"], [one["incident"] for one in healed["undone"]]) == (0, True, [0])
+        assert_nothing_left(run)
+        assert "nothing to heal" in chaos(run, "heal")[1]
+        assert chaos(run, "run", "kill-node", "--at", "step=3", "--steps", "6", "--repair", "none", *SMALL)[0] == 0
+
+
+def test_interrupted_again_and_again_while_a_rank_is_paused(tmp_path):
+    with ChaosRun(tmp_path, ["run", *PAUSE]) as run:
+        run.wait_for("verified")
+        for _ in range(3):
+            run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 2, run.stderr
+        assert_nothing_left(run)
+        events = events_of(run)
+    assert "undo_failed" not in events
+    assert events["undone"].monotonic_seconds <= events["job_ended"].monotonic_seconds, "before its processes end"
+    assert events["residue"].fields == {"processes": [], "undo_pending": [], "left": []}
+
+
+def test_a_halt_condition_while_a_rank_is_paused(tmp_path):
+    # The first commit, and with it the halt, comes when the others have given up the paused rank.
+    experiment = tmp_path / "halt.yaml"
+    experiment.write_text(
+        "name: halt\nhalt: [training_loss < 1000]\ntwin: false\n"
+        "job: {nodes: 2, gpus_per_node: 2, steps: 100000, dilation: 'off', strategy: ndb}\n"
+        "faults: [{kind: pause-process, at: {step: 1}, on: rank=1}]\n"
+    )
+    with ChaosRun(tmp_path, ["run", str(experiment)]) as run:
+        assert run.wait() == 2, run.stderr
+        assert_nothing_left(run)
+        events = events_of(run)
+    assert {"verified", "halted", "undone"} <= events.keys()
+    assert events["halted"].monotonic_seconds <= events["undone"].monotonic_seconds
+    assert events["residue"].fields["undo_pending"] == []
+
+
+def test_stopped_for_longer_than_the_lease(tmp_path):
+    with ChaosRun(tmp_path, ["run", *PAUSE], patch=SHORT_LEASE) as run:
+        run.wait_for("verified")
+        (ledger,) = run.out.glob("*/*/ledger.jsonl")
+        run.process.send_signal(signal.SIGSTOP)
+        log = ledger.parent / "logs" / "watchdog.log"
+        while not log.exists() or "no sign of chaos" not in log.read_text():
+            assert run.process.poll() is None
+            time.sleep(0.05)
+        assert [entry.state for entry in read_pending(ledger)] == ["lapsed"]
+        run.process.send_signal(signal.SIGCONT)
+        assert run.wait() == 2, run.stderr
+        assert_nothing_left(run)
+        events = events_of(run)
+    assert "the watchdog undid incident 0" in events["halted"].fields["condition"]
+    assert events["undone"].fields["evidence"]["by"] == "watchdog"
+    assert events["residue"].fields["undo_pending"] == []
