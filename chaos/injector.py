@@ -139,8 +139,9 @@ class Injector:
         ends = [armed.fired for armed in self._armed if armed.fired is not None]
         if ends:
             await asyncio.wait(ends)
-        for end in ends:
-            end.result()
+        mistakes = [mistake for end in ends if (mistake := end.exception()) is not None]
+        if mistakes:
+            raise mistakes[0]
 
     # ---- agents ----
 

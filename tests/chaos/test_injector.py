@@ -92,7 +92,7 @@ class Stage:
         self.watch = Watch()
         host = Host(processes=None, inside=self.desk, watch=self.watch, run_folder=folder)
         self.injector = Injector(
-            incidents or [incident()], faults, ALL_RANKS, host, self.desk, self.ledger, self.emit, may_fire
+            incidents or [incident()], faults, ALL_RANKS, host, self.desk, self.ledger, self.emit, may_fire=may_fire
         )
         # What each agent was told last of where it is to be held.
         self.holds = {}

@@ -65,7 +65,9 @@ def test_modules_are_by_name_too():
     assert modules["body.0"] is model.body[0]
 
 
-@pytest.mark.parametrize("wrap", [DistributedDataParallel, lambda m: torch.compile(m, backend="eager")], ids=str)
+@pytest.mark.parametrize(
+    "wrap", [DistributedDataParallel, lambda m: torch.compile(m, backend="eager")], ids=["ddp", "compiled"]
+)
 def test_wrappers_leave_no_trace(wrap):
     model = Tower()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
