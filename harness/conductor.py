@@ -33,6 +33,7 @@ from harness.gates import HaltCondition
 from harness.hub import Hub
 from harness.live import RunView
 from harness.recorder import Recorder
+from harness.repairs import Repairs
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.dilation import NO_DILATION
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Emitter, Event
@@ -89,8 +90,7 @@ class Conductor:
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
-        # (the step after whose commit it is due, what to repair)
-        self._repairs: list[tuple[int, Incident]] = []
+        self._repairs = Repairs(self._incidents, self._faults, self._emitter, lambda: self._running)
         self._committed_steps = 0
         self._last_progress_seconds = 0.0
         self._usual_step_seconds = 0.0
@@ -286,7 +286,7 @@ class Conductor:
             case "step_committed":
                 self._on_step(event)
             case "injected":
-                self._plan_repair(int(event.fields["incident"]), int(event.step or 0))
+                self._repairs.on_injected(int(event.fields["incident"]), int(event.step or 0))
 
     def _on_step(self, event: Event) -> None:
         step = int(event.step or 0)
@@ -299,44 +299,11 @@ class Conductor:
                 self._usual_step_seconds = now - self._last_progress_seconds
             self._committed_steps = step
             self._last_progress_seconds = now
-        due = [repair for repair in self._repairs if repair[0] <= step]
-        self._repairs = [repair for repair in self._repairs if repair[0] > step]
-        for _, incident in due:
-            self._repair(incident)
+        self._repairs.on_step(step)
         for condition in self._halts:
             if event.job == MAIN_JOB and condition.check(event):
                 self._emitter.emit("halted", step=step, condition=condition.text)
                 self._finish("halted", f"halt condition: {condition.text}")
-
-    def _plan_repair(self, number: int, step: int) -> None:
-        incident = self._incidents.get(number)
-        # Unknown: the injector fires one of them once more, at a later attempt of a command, which nobody repairs.
-        if incident is None or incident.repair is None:
-            return
-        if incident.repair.steps is not None:
-            self._repairs.append((step + incident.repair.steps, incident))
-        else:
-            asyncio.get_running_loop().call_later(incident.repair.seconds or 0.0, self._repair, incident)
-
-    def _repair(self, incident: Incident) -> None:
-        if self._running is None or self._running.name != MAIN_JOB:
-            return
-        target = incident.target
-        is_node_fault = self._faults[incident.fault].scope == "node"
-        nodes, ranks = (target.nodes, ()) if is_node_fault else ((), target.ranks)
-        if not nodes and not ranks:
-            return
-        self._emitter.emit(
-            "repair_started",
-            step=self._committed_steps,
-            incident=incident.incident,
-            nodes=list(nodes),
-            ranks=list(ranks),
-        )
-        for node in nodes:
-            self._running.repair_node(node)
-        for rank in ranks:
-            self._running.repair_rank(rank)
 
     # ---- the end ----
 

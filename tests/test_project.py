@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -237,10 +238,38 @@ def test_readme_tells_every_exit_code():
 @pytest.mark.parametrize("line", [line for line in chaos_lines(README) if line.startswith("chaos run ")])
 def test_examples_in_the_readme_are_accepted(line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # The programs that come with the packages, torchrun among them.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "node-loss.yaml").write_text(blocks(README, "yaml")[0])
-    code = run_cli([*shlex.split(line)[1:], "--dry-run"])
+    arguments = shlex.split(line)[1:]
+    behind = arguments.index("--") if "--" in arguments else len(arguments)
+    code = run_cli([*arguments[:behind], "--dry-run", *arguments[behind:]])
     assert code == 0, capsys.readouterr().err
     assert "incident 0: " in capsys.readouterr().out or "--json" in line
+
+
+JOB_OF_EXAMPLES = "name: x\njob: {steps: 560, checkpoint: {every_steps: 4}}\nfaults:\n"
+
+
+def fault_examples():
+    """The single faults that docs/faults.md shows, and the whole experiments in it."""
+    text = (ROOT / "docs/faults.md").read_text()
+    for block in blocks(text, "yaml"):
+        yield block if block.startswith("job:") else None, block
+    for line in re.findall(r"`(\{kind: .*\})`", text):
+        yield None, f"- {line}\n"
+
+
+@pytest.mark.parametrize(("whole", "example"), list(fault_examples()))
+def test_examples_of_faults_are_accepted(whole, example, capsys, tmp_path):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(f"name: x\n{whole}" if whole else JOB_OF_EXAMPLES + example)
+    code, said = run_cli(["plan", str(path)]), capsys.readouterr()
+    # Here there is neither a GPU nor a link: that, and nothing else, is said of those that need one.
+    refused = [line for line in said.err.splitlines() if "mistakes:" not in line]
+    if code != 0:
+        known = ("needs a job whose ranks run on CUDA", "needs a backend whose nodes")
+        assert refused and all(any(reason in line for reason in known) for line in refused), said.err
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/experiments.md"])
