@@ -322,8 +322,9 @@ def _read_incident(
         lifted = _first_of(main, "coordinator_restarted", injected)
     elif lifted is None and is_command and said.get("is_loss"):
         lifted = committed
-    elif lifted is None and detected is None:
-        # Lost ranks do not come back because the injector has nothing left to undo: only a repair brings them.
+    elif lifted is None and (detected is None or said.get("goes_on")):
+        # Ranks that are lost for good do not come back because the injector has nothing left to undo: only a repair
+        # brings them. Those that were lost to a fault that goes on come back when it is over.
         lifted = at.get("undone")
     return Incident(
         **known,

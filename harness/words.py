@@ -228,8 +228,9 @@ def evidence_text(evidence: object) -> str:
     if evidence is None:
         return ""
     if isinstance(evidence, Mapping):
-        if isinstance(summary := evidence.get("summary"), str):
-            return summary
+        for key in ("summary", "undone"):
+            if isinstance(sentence := evidence.get(key), str):
+                return sentence
         return ", ".join(f"{str(key).replace('_', ' ')}: {evidence_text(value)}" for key, value in evidence.items())
     if isinstance(evidence, list | tuple):
         return ", ".join(evidence_text(item) for item in evidence)

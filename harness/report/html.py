@@ -74,7 +74,7 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         tiles.append((name_seconds(max(recoveries)), "recovery", f"{worst}from the fault to the next committed step"))
     if summary.get("throughput_drop_ratio") is not None:
         drop = wording.percent(summary["throughput_drop_ratio"], 2)
-        tiles.append((drop, "speed drop", "from the fault to the repair, against before"))
+        tiles.append((drop, "speed drop", "under the fault, against before"))
     if summary.get("steps_lost") is not None:
         committed = count(summary.get("steps_committed") or 0, "step")
         tiles.append((str(summary["steps_lost"]), "steps lost", f"{committed} committed"))

@@ -112,15 +112,13 @@ class _Report:
         if not known:
             return
         self._head(f"Training speed ({unit} per second)")
-        # Nobody repairs a command's job: its fault ends when it trains again.
-        end = "next step" if self._summary.get("command") else "repair"
-        words = {"before": "before the fault", "during": f"until the {end}", "after": "after it"}
+        words = {"before": "before the fault", "during": "under the fault", "after": "after it"}
         for key, speed in known.items():
             self._row(words[key], speed_text(speed), speed / (max(known.values()) or 1.0))
         drop = self._summary.get("throughput_drop_ratio")
         whole = self._summary.get("throughput_drop_whole_run_ratio")
         if drop is not None:
-            self._row(f"drop from the fault to the {end}", wording.percent(drop, 2), style="bold")
+            self._row("drop under the fault", wording.percent(drop, 2), style="bold")
         noise = self._summary.get("throughput_noise_ratio")
         if noise is not None:
             self._row("usual difference of such stretches, no fault", wording.percent(noise, 2))

@@ -40,7 +40,7 @@ BADPUT: Mapping[str, str] = {
     "regroup": "regrouping",
     "transfer": "moving model state",
     "repeated_work": "work thrown away and repeated",
-    "degraded_speed": "slower steps with ranks missing",
+    "degraded_speed": "slower steps under the fault",
     "restart": "waiting for a restart",
     "checkpoint": "writing checkpoints",
     "other": "other",

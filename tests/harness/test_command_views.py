@@ -25,7 +25,7 @@ def terminal(events):
 def test_reports_name_the_unit(figures, unit, speed):
     events = restarted(**figures)
     text = terminal(events)
-    assert f"Training speed ({unit} per second)" in text and "until the next step" in text
+    assert f"Training speed ({unit} per second)" in text and "under the fault" in text
     assert f"The command torchrun t.py committed {LAST} steps in 2 attempts" in text
     assert "Its launcher started it again (attempt 2), and it went on from step 11." in text
     page = html.render(summarize(events), events)

@@ -147,7 +147,7 @@ def test_an_empty_run_is_reported_without_a_stumble():
 
 def test_a_speed_of_nothing_is_a_speed():
     raw = summary(throughput_tokens_per_second={"before": 40960.0, "during": 0.0, "after": None})
-    assert "until the repair                             0" in text(raw)
+    assert "under the fault                              0" in text(raw)
 
 
 def test_why_an_effect_was_not_seen_is_said_and_no_recovery_is_claimed():
