@@ -117,6 +117,11 @@ def experiment_options(command: Any) -> Any:
             help="Also run the same job without faults, to compare the loss. Default: on.",
         ),
         click.option("--backend", type=click.Choice(["local"]), help="Where nodes run. Default: local."),
+        click.option(
+            "--network",
+            type=click.Choice(["auto", "namespaces", "loopback"]),
+            help="What connects ranks on this machine. Default: auto, namespaces where a fault needs links.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)

@@ -47,6 +47,8 @@ class Experiment(Said):
     """One experiment; `gates` and `halt` are expressions that the harness understands.
 
     `profile` adds faults as a real cluster has them, drawn from the seed; `limits` cap what is struck at once.
+    `network` is what connects the ranks of the local backend: the machine's loopback, or a network namespace for each
+    of them, whose links can be cut; `auto`: namespaces where a fault needs links.
     """
 
     name: Text
@@ -59,6 +61,7 @@ class Experiment(Said):
     halt: list[Text] = Field(default_factory=list)
     twin: bool = True
     backend: Literal["local"] = "local"
+    network: Literal["auto", "namespaces", "loopback"] = "auto"
 
     def cluster(self) -> Cluster:
         """The cluster that its job runs on."""

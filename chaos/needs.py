@@ -10,7 +10,7 @@ from chaos.errors import UsageError, nearest
 NEEDS: Mapping[str, str] = {
     "checkpoints": "a job that writes checkpoints: give it checkpoint: {every_steps: ...}",
     "cuda": "a job whose ranks run on CUDA devices",
-    "links": "a backend whose nodes have network links of their own: on the local one all ranks share the loopback",
+    "links": "ranks with networks of their own",
     "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",
     "root": "root's rights on this machine",
 }
@@ -20,7 +20,7 @@ _BACKENDS_WITHOUT_LINKS = ("local",)
 
 
 def capabilities_of(backend: str, runtime: str, *, has_checkpoints: bool) -> frozenset[str]:
-    """What an experiment offers for certain, on whatever machine; the machine may add "cuda" and "root"."""
+    """What an experiment offers for certain, on whatever machine; that may add "cuda", "root" and, locally, "links"."""
     offered = {
         "links": backend not in _BACKENDS_WITHOUT_LINKS,
         "own-runtime": runtime == "mecefo",

@@ -32,6 +32,8 @@ from harness.backends.local import LocalBackend
 from harness.gates import HaltCondition
 from harness.hub import Hub
 from harness.live import RunView
+from harness.network.links import NamespaceLinks
+from harness.network.machine import wants_networks
 from harness.recorder import Recorder
 from harness.repairs import Repairs
 from mecefo_runtime.config import JobConfig
@@ -41,6 +43,8 @@ from mecefo_runtime.wire import new_token
 
 EVENTS_FILE = "events.jsonl"
 LOGS_FOLDER = "logs"
+# Enough to tell the rules of runs that go on at the same time apart.
+MARK_BYTES = 4
 # What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
 CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_writer")
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
@@ -71,6 +75,7 @@ class Conductor:
         self._faults = registry() if faults is None else faults
         self._recorder = Recorder(folder / EVENTS_FILE)
         self._emitter = Emitter(self._on_event, "conductor")
+        self._has_networks = False
         self._hub = Hub(token := new_token(), self._on_event)
         logs = folder / LOGS_FOLDER
         try:
@@ -83,10 +88,14 @@ class Conductor:
             self._backend = CommandBackend(self._hub, token, logs, self._emitter)
         else:
             modules = () if job.checkpoint is None else CHECKPOINT_MODULES
-            self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules)
+            needs = [self._faults[incident.fault].needs for incident in incidents]
+            networked = job.cluster() if wants_networks(experiment, needs) else None
+            self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules, networked)
+            self._has_networks = networked is not None
             folders = () if job.checkpoint is None else (Path(job.checkpoint.folder),)
         self._guard = Guard(folder, logs, folders=folders, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
+        self._links: NamespaceLinks | None = None
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
@@ -144,8 +153,10 @@ class Conductor:
     async def _open(self) -> None:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
         self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
-        await self._hub.open()
+        await self._hub.open(self._folder if self._has_networks else None)
         await self._backend.open()
+        if isinstance(self._backend, LocalBackend) and self._backend.networks is not None:
+            self._links = NamespaceLinks(self._backend.networks, os.urandom(MARK_BYTES).hex())
         await self._guard.ready()
 
     async def _run_main(self) -> None:
@@ -181,6 +192,7 @@ class Conductor:
             run_folder=self._folder,
             checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
             emit=emitter.emit,
+            links=self._links,
         )
 
     async def _run_twin(self) -> None:
@@ -244,6 +256,8 @@ class Conductor:
         return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
 
     async def _close(self, reason: str, message: str) -> None:
+        if self._links is not None:
+            await self._links.close()
         with suppress(ChaosError):
             await self._backend.close()
         await self._hub.close()

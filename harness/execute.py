@@ -17,7 +17,7 @@ from chaos.experiment import Experiment, to_yaml
 from chaos.faults import registry
 from chaos.faults.base import Ground
 from chaos.heal import refuse_if_unclean
-from chaos.needs import capabilities_of, check_needs
+from chaos.needs import NEEDS, capabilities_of, check_needs
 from chaos.schedule import Incident, Plan, make_plan
 from chaos.state import writable_folder
 from harness.backends.base import AnyConfig
@@ -25,6 +25,7 @@ from harness.conductor import EVENTS_FILE, Conductor
 from harness.gates import Gate, GateError, HaltCondition
 from harness.live import open_view
 from harness.log import read_events
+from harness.network.machine import why_no_networks
 from harness.report import html, junit
 from harness.runs import StoreError, new_run_folder
 from harness.summary import summarize
@@ -69,7 +70,9 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
         plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
         needs = {incident.fault: registry()[incident.fault].needs for incident in plan.incidents}
         if complaints := check_needs(needs, capabilities):
-            raise all_of(complaints)
+            raise all_of([_with_reason(complaint, experiment) for complaint in complaints])
+        if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
+            raise UsageError(reason, key="network")
         _check_faults(plan.incidents, job)
         if isinstance(job, CommandConfig):
             check_command(job)
@@ -161,8 +164,26 @@ def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
     has_checkpoints = isinstance(job, JobConfig) and job.checkpoint is not None
     offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=has_checkpoints)
     is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
-    of_machine = {"root": os.geteuid() == 0, "cuda": not is_on_cpu and num_devices() > 0}
+    of_machine = {
+        "root": os.geteuid() == 0,
+        "cuda": not is_on_cpu and num_devices() > 0,
+        "links": _may_need_links(experiment) and experiment.network != "loopback" and why_no_networks() is None,
+    }
     return offered | {need for need, is_there in of_machine.items() if is_there}
+
+
+def _may_need_links(experiment: Experiment) -> bool:
+    """Whether it matters that ranks have links: to find out takes a moment."""
+    kinds = registry()
+    return experiment.profile is not None or any("links" in kinds[fault.kind].needs for fault in experiment.faults)
+
+
+def _with_reason(complaint: UsageError, experiment: Experiment) -> UsageError:
+    """A complaint about links says why there are none."""
+    if NEEDS["links"] not in complaint.message:
+        return complaint
+    reason = "with network: loopback they share one" if experiment.network == "loopback" else why_no_networks()
+    return UsageError(f"{complaint.message}, and {reason}")
 
 
 def _check_faults(incidents: Sequence[Incident], job: AnyConfig) -> None:

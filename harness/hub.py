@@ -1,6 +1,7 @@
 """Where a run's processes report: events come in here, agents are held here, supervisors get their orders here.
 
-One loopback port; a connection's first line carries the run's token and its role.
+One loopback port, or, where the run's processes have networks of their own, a Unix socket, to which it does not matter
+what becomes of a network. A connection's first line carries the run's token and its role.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.desk import Channel
+from chaos.errors import EnvironmentFailure
+from harness.socket_file import SocketFile
 from mecefo_runtime.events import Event
 from mecefo_runtime.process import ProcessId
-from mecefo_runtime.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
+from mecefo_runtime.wire import MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
 
 LOOPBACK = "127.0.0.1"
 
@@ -43,13 +47,28 @@ class Hub:
         self._server: asyncio.Server | None = None
         self._supervisors: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
+        self._socket_file: SocketFile | None = None
         self.agents: AgentDesk | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
         self.address = ""
 
-    async def open(self) -> None:
-        """Listen on a free loopback port."""
+    async def open(self, folder: Path | None = None) -> None:
+        """Listen on a free loopback port, or on a Unix socket: in `folder`, or, if its path is too long, elsewhere.
+
+        Raises:
+            chaos.errors.EnvironmentFailure: the machine refuses.
+        """
+        if folder is not None:
+            try:
+                self._socket_file = SocketFile(folder)
+                self._server = await asyncio.start_unix_server(
+                    self._on_connection, sock=self._socket_file.socket, limit=MAX_LINE_BYTES
+                )
+            except OSError as error:
+                raise EnvironmentFailure(f"cannot listen on a Unix socket: {error.strerror or error}") from error
+            self.address = f"{UNIX}{self._socket_file.path}"
+            return
         self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=MAX_LINE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         self.address = f"{LOOPBACK}:{port}"
@@ -64,6 +83,8 @@ class Hub:
             await asyncio.wait(tasks, timeout=1.0)
         for task in self._open:
             task.cancel()
+        if self._socket_file is not None:
+            self._socket_file.remove()
 
     async def drained(self, timeout_seconds: float) -> None:
         """Wait until everybody who is connected has hung up, and what they had said is read; or for that long."""

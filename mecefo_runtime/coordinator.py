@@ -177,7 +177,14 @@ class Coordinator:
             case "formed":
                 membership.on_formed(rank, message)
             case "trouble":
-                membership.on_trouble(rank, int(message["epoch"]), str(message["error"]), message.get("refused"))
+                epoch, unreachable = int(message["epoch"]), message.get("unreachable", ())
+                membership.on_trouble(rank, epoch, str(message["error"]), message.get("refused"), unreachable)
+            case "unreachable":
+                membership.on_unreachable(rank, int(message["epoch"]))
+            case "probed":
+                membership.on_probed(rank, int(message["inquiry"]), message["unreachable"])
+            case "cut_off":
+                membership.on_cut_off(rank)
             case "background_done":
                 membership.on_background_done(int(message["epoch"]))
             case "diverged":

@@ -103,7 +103,7 @@ class Gloo:
         Only connections to or from a listener that gloo published in this epoch are touched. Listening sockets are not:
         shutting one of those down crashes the process.
         """
-        return sum(_shut_down(descriptor, self._store.listener_ports) for descriptor in _open_sockets())
+        return sum(_shut_down(descriptor, self._store.listeners) for descriptor in _open_sockets())
 
     def close(self) -> None:
         """Let go of the groups, whose sockets are shut down at once, so that the peers notice.
@@ -125,14 +125,14 @@ def _open_sockets() -> Iterator[int]:
                 yield int(entry.name)
 
 
-def _shut_down(descriptor: int, listener_ports: set[int]) -> bool:
+def _shut_down(descriptor: int, listeners: set[tuple[str, int]]) -> bool:
     with suppress(OSError):
         duplicate = socket.socket(fileno=os.dup(descriptor))
         try:
             if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
                 return False
-            ports = {duplicate.getsockname()[1], duplicate.getpeername()[1]}
-            if ports & listener_ports:
+            ends = {duplicate.getsockname()[:2], duplicate.getpeername()[:2]}
+            if ends & listeners:
                 duplicate.shutdown(socket.SHUT_RDWR)
                 return True
         finally:

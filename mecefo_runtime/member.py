@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from mecefo_runtime.link_watch import LinkWatch
 from mecefo_runtime.operations import EpochBroken
+from mecefo_runtime.probe import find_unreachable
 from mecefo_runtime.wire import Connection, Message, WireError
 
 RECONNECT_SECONDS = 0.02
 CONNECT_TIMEOUT_SECONDS = 1.0
 ABORT_AGAIN_SECONDS = 0.02
+LINK_CHECK_SECONDS = 0.25
 
 
 class EpochOver(EpochBroken):
@@ -31,22 +34,26 @@ class Stopped(RuntimeError):
 class Membership:
     """What this rank knows of the job's membership. `describe` tells the state that a hello reports.
 
-    `abort` is called, again and again until the training thread parks, when the epoch must be left at once.
+    `abort` is called, again and again until the training thread parks, when the epoch must be left at once. While
+    `committed_step` stays what it is for a heartbeat's time-out, it is tried whether the peers can be reached.
     """
 
     def __init__(
         self,
         address: str,
         identity: Message,
-        heartbeat_seconds: float,
+        heartbeat_timeout_seconds: float,
         describe: Callable[[], Message],
         abort: Callable[[], None],
+        committed_step: Callable[[], int],
     ) -> None:
         self._address = address
         self._identity = identity
-        self._heartbeat_seconds = heartbeat_seconds
+        self._heartbeat_seconds = heartbeat_timeout_seconds / 4
+        self._link_timeout_seconds = heartbeat_timeout_seconds / 2
         self._describe = describe
         self._abort = abort
+        self._committed_step = committed_step
         self._connection: Connection | None = None
         self._values: dict[str, bytes] = {}
         self._closed = False
@@ -58,6 +65,14 @@ class Membership:
         self._leave_for = 0
         self._is_parked = False
         self.is_evicted = False
+        # Evicted because of its links: not to come back before it can reach the others.
+        self.is_cut_off = False
+        self._peers: Message | None = None
+        # Of the epoch that this rank is in or on its way into: {} when it is in none.
+        self._formed: Message = {}
+        self._link_watch = LinkWatch(
+            heartbeat_timeout_seconds, self._progress, lambda: self._others(self._formed), self._report
+        )
         self.orders: Message | None = None
         self.farewell: Message | None = None
 
@@ -65,10 +80,12 @@ class Membership:
         """Connect, for as long as it takes, and begin to listen."""
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._link_watch.start()
 
     def close(self) -> None:
         """Hang up."""
         self._closed = True
+        self._link_watch.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -101,7 +118,7 @@ class Membership:
         Raises:
             Stopped: the job is over for a reason that is not success.
         """
-        parked_for = None
+        parked_for, self._formed = None, {}
         while True:
             with self.changed:
                 self.must_leave = False
@@ -112,7 +129,7 @@ class Membership:
                     return {"type": "evicted"}
                 if self.orders is not None and self.orders["epoch"] >= self.target:
                     orders, self.orders = self.orders, None
-                    self._is_parked = False
+                    self._is_parked, self._formed = False, orders
                     return orders
                 target = self.target
                 if parked_for == target:
@@ -160,10 +177,49 @@ class Membership:
         with self.changed:
             self.changed.notify_all()
 
+    def find_unreachable(self) -> list[int]:
+        """The members of the epoch that take no connection from here within the time that a link may take.
+
+        As soon as the epoch must be left, nobody is looked for any more.
+        """
+        return find_unreachable(self._others(self._formed), self._link_timeout_seconds, lambda: self.must_leave)
+
+    def _others(self, message: Message) -> dict[int, str]:
+        addresses = {int(rank): address for rank, address in message.get("addresses", {}).items()}
+        return {rank: address for rank, address in addresses.items() if rank != self._identity["rank"]}
+
+    def _progress(self) -> tuple[object, ...]:
+        """What changes as long as anything goes on."""
+        return self.epoch, self._is_parked, self._committed_step()
+
+    def _report(self, unreachable: list[int]) -> None:
+        """From the link watch's thread."""
+        if formed := self._formed:
+            self.send({"type": "unreachable", "epoch": formed["epoch"], "ranks": unreachable})
+
+    def _answer(self, question: Message) -> None:
+        unreachable = find_unreachable(self._others(question), self._link_timeout_seconds)
+        self.send({"type": "probed", "inquiry": question["inquiry"], "unreachable": unreachable})
+
+    def _await_links(self) -> None:
+        """While cut off: wait until all whom the coordinator names can be reached, or the job is over."""
+        while self.is_cut_off and self.farewell is None:
+            self._peers = None
+            self.send({"type": "cut_off"})
+            with self.changed:
+                self.changed.wait_for(lambda: self._peers or self.farewell, self._link_timeout_seconds)
+                peers = self._peers
+            if peers is not None and not find_unreachable(
+                self._others(peers), self._link_timeout_seconds, lambda: self.farewell is not None
+            ):
+                return
+            time.sleep(LINK_CHECK_SECONDS)
+
     def start_over(self) -> None:
-        """After an eviction: say hello again, as a newcomer."""
+        """After an eviction: say hello again, as a newcomer; if it was for its links, when they are whole again."""
+        self._await_links()
         with self.changed:
-            self.is_evicted = False
+            self.is_evicted = self.is_cut_off = False
             self.orders = None
             self.epoch = self.target = self._leave_for = 0
             self.must_leave = False
@@ -204,7 +260,7 @@ class Membership:
 
     def _hello(self) -> Message:
         is_done = self.farewell is not None and self.farewell["type"] == "goodbye"
-        told = {"target": self.target, "is_done": is_done}
+        told = {"target": self.target, "is_done": is_done, "is_cut_off": self.is_cut_off}
         return {"type": "hello", "role": "rank", **told, **self._identity, **self._describe()}
 
     def _listen(self) -> None:
@@ -244,8 +300,12 @@ class Membership:
                         self._leave_for = self.target
                         self._leave()
                 case "evicted":
-                    self.is_evicted = True
+                    self.is_evicted, self.is_cut_off = True, bool(message.get("is_cut_off"))
                     self._leave()
+                case "peers":
+                    self._peers = message
+                case "probe":
+                    threading.Thread(target=self._answer, args=(message,), name="probing", daemon=True).start()
                 case "goodbye" | "stop":
                     self.farewell = message
                     if message["type"] == "stop":

@@ -11,10 +11,12 @@ The rule for that step is in `commit`, what the new layout is in `regroup`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from mecefo_runtime.commit import Decision, RuleBroken, decide
 from mecefo_runtime.costs import Costs
+from mecefo_runtime.inquiry import Inquiry, Pair, fewest_to_evict
 from mecefo_runtime.layout import Layout
 from mecefo_runtime.losses import Losses
 from mecefo_runtime.orders import form_orders, layout_fields
@@ -60,6 +62,9 @@ class Membership:
         self._connected = Roster()
         self._losses = Losses(rules.cluster)
         self._absent: set[int] = set()
+        self._inquiry: Inquiry | None = None
+        self._num_inquiries = 0
+        self._cut_off: set[int] = set()
         self._has_completed = False
         self._is_successor = False
         self._learned: Message | None = None
@@ -85,6 +90,13 @@ class Membership:
     def on_hello(self, rank: int, message: Message) -> None:
         """A rank connected: a fresh one, or one of an epoch that this coordinator may not know yet."""
         now = self._clock()
+        if message.get("is_cut_off") and self.stage is not Stage.ENDED:
+            # Its connection broke. It comes, as a newcomer, when it can reach its peers.
+            self._cut_off.add(rank)
+            if self.stage is Stage.GATHERING:
+                self._absent.add(rank)
+                self._proceed()
+            return
         known = self._connected.get(rank)
         status, epoch = str(message["status"]), int(message["epoch"])
         if status == "fresh" and message.get("target", 0):
@@ -99,10 +111,11 @@ class Membership:
         if message.get("costs") is not None:
             member.costs = Costs.from_dict(message["costs"])
         self._absent.discard(rank)
+        self._cut_off.discard(rank)
         if message.get("is_done"):
             self._has_completed = True
         if self.stage is Stage.ENDED:
-            self._effects.send(rank, {"type": "stop", "reason": self.failure} if self.failure else {"type": "goodbye"})
+            self._tell_end(rank)
         elif self.stage is Stage.GATHERING:
             self._learn(message)
         elif status == "fresh":
@@ -156,10 +169,12 @@ class Membership:
             self._deadline_seconds = self._clock() + self._heartbeat_timeout_seconds
         self._proceed()
 
-    def on_trouble(self, rank: int, epoch: int, error: str, refused: str | None = None) -> None:
-        """A member cannot reach a peer. If the peer is dead we hear of it soon; if not, the epoch is formed again.
+    def on_trouble(
+        self, rank: int, epoch: int, error: str, refused: str | None = None, unreachable: Collection[int] = ()
+    ) -> None:
+        """A member has left the epoch: it lost a peer. If that is dead we hear of it soon; if not, we form it again.
 
-        `refused` is the folder of a checkpoint that it found to be damaged.
+        `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` whom it cannot reach.
         """
         if self.stage in (Stage.TRAINING, Stage.JOINING) and epoch == self.epoch:
             wait_seconds = 1.5 * self._heartbeat_timeout_seconds
@@ -174,8 +189,40 @@ class Membership:
         if refused is not None:
             self._refused[refused] = error
         self._effects.emit("warning", message=f"rank {rank} cannot go on: {error}")
-        if self._retry_seconds is None:
+        if unreachable:
+            self.on_unreachable(rank, epoch)
+        if self._inquiry is not None:
+            self._inquiry.must_regroup = True
+        elif self._retry_seconds is None:
             self._retry_seconds = self._clock() + wait_seconds
+
+    def on_unreachable(self, rank: int, epoch: int) -> None:
+        """A member cannot reach a peer: all of them are asked whom they can reach."""
+        is_of_now = epoch == (self.target if self.stage is Stage.FORMING else self.epoch)
+        if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or not is_of_now:
+            return
+        if rank not in self.members or rank not in self._connected or self._inquiry is not None:
+            return
+        self._retry_seconds = None
+        self._num_inquiries += 1
+        asked = frozenset(self._connected.survivors(self.members))
+        self._inquiry = Inquiry(self._num_inquiries, asked, self._clock() + self._heartbeat_timeout_seconds)
+        for member in sorted(asked):
+            self._effects.send(member, self._inquiry.question(self._connected))
+
+    def on_probed(self, rank: int, inquiry: int, unreachable: Sequence[int]) -> None:
+        """A member has tried to reach all the others."""
+        if self._inquiry is not None and self._inquiry.number == inquiry:
+            self._inquiry.answer(rank, unreachable)
+            self._proceed()
+
+    def on_cut_off(self, rank: int) -> None:
+        """A rank that was evicted because of its links asks whom it has to reach before it may come back."""
+        if self.stage is Stage.ENDED:
+            self._tell_end(rank)
+        elif rank not in self._connected:
+            peers = self._connected.survivors(self.members)
+            self._effects.send(rank, {"type": "peers", "addresses": self._connected.addresses(peers)})
 
     def on_parked(self, rank: int, message: Message) -> None:
         """A member left its epoch for `message["epoch"]`."""
@@ -252,6 +299,8 @@ class Membership:
         if self._losses and (self._losses.are_settled(self._connected) or now >= self._losses.deadline_seconds()):
             self._losses.clear()
             self._after_loss()
+        if self._inquiry is not None and self._inquiry.is_answered(self._connected):
+            self._conclude(self._inquiry)
         self._advance()
 
     def _meet_deadlines(self) -> None:
@@ -261,6 +310,8 @@ class Membership:
             self._on_deadline()
         if self._retry_seconds is not None and now >= self._retry_seconds:
             self._regroup("retry")
+        if self._inquiry is not None and now >= self._inquiry.deadline_seconds:
+            self._conclude(self._inquiry)
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest, in the clock's seconds."""
@@ -268,11 +319,28 @@ class Membership:
         due += [seconds for seconds in (self._deadline_seconds, self._retry_seconds) if seconds is not None]
         if self._losses:
             due.append(self._losses.deadline_seconds())
+        if self._inquiry is not None:
+            due.append(self._inquiry.deadline_seconds)
         return min(due, default=None)
 
     # ---- losses ----
 
-    def _lose(self, rank: int, how: str) -> None:
+    def _conclude(self, inquiry: Inquiry) -> None:
+        """Evict the fewest members that leave a set of which all can reach each other."""
+        self._inquiry = None
+        severed = inquiry.severed(self._connected.survivors(self.members))
+        evicted = fewest_to_evict(severed)
+        for rank in sorted(evicted):
+            self._lose(rank, "peers", severed)
+            # It may come back when it can reach those who stay.
+            self._cut_off.add(rank)
+            self._effects.send(rank, {"type": "evicted", "epoch": self.epoch, "is_cut_off": True})
+        if not evicted and inquiry.must_regroup:
+            self._regroup("retry")
+        elif evicted:
+            self._proceed()
+
+    def _lose(self, rank: int, how: str, severed: Collection[Pair] = ()) -> None:
         member = self._connected.pop(rank, None)
         if self.stage is Stage.GATHERING:
             self._absent.add(rank)
@@ -280,7 +348,8 @@ class Membership:
             return
         if rank in self.members or self.stage is Stage.GATHERING:
             self._losses.add(rank, how, self._clock())
-            self._effects.emit("detected", epoch=self.epoch, lost=[rank], how=how)
+            cut: dict[str, Any] = {"cut_links": [list(pair) for pair in severed if rank in pair]} if severed else {}
+            self._effects.emit("detected", epoch=self.epoch, lost=[rank], how=how, **cut)
 
     def _after_loss(self) -> None:
         if self.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING):
@@ -417,7 +486,7 @@ class Membership:
             self._called_seconds = self._clock()
         self.stage = Stage.PARKING
         self._reason = reason
-        self._deadline_seconds = self._retry_seconds = None
+        self._deadline_seconds = self._retry_seconds = self._inquiry = None
         self.target = max(self.target, self.epoch) + 1
         self._tell_members()
 
@@ -517,6 +586,9 @@ class Membership:
 
     def _end(self, message: Message) -> None:
         self.stage = Stage.ENDED
-        self._deadline_seconds = self._retry_seconds = None
-        for rank in sorted(self._connected):
+        self._deadline_seconds = self._retry_seconds = self._inquiry = None
+        for rank in sorted({*self._connected, *self._cut_off}):
             self._effects.send(rank, message)
+
+    def _tell_end(self, rank: int) -> None:
+        self._effects.send(rank, {"type": "stop", "reason": self.failure} if self.failure else {"type": "goodbye"})

@@ -1,7 +1,8 @@
-"""Whether peers can be reached, asked before groups are formed.
+"""Whether peers can be reached, asked before groups are formed, and when nothing goes on any more.
 
-gloo takes five time-outs to give up on a blocked peer while a group is being formed (torch 2.11-2.13); a plain
-connection to every peer tells it in one, and says which peer it is.
+gloo takes five time-outs to give up on a blocked peer while a group is being formed (torch 2.11-2.13), and a blocked
+operation waits for its own, which is as long as the longest step; a plain connection to every peer tells it in a
+moment, and says which peer it is.
 """
 
 from __future__ import annotations
@@ -11,12 +12,23 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.wire import parse_address
 
-PROBE_TIMEOUT_SECONDS = 0.3
+PROBE_TIMEOUT_SECONDS = 1.0
+# On a link that loses packets, the kernel would try again only after a second.
+AGAIN_SECONDS = 0.1
+
+
+class PeersUnreachable(EpochBroken):
+    """Some members cannot be reached: `ranks`."""
+
+    def __init__(self, rank: int, ranks: list[int]) -> None:
+        super().__init__(f"rank {rank} cannot reach ranks {ranks}")
+        self.ranks = ranks
 
 
 class ProbeDesk:
@@ -43,31 +55,61 @@ class ProbeDesk:
         self._listener.close()
 
 
-def find_unreachable(addresses: Mapping[int, str], timeout_seconds: float = PROBE_TIMEOUT_SECONDS) -> list[int]:
-    """The ranks of `addresses` (rank -> `host:port`) that take no connection within the time, ascending."""
-    selector = selectors.DefaultSelector()
-    waiting: dict[socket.socket, int] = {}
-    reached: set[int] = set()
-    try:
-        for rank, address in addresses.items():
+def find_unreachable(
+    addresses: Mapping[int, str],
+    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
+    is_over: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    """The ranks of `addresses` (rank -> `host:port`) that take no connection within the time, ascending.
+
+    Each is tried again and again, until it takes one or refuses. When `is_over`, nobody wants to know any more: none.
+    """
+    with selectors.DefaultSelector() as selector:
+        attempts = _Attempts(selector, addresses)
+        try:
+            deadline = time.monotonic() + timeout_seconds
+            while attempts.unknown and (now := time.monotonic()) < deadline:
+                attempts.begin()
+                again = min(deadline, now + AGAIN_SECONDS)
+                while attempts.unknown and (remaining := again - time.monotonic()) > 0:
+                    attempts.take(remaining)
+                if is_over():
+                    return []
+        finally:
+            attempts.close()
+    return sorted(set(addresses) - attempts.reached)
+
+
+class _Attempts:
+    """Connections under way; of whom nothing is known yet, there may be several."""
+
+    def __init__(self, selector: selectors.BaseSelector, addresses: Mapping[int, str]) -> None:
+        self._selector = selector
+        self._addresses = addresses
+        self.unknown = set(addresses)
+        self.reached: set[int] = set()
+
+    def begin(self) -> None:
+        for rank in sorted(self.unknown):
             sock = socket.socket()
             sock.setblocking(False)
-            if sock.connect_ex(parse_address(address)) in (0, errno.EINPROGRESS):
-                waiting[sock] = rank
-                selector.register(sock, selectors.EVENT_WRITE)
+            if sock.connect_ex(parse_address(self._addresses[rank])) in (0, errno.EINPROGRESS):
+                self._selector.register(sock, selectors.EVENT_WRITE, rank)
             else:
                 sock.close()
-        deadline = time.monotonic() + timeout_seconds
-        while waiting and (remaining := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(remaining):
-                sock = key.fileobj  # type: ignore[assignment]  # only sockets are registered
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                    reached.add(waiting[sock])
-                del waiting[sock]
-                selector.unregister(sock)
-                sock.close()
-    finally:
-        for sock in waiting:
+                self.unknown.discard(rank)
+
+    def take(self, timeout_seconds: float) -> None:
+        for key, _ in self._selector.select(timeout_seconds):
+            sock, rank = key.fileobj, key.data
+            assert isinstance(sock, socket.socket)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                self.reached.add(rank)
+            self.unknown.discard(rank)
+            self._selector.unregister(sock)
             sock.close()
-        selector.close()
-    return sorted(set(addresses) - reached)
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()

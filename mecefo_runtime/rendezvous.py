@@ -25,7 +25,8 @@ class RendezvousStore(Store):
         self._put = put
         self._take = take
         self._timeout_seconds = timeout_seconds
-        self.listener_ports: set[int] = set()
+        # Of gloo, in this epoch: (address, port). Ranks on different hosts may well have the same port.
+        self.listeners: set[tuple[str, int]] = set()
 
     def set(self, key: str, value: bytes | str) -> None:
         """Publish this rank's value (of gloo: its address) under `key`."""
@@ -45,15 +46,16 @@ class RendezvousStore(Store):
             self._take(key, timeout.total_seconds())
 
     def _remember(self, data: bytes) -> None:
-        port = gloo_listener_port(data)
-        if port is not None:
-            self.listener_ports.add(port)
+        listener = gloo_listener(data)
+        if listener is not None:
+            self.listeners.add(listener)
 
 
-def gloo_listener_port(blob: bytes) -> int | None:
-    """The listening port in an address that gloo publishes.
+def gloo_listener(blob: bytes) -> tuple[str, int] | None:
+    """The (address, port) that gloo listens at, from what it publishes.
 
-    Its form: u64 length, host name, u64 length, sockaddr with the port at +2. None when the blob is something else.
+    Its form: u64 length, host name, u64 length, sockaddr with the port at +2 and the address at +4 (IPv4) or +8 (IPv6).
+    None when the blob is something else.
     """
     if len(blob) < 8:
         return None
@@ -62,4 +64,8 @@ def gloo_listener_port(blob: bytes) -> int | None:
     if len(blob) < offset + 4:
         return None
     family, port = struct.unpack_from("<H", blob, offset)[0], struct.unpack_from(">H", blob, offset + 2)[0]
-    return port if family in (socket.AF_INET, socket.AF_INET6) else None
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    begin, size = (offset + 4, 4) if family == socket.AF_INET else (offset + 8, 16)
+    packed = blob[begin : begin + size]
+    return None if len(packed) < size else (socket.inet_ntop(family, packed), port)

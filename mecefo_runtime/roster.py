@@ -80,6 +80,10 @@ class Roster(dict[int, Member]):
         """Those of an epoch's `members` that are still there: not those who took a lost one's place meanwhile."""
         return sorted(rank for rank in members if rank in self and self[rank].status != "fresh")
 
+    def addresses(self, ranks: Collection[int]) -> dict[int, str]:
+        """Where those of `ranks` that are there can be reached by their peers."""
+        return {rank: self[rank].address for rank in sorted(ranks) if rank in self}
+
     def newcomers(self) -> list[int]:
         """Those who have no part in any epoch."""
         return sorted(rank for rank, member in self.items() if member.status == "fresh")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.own_network import OwnNetwork
 from mecefo_runtime.process import ProcessId, keep_only, start_child
 from mecefo_runtime.wire import Connection, Message, WireError
 from mecefo_runtime.worker import run_worker
@@ -21,10 +22,22 @@ CONNECT_TIMEOUT_SECONDS = 0.5
 
 
 class Supervisor:
-    """The ranks of one node. Whoever runs the nodes sends orders to it and gets its events, on one connection."""
+    """The ranks of one node. Whoever runs the nodes sends orders to it and gets its events, on one connection.
 
-    def __init__(self, environment: Mapping[str, str], node: int, ranks: range, attempt: int, logs: Path) -> None:
+    `networks` are those of the ranks that have one of their own, by rank; the others share this process's.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        node: int,
+        ranks: range,
+        attempt: int,
+        logs: Path,
+        networks: Mapping[int, OwnNetwork] | None = None,
+    ) -> None:
         self._environment = dict(environment)
+        self._networks = networks or {}
         self._node = node
         self._ranks = ranks
         self._logs = logs
@@ -103,10 +116,15 @@ class Supervisor:
             "MECEFO_NODE": str(self._node),
             "MECEFO_ATTEMPT": str(attempt),
         }
+        network = self._networks.get(rank)
+        if network is not None:
+            environment["MECEFO_HOST"] = network.address
         name = "" if self._environment.get("MECEFO_JOB_NAME", MAIN_JOB) == MAIN_JOB else "twin-"
         log = self._logs / f"{name}rank-{rank}.log"
 
         def main() -> int:
+            if network is not None:
+                network.enter()
             keep_only(())
             os.environ.update(environment)
             return run_worker(environment)
@@ -150,8 +168,14 @@ class Supervisor:
 
 
 def run_supervisor(
-    environment: Mapping[str, str], node: int, ranks: range, attempt: int, first_attempts: Mapping[int, int], logs: Path
+    environment: Mapping[str, str],
+    node: int,
+    ranks: range,
+    attempt: int,
+    first_attempts: Mapping[int, int],
+    logs: Path,
+    networks: Mapping[int, OwnNetwork] | None = None,
 ) -> int:
     """Supervise `ranks` on `node`; `first_attempts` is the attempt with which each of them starts."""
     os.setsid()
-    return Supervisor(environment, node, ranks, attempt, logs).run(first_attempts)
+    return Supervisor(environment, node, ranks, attempt, logs, networks).run(first_attempts)

@@ -25,7 +25,7 @@ from mecefo_runtime.layout import Layout, Transfer
 from mecefo_runtime.member import Membership
 from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.pipeline import Pipeline
-from mecefo_runtime.probe import ProbeDesk, find_unreachable
+from mecefo_runtime.probe import PeersUnreachable, ProbeDesk
 from mecefo_runtime.process import run_apart
 from mecefo_runtime.saving import CheckpointRefused, Saving, load_units
 from mecefo_runtime.state import Bank, UnitState, move_units
@@ -100,7 +100,12 @@ class Trainer:
         identity["costs"] = costs
         identity["nccl_device"] = nccl_device_name
         self._membership = Membership(
-            address, identity, job.heartbeat_timeout_seconds / 4, self._describe, self._abort_groups
+            address,
+            identity,
+            job.heartbeat_timeout_seconds,
+            self._describe,
+            self._abort_groups,
+            lambda: self._stepper.progress.committed_step,
         )
         self._stepper = Stepper(
             job,
@@ -157,10 +162,13 @@ class Trainer:
             if not self._membership.must_leave:
                 refused = orders["restore"] if isinstance(error, CheckpointRefused) else None
                 trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "refused": refused}
+                trouble["unreachable"] = error.ranks if isinstance(error, PeersUnreachable) else None
         # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
         # them the peers notice at once, whatever the coordinator does.
         self._leave()
         if trouble is not None:
+            if trouble["unreachable"] is None:
+                trouble["unreachable"] = self._membership.find_unreachable()
             self._membership.send(trouble)
         return False
 
@@ -173,9 +181,8 @@ class Trainer:
         background = Background.from_list(orders["background"])
         self._commit_late(orders["commit"], is_last=False)
         members = tuple(orders["members"])
-        addresses = {int(rank): address for rank, address in orders["addresses"].items() if int(rank) != self._rank}
-        if unreachable := find_unreachable(addresses):
-            raise EpochBroken(f"rank {self._rank} cannot reach ranks {unreachable}")
+        if unreachable := self._membership.find_unreachable():
+            raise PeersUnreachable(self._rank, unreachable)
         if not is_first:
             self._hooks.announce(orders["resume_step"], "regroup")
         groups = form_groups(

@@ -17,6 +17,9 @@ Message = dict[str, Any]
 # A layout of thousands of ranks fits; a peer that sends more is not one of ours.
 MAX_LINE_BYTES = 1 << 24
 SEND_TIMEOUT_SECONDS = 5.0
+# A peer that acknowledges nothing for so long is gone, or its link is: the kernel would go on for a quarter of an hour.
+ACKNOWLEDGE_SECONDS = 2.0
+UNIX = "unix:"
 
 
 class WireError(ConnectionError):
@@ -54,11 +57,31 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def connect(address: str, timeout_seconds: float) -> socket.socket:
+    """A stream socket connected to `host:port`, or to `unix:` and a path; the time-out stays set.
+
+    Raises:
+        OSError: nobody answers within the time.
+    """
+    if not address.startswith(UNIX):
+        sock = socket.create_connection(parse_address(address), timeout=timeout_seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(ACKNOWLEDGE_SECONDS * 1000))
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_seconds)
+        sock.connect(address.removeprefix(UNIX))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 class Connection:
     """A blocking connection that one thread reads and any thread may write."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._reader = sock.makefile("rb")
         self._rest = b""
@@ -71,7 +94,7 @@ class Connection:
         Raises:
             OSError: nobody answers within the time.
         """
-        sock = socket.create_connection(parse_address(address), timeout=timeout_seconds)
+        sock = connect(address, timeout_seconds)
         connection = cls(sock)
         connection.send(hello)
         sock.settimeout(None)

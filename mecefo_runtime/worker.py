@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 
@@ -20,17 +19,17 @@ from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.member import Stopped
 from mecefo_runtime.process import ask_for_short_slices
 from mecefo_runtime.trainer import Trainer
-from mecefo_runtime.wire import encode, limit_send_time, parse_address
+from mecefo_runtime.wire import connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 
 
 def connect_sink(environment: Mapping[str, str]) -> Callable[[Event], None]:
-    """Where events go: to the collector at MECEFO_EVENTS (`host:port`), else to standard output."""
+    """Where events go: to the collector at MECEFO_EVENTS (`host:port` or `unix:PATH`), else to standard output."""
     address = environment.get("MECEFO_EVENTS", "")
     if not address:
         return _print_event
-    sock = socket.create_connection(parse_address(address), timeout=CONNECT_TIMEOUT_SECONDS)
+    sock = connect(address, CONNECT_TIMEOUT_SECONDS)
     sock.settimeout(None)
     limit_send_time(sock)
     sock.sendall(encode({"token": environment["MECEFO_TOKEN"], "role": "events"}))

@@ -17,7 +17,7 @@ from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import Blow, RunPlan
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
-from harness.backends.local import LocalJob
+from harness.backends.local_job import LocalJob
 from harness.conductor import EVENTS_FILE, LOGS_FOLDER
 from harness.recorder import Recorder
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event

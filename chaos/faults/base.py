@@ -108,10 +108,18 @@ class InsideHost(Protocol):
         ...
 
 
+# An end of a link: a rank, or, by name, `coordinator` or `node-0`, which is where that node's supervisor is.
+End = int | str
+
+
 class LinkHost(Protocol):
     """The ability to change the network between ranks."""
 
-    def plan_rules(self, links: tuple[tuple[int, int], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ends(self) -> tuple[End, ...]:
+        """Whatever has a network of its own."""
+        ...
+
+    def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The undo records of what `apply_rules` would add: one declarative record for each rule, nothing changed."""
         ...
 
@@ -123,14 +131,14 @@ class LinkHost(Protocol):
         """
         ...
 
-    async def probe(self, link: tuple[int, int], timeout_seconds: float) -> dict[str, Any]:
+    async def probe(self, link: tuple[End, End], timeout_seconds: float) -> dict[str, Any]:
         """What one packet there and back between the two ranks' hosts does now: {reached, round_trip_seconds}.
 
         `round_trip_seconds` is None when nothing came back within the time.
         """
         ...
 
-    async def measure_rate(self, link: tuple[int, int], num_bytes: int, timeout_seconds: float) -> float:
+    async def measure_rate(self, link: tuple[End, End], num_bytes: int, timeout_seconds: float) -> float:
         """Bytes per second from the one rank's host to the other's, measured by sending so many; 0.0: none arrived."""
         ...
 

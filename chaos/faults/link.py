@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import combinations, product
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -35,7 +35,7 @@ MAX_PERIOD_SECONDS = 60.0
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
 
-class _LinkFault(Fault[ParametersT]):
+class LinkFault(Fault[ParametersT]):
     """Rules on links; each link is looked at before and after."""
 
     scope: ClassVar[Scope] = "link"
@@ -52,7 +52,7 @@ class _LinkFault(Fault[ParametersT]):
 
     def check(self, target: ResolvedTarget, ground: Ground) -> None:
         """Refuse links that are none: without two ends, or with both of them on one host."""
-        for link in self._links(target):
+        for link in target.links:
             check_link(link, ground.cluster)
 
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:
@@ -63,12 +63,19 @@ class _LinkFault(Fault[ParametersT]):
         if not links:
             raise TargetNotFound(f"{target} is no link")
         rules = host.links.plan_rules(links, self._rule())
-        return Act(undo_record={"rules": rules, "links": [list(link) for link in links]}, links=links)
+        return self._act(target, host, {"rules": rules, "links": [list(link) for link in links]})
+
+    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
+        links = self._links(target)
+        return Act(
+            undo_record=record, links=tuple((a, b) for a, b in links if isinstance(a, int) and isinstance(b, int))
+        )
 
     async def apply(self, act: Act, host: Host) -> None:
         """See that the links carry traffic, then add the rules."""
-        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS) for link in act.links]
-        self._before = dict(zip(act.links, await asyncio.gather(*looks), strict=True))
+        links = _links_of(act)
+        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS) for link in links]
+        self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
             if before.is_cut:
                 raise InjectionError(
@@ -80,12 +87,12 @@ class _LinkFault(Fault[ParametersT]):
         """Look at each link until all of them are as they should be, or the time is over."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                told = await asyncio.gather(*(self._see(link, _host(host)) for link in act.links))
+                told = await asyncio.gather(*(self._see(link, _host(host)) for link in _links_of(act)))
         except TimeoutError:
             raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
-        seen = dict(zip(act.links, told, strict=True))
+        seen = dict(zip(_links_of(act), told, strict=True))
         return {
-            "summary": "; ".join(f"link {name_of(link)}: {one['summary']}" for link, one in seen.items()),
+            "summary": self._summarize({link: str(one["summary"]) for link, one in seen.items()}),
             "links": [
                 {"link": list(link), "before": self._before[link].to_dict(), **one} for link, one in seen.items()
             ],
@@ -97,7 +104,14 @@ class _LinkFault(Fault[ParametersT]):
         evidence = remove_rules(list(record.get("rules", ())))
         return {"undone": f"{len(evidence)} rules are gone", "rules": evidence}
 
+    def _summarize(self, said: Mapping[Link, str]) -> str:
+        """One sentence of what was seen on each link; what was the same on many is said once."""
+        if len(said) > 1 and len(set(said.values())) == 1:
+            return f"{len(said)} links, {name_of(min(said, key=str))} and others: on each {next(iter(said.values()))}"
+        return "; ".join(f"link {name_of(link)}: {words}" for link, words in said.items())
+
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        """The links that it touches, which are all known from the target."""
         return target.links
 
     def _rule(self) -> dict[str, Any]:
@@ -126,10 +140,31 @@ class _LinkFault(Fault[ParametersT]):
         }
 
 
-class DropLink(_LinkFault[NoParameters]):
-    """Cuts the link between two ranks' hosts, both ways: packets vanish, nobody is told."""
+class DropParameters(BaseModel):
+    """Which `way` packets vanish: both, or only `out` (from the lower rank to the higher), or only `in`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    way: Literal["both", "out", "in"] = "both"
+
+
+class DropLink(LinkFault[DropParameters]):
+    """Cuts the link between two ranks' hosts, both ways or one: packets vanish, nobody is told."""
 
     kind: ClassVar[str] = "drop-link"
+    Parameters: ClassVar[type[BaseModel]] = DropParameters
+
+    def _rule(self) -> dict[str, Any]:
+        return {"action": "drop", "way": self.parameters.way}
+
+
+class ResetLink(LinkFault[NoParameters]):
+    """Breaks the link between two ranks' hosts, loudly: whatever is sent on a connection resets it."""
+
+    kind: ClassVar[str] = "reset-link"
+
+    def _rule(self) -> dict[str, Any]:
+        return {"action": "reset"}
 
 
 class PartitionParameters(BaseModel):
@@ -146,7 +181,7 @@ class PartitionParameters(BaseModel):
         return text
 
 
-class Partition(_LinkFault[PartitionParameters]):
+class Partition(LinkFault[PartitionParameters]):
     """Splits the job's network into groups of ranks: no packet goes from one group to another."""
 
     kind: ClassVar[str] = "partition"
@@ -195,7 +230,7 @@ class SlowLinkParameters(BaseModel):
         return 0.0 if self.loss or self.bandwidth else DEFAULT_DELAY_SECONDS
 
 
-class SlowLink(_LinkFault[SlowLinkParameters]):
+class SlowLink(LinkFault[SlowLinkParameters]):
     """Slows the link between two ranks' hosts: delay with jitter, loss, less bandwidth, or several of them."""
 
     kind: ClassVar[str] = "slow-link"
@@ -210,7 +245,7 @@ class SlowLink(_LinkFault[SlowLinkParameters]):
         """See what the links carry, then add the rules."""
         rate = self.parameters.bandwidth
         if rate is not None:
-            for link in act.links:
+            for link in _links_of(act):
                 carried = await self._carried(link, _host(host))
                 if 8 * carried <= rate:
                     found = f"{8 * carried:.3g} bit/s before it is touched"
@@ -282,7 +317,7 @@ class FlapParameters(BaseModel):
         return period
 
 
-class FlapLink(_LinkFault[FlapParameters]):
+class FlapLink(LinkFault[FlapParameters]):
     """Makes the link between two ranks' hosts come and go: down, up, down, as a loose plug does."""
 
     kind: ClassVar[str] = "flap-link"
@@ -335,6 +370,10 @@ class FlapLink(_LinkFault[FlapParameters]):
     def _probe_seconds(self) -> float:
         """Short against a period, so that no turn goes by unseen."""
         return min(PROBE_TIMEOUT_SECONDS, self.parameters.down / 4, self.parameters.up / 4)
+
+
+def _links_of(act: Act) -> list[Link]:
+    return [(one, other) for one, other in act.undo_record["links"]]
 
 
 def _host(host: Host) -> LinkHost:

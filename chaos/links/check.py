@@ -6,8 +6,8 @@ from chaos.errors import UsageError, shown
 from chaos.trigger import whole_number
 from mecefo_runtime.layout import Cluster
 
-# Two ranks, the lower one first.
-Link = tuple[int, int]
+# Two ranks, the lower one first, or one and another `chaos.faults.base.End`.
+Link = tuple[int | str, int | str]
 
 
 def name_of(link: Link) -> str:
@@ -36,7 +36,7 @@ def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(groups)
 
 
-def check_link(link: Link, cluster: Cluster) -> None:
+def check_link(link: tuple[int, int], cluster: Cluster) -> None:
     """Refuse a link that is none.
 
     Raises:

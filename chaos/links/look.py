@@ -44,7 +44,7 @@ class Look:
         }
 
 
-async def look(host: LinkHost, link: tuple[int, int], num_probes: int, timeout_seconds: float) -> Look:
+async def look(host: LinkHost, link: tuple[int | str, int | str], num_probes: int, timeout_seconds: float) -> Look:
     """Send `num_probes` over `link`, each of which counts as lost after `timeout_seconds`."""
     seen: list[Mapping[str, Any]] = []
     while len(seen) < num_probes:

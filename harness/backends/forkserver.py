@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from harness.network.plan import NETWORKS_VARIABLE, Networks
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.coordinator import run_coordinator
 from mecefo_runtime.data import read_corpus
@@ -33,10 +34,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class ForkServer:
-    """Starts processes on command; reports each start and each exit."""
+    """Starts processes on command, each in its network where there are `networks`; reports each start and each exit."""
 
-    def __init__(self, commands: int, replies: int) -> None:
+    def __init__(self, commands: int, replies: int, networks: Networks | None = None) -> None:
         self._commands = commands
+        self._networks = networks
         self._replies = replies
         self._buffer = b""
         self._listeners: dict[str, socket.socket] = {}
@@ -47,7 +49,8 @@ class ForkServer:
     def serve(self) -> None:
         """Until standard input ends."""
         self._selector.register(self._commands, selectors.EVENT_READ)
-        self._reply({"reply": "ready", "torch": torch.__version__})
+        networks = None if self._networks is None else self._networks.to_json()
+        self._reply({"reply": "ready", "torch": torch.__version__, "networks": networks})
         while True:
             for key, _ in self._selector.select():
                 if key.fd == self._commands:
@@ -66,18 +69,23 @@ class ForkServer:
             case "listen":
                 # Held here, so that a restarted coordinator has the same address and no connection is refused
                 # meanwhile.
-                listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+                listener = self._listen()
                 self._listeners[command["job"]] = listener
                 self._successions[command["job"]] = Succession()
-                self._reply({"reply": "listening", "job": command["job"], "port": listener.getsockname()[1]})
+                host, port = listener.getsockname()
+                self._reply({"reply": "listening", "job": command["job"], "address": f"{host}:{port}"})
             case "supervisor":
                 node, ranks = int(command["node"]), range(*command["ranks"])
                 attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
 
+                own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
+
                 def supervise() -> int:
-                    keep_only(())
+                    if self._networks is not None:
+                        self._networks.of_node(node).enter()
+                    keep_only(network.descriptor for network in own.values())
                     return run_supervisor(
-                        environment, node, ranks, int(command["attempt"]), attempts, Path(command["logs"])
+                        environment, node, ranks, int(command["attempt"]), attempts, Path(command["logs"]), own
                     )
 
                 self._start(command, f"node-{node}", supervise)
@@ -86,6 +94,8 @@ class ForkServer:
 
                 def coordinate() -> int:
                     os.setsid()
+                    if self._networks is not None:
+                        self._networks.coordinator.enter()
                     keep_only((listener.fileno(),))
                     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
                     sink, attempt = connect_sink(environment), int(command["attempt"])
@@ -93,6 +103,13 @@ class ForkServer:
                     return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
 
                 self._start(command, "coordinator", coordinate)
+
+    def _listen(self) -> socket.socket:
+        if self._networks is None:
+            return socket.create_server((LOOPBACK, 0), backlog=1024)
+        own = self._networks.coordinator
+        with own.entered():
+            return socket.create_server((own.address, 0), backlog=1024)
 
     def _start(self, command: Mapping[str, Any], name: str, run: Any) -> None:
         prefix = "" if command["job"] == "main" else f"{command['job']}-"
@@ -130,7 +147,8 @@ def main() -> None:
     # Children write to their logs; nothing but replies may reach the reply pipe.
     replies = os.dup(1)
     os.dup2(2, 1)
-    ForkServer(0, replies).serve()
+    held = os.environ.pop(NETWORKS_VARIABLE, None)
+    ForkServer(0, replies, None if held is None else Networks.from_json(held)).serve()
 
 
 if __name__ == "__main__":

@@ -8,41 +8,44 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import ChaosError, EnvironmentFailure
-from chaos.faults.base import OwnedProcess
-from harness.backends.base import AnyConfig, Outcome
-from harness.hub import LOOPBACK, Hub
+from chaos.errors import EnvironmentFailure
+from harness.backends.base import AnyConfig
+from harness.backends.local_job import STOP_TIMEOUT_SECONDS, LocalJob
+from harness.hub import Hub
+from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.config import JobConfig
-from mecefo_runtime.coordinator import JOB_FAILED
-from mecefo_runtime.events import Emitter, Event
+from mecefo_runtime.events import Emitter
+from mecefo_runtime.layout import Cluster
 from mecefo_runtime.process import ProcessId
 
 START_TIMEOUT_SECONDS = 120.0
-STOP_TIMEOUT_SECONDS = 5.0
-FAREWELL_SECONDS = 3.0
-POLL_SECONDS = 0.02
 FORK_SERVER_LOG = "forkserver.log"
-# A coordinator that crashes by itself (no signal) is started again this often before the job counts as failed.
-MAX_COORDINATOR_CRASHES = 3
 
 
 class LocalBackend:
     """Starts jobs on this machine; `token` is the run's, `logs` takes the output of every process.
 
-    `modules` are imported once, before anything is forked.
+    `modules` are imported once, before anything is forked. Of `networked`, the coordinator, every node and every rank
+    get networks of their own; None: all share the loopback.
     """
 
     # Every process dies with its parent, and the first of them with us.
     may_outlive = False
 
     def __init__(
-        self, hub: Hub, token: str, logs: Path, data: str | None, emitter: Emitter, modules: Sequence[str] = ()
+        self,
+        hub: Hub,
+        token: str,
+        logs: Path,
+        data: str | None,
+        emitter: Emitter,
+        modules: Sequence[str] = (),
+        networked: Cluster | None = None,
     ) -> None:
         self._hub = hub
         self._token = token
@@ -50,6 +53,8 @@ class LocalBackend:
         self._data = data or ""
         self._modules = tuple(modules)
         self._emitter = emitter
+        self._networked = networked
+        self.networks: HeldNetworks | None = None
         self._server: asyncio.subprocess.Process | None = None
         self._replies: asyncio.Task[None] | None = None
         # The answers that the fork server owes.
@@ -66,14 +71,19 @@ class LocalBackend:
         except OSError as error:
             raise EnvironmentFailure(f"the fork server cannot be started: {error.strerror}") from error
         self._replies = asyncio.create_task(self._read_replies(self._server))
-        await self._answer("ready")
+        networks = await self._answer("ready")
+        if networks is not None:
+            self.networks = HeldNetworks(ProcessId.of(self._server.pid), Networks.from_json(networks))
 
     async def _start_server(self) -> asyncio.subprocess.Process:
+        first: tuple[str, ...] = ()
+        if (cluster := self._networked) is not None:
+            numbers = (os.getpid(), cluster.nodes, cluster.num_ranks)
+            first = ("-m", "harness.network", *map(str, numbers), sys.executable)
         with (self._logs / FORK_SERVER_LOG).open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "harness.backends.forkserver",
+                *(*first, "-m", "harness.backends.forkserver"),
                 str(os.getpid()),
                 self._data,
                 *self._modules,
@@ -88,12 +98,12 @@ class LocalBackend:
         """Everything but the start: whoever is to hold ranks can get ready in between."""
         assert isinstance(job, JobConfig)
         self.command({"command": "listen", "job": name})
-        port: int = await self._answer(f"listening {name}")
+        address: str = await self._answer(f"listening {name}")
         environment = {
             "MECEFO_JOB": json.dumps(job.to_dict()),
             "MECEFO_JOB_NAME": name,
             "MECEFO_TOKEN": self._token,
-            "MECEFO_COORDINATOR": f"{LOOPBACK}:{port}",
+            "MECEFO_COORDINATOR": address,
             "MECEFO_EVENTS": self._hub.address,
         }
         if with_agents:
@@ -159,9 +169,9 @@ class LocalBackend:
             reply = json.loads(line)
             match reply["reply"]:
                 case "ready":
-                    self._settle("ready", None)
+                    self._settle("ready", reply["networks"])
                 case "listening":
-                    self._settle(f"listening {reply['job']}", reply["port"])
+                    self._settle(f"listening {reply['job']}", reply["address"])
                 case "started":
                     self._settle(f"started {reply['id']}", ProcessId(reply["pid"], reply["start_ticks"]))
                 case "exited":
@@ -180,212 +190,3 @@ class LocalBackend:
                 future.set_exception(loss)
         for job in self.jobs:
             job.on_backend_lost(loss)
-
-
-class LocalJob:
-    """One job on this machine."""
-
-    def __init__(
-        self,
-        backend: LocalBackend,
-        hub: Hub,
-        name: str,
-        job: JobConfig,
-        environment: dict[str, str],
-        logs: Path,
-        emitter: Emitter,
-    ) -> None:
-        self._backend = backend
-        self._hub = hub
-        self.name = name
-        self._cluster = job.cluster()
-        self._environment = environment
-        self._logs = logs
-        self._emitter = emitter
-        self._coordinator: OwnedProcess | None = None
-        self._coordinator_attempt = 0
-        self._num_crashes = 0
-        self._supervisors: dict[int, OwnedProcess] = {}
-        # Nodes whose start is under way.
-        self._starting: set[int] = set()
-        self._node_attempts = dict.fromkeys(range(self._cluster.nodes), 0)
-        self._ranks: dict[int, OwnedProcess] = {}
-        self._rank_attempts = dict.fromkeys(range(self._cluster.num_ranks), 0)
-        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._is_stopping = False
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Start the coordinator, then all nodes."""
-        await self._start_coordinator()
-        await asyncio.gather(*(self._start_node(node) for node in range(self._cluster.nodes)))
-
-    # ---- what injectors ask ----
-
-    def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """The processes of `ranks`."""
-        return tuple(self._ranks[rank] for rank in ranks if rank in self._ranks)
-
-    def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """Supervisor and ranks of `nodes`."""
-        supervisors = tuple(self._supervisors[node] for node in nodes if node in self._supervisors)
-        return supervisors + tuple(owned for owned in self._ranks.values() if owned.node in nodes)
-
-    def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
-        """The coordinator, between its start and its exit: it is also the store by which groups are formed."""
-        is_there = role in ("coordinator", "store") and self._coordinator is not None
-        return (self._coordinator,) if is_there and self._coordinator is not None else ()
-
-    # ---- what happens ----
-
-    def note(self, event: Event) -> None:
-        """Learn of ranks that supervisors started."""
-        if event.kind == "process_started" and event.source == "supervisor" and event.job == self.name:
-            rank = int(event.fields["started_rank"])
-            process = ProcessId(int(event.fields["started_pid"]), int(event.fields["start_ticks"]))
-            self._ranks[rank] = OwnedProcess("rank", process, rank=rank, node=event.node)
-
-    def on_exit(self, process: ProcessId, code: int) -> None:
-        """The fork server reaped one of its children."""
-        if self._coordinator is not None and process == self._coordinator.process:
-            self._coordinator = None
-            self._emit_exit("coordinator", process, code)
-            self._on_coordinator_exit(code)
-        for node, owned in list(self._supervisors.items()):
-            if owned.process == process:
-                del self._supervisors[node]
-                self._emit_exit("supervisor", process, code, exited_node=node)
-
-    def on_backend_lost(self, loss: ChaosError) -> None:
-        """The fork server is gone, and all processes with it: nothing can be said of the job."""
-        if not self._outcome.done():
-            self._outcome.set_exception(loss)
-
-    async def ended(self) -> Outcome:
-        """Wait until the job has completed or cannot go on.
-
-        Raises:
-            EnvironmentFailure: the ground was taken from under it.
-        """
-        return await asyncio.shield(self._outcome)
-
-    def _on_coordinator_exit(self, code: int) -> None:
-        if self._is_stopping:
-            return
-        if code in (0, JOB_FAILED):
-            self._finish("completed" if code == 0 else "failed")
-            return
-        self._num_crashes += code > 0
-        if self._num_crashes > MAX_COORDINATOR_CRASHES:
-            self._finish("failed")
-        else:
-            self._spawn(self._start_coordinator())
-
-    def complaint_about_start(self) -> str:
-        """Nothing that its logs do not say."""
-        return "no step was committed"
-
-    def give_up(self) -> None:
-        """The job hangs: it counts as failed."""
-        self._finish("failed")
-
-    def _finish(self, outcome: Outcome) -> None:
-        if not self._outcome.done():
-            self._outcome.set_result(outcome)
-
-    # ---- starting and stopping ----
-
-    def repair_node(self, node: int) -> None:
-        """Start a dead node again."""
-        is_up = node in self._supervisors or node in self._starting
-        if not is_up and not self._is_stopping and not self._outcome.done():
-            self._starting.add(node)
-            self._spawn(self._start_node(node))
-
-    def repair_rank(self, rank: int) -> None:
-        """Start a dead rank again, by its node's supervisor or with its whole node."""
-        if rank in self._ranks and self._ranks[rank].process.is_running():
-            return
-        node = self._cluster.node_of(rank)
-        self._rank_attempts[rank] += 1
-        if not self._hub.order(node, {"order": "start_rank", "rank": rank, "attempt": self._rank_attempts[rank]}):
-            self.repair_node(node)
-
-    async def stop(self) -> None:
-        """Kill what is left, after those who said goodbye had time to go."""
-        self._is_stopping = True
-        self._finish("stopped")
-        if self._outcome.exception() is None and self._outcome.result() == "completed":
-            deadline = asyncio.get_running_loop().time() + FAREWELL_SECONDS
-            while any(owned.process.is_running() for owned in self._ranks.values()):
-                if asyncio.get_running_loop().time() > deadline:
-                    break
-                await asyncio.sleep(POLL_SECONDS)
-        for task in self._tasks:
-            task.cancel()
-        deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_SECONDS
-        # More than once: the start of a process may be heard of only after its supervisor is dead.
-        while (left := self.leftovers()) and asyncio.get_running_loop().time() < deadline:
-            for owned in left:
-                owned.process.signal(signal.SIGKILL)
-            await asyncio.sleep(POLL_SECONDS)
-
-    def leftovers(self) -> tuple[OwnedProcess, ...]:
-        """What of the job is still running."""
-        return tuple(owned for owned in self._all_processes() if owned.process.is_running())
-
-    def _all_processes(self) -> list[OwnedProcess]:
-        coordinator = [] if self._coordinator is None else [self._coordinator]
-        return [*coordinator, *self._supervisors.values(), *self._ranks.values()]
-
-    async def _start_coordinator(self) -> None:
-        self._coordinator_attempt += 1
-        process = await self._backend.fork(
-            {
-                "command": "coordinator",
-                "job": self.name,
-                "attempt": self._coordinator_attempt,
-                "environment": self._environment,
-            }
-        )
-        self._coordinator = OwnedProcess("coordinator", process)
-        self._emit_start("coordinator", process)
-
-    async def _start_node(self, node: int) -> None:
-        self._node_attempts[node] += 1
-        ranks = self._cluster.ranks_of(node)
-        for rank in ranks:
-            self._rank_attempts[rank] += 1
-        process = await self._backend.fork(
-            {
-                "command": "supervisor",
-                "job": self.name,
-                "node": node,
-                "attempt": self._node_attempts[node],
-                "ranks": [ranks.start, ranks.stop],
-                "rank_attempts": {rank: self._rank_attempts[rank] for rank in ranks},
-                "environment": self._environment,
-            }
-        )
-        self._starting.discard(node)
-        self._supervisors[node] = OwnedProcess("supervisor", process, node=node)
-        self._emit_start("supervisor", process, started_node=node)
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._outcome.done():
-            self._outcome.set_exception(error)
-
-    def _emit_start(self, role: str, process: ProcessId, **fields: Any) -> None:
-        self._emitter.emit(
-            "process_started", role=role, started_pid=process.pid, start_ticks=process.start_ticks, **fields
-        )
-
-    def _emit_exit(self, role: str, process: ProcessId, code: int, **fields: Any) -> None:
-        self._emitter.emit("process_exited", role=role, exited_pid=process.pid, exit=code, **fields)

@@ -13,7 +13,7 @@ from mecefo_runtime.exchange import exchange
 from mecefo_runtime.groups import Formation, Groups
 from mecefo_runtime.layout import Cluster
 from mecefo_runtime.operations import EpochBroken
-from mecefo_runtime.rendezvous import RendezvousStore, gloo_listener_port
+from mecefo_runtime.rendezvous import RendezvousStore, gloo_listener
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
@@ -143,15 +143,15 @@ def test_abort_ends_a_blocked_receive_long_before_its_time_out(groups):
     assert isinstance(results[0], int) and results[0] > 0
 
 
-def test_an_address_that_gloo_publishes_names_its_listening_port(groups):
+def test_an_address_that_gloo_publishes_says_where_it_listens(groups):
     store = groups[0]._store
-    assert store.listener_ports
-    assert all(1024 < port < 65536 for port in store.listener_ports)
+    assert store.listeners
+    assert all(address == "127.0.0.1" and 1024 < port < 65536 for address, port in store.listeners)
 
 
 @pytest.mark.parametrize("blob", [b"", b"1234567", bytes(8), b"\xff" * 40])
 def test_something_else_names_none(blob):
-    assert gloo_listener_port(blob) is None
+    assert gloo_listener(blob) is None
 
 
 def test_a_formation_whose_peers_never_come_is_given_up_by_its_own_time_out():

@@ -1,3 +1,4 @@
+import errno
 import socket
 
 import pytest
@@ -49,3 +50,45 @@ def test_a_closed_desk_is_unreachable(desk):
 
 def test_no_peers_are_all_reached():
     assert find_unreachable({}) == []
+
+
+def test_a_first_packet_that_is_lost_does_not_make_a_peer_unreachable(monkeypatch):
+    # The kernel would send it again only after a second.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setattr("socket.socket", _losing_first_connection())
+        assert find_unreachable({1: address}, timeout_seconds=5.0) == []
+
+
+def _losing_first_connection():
+    real, num_made = socket.socket, 0
+
+    class Lossy(real):
+        def connect_ex(self, address):
+            nonlocal num_made
+            num_made += 1
+            return errno.EINPROGRESS if num_made == 1 else super().connect_ex(address)
+
+        def getsockopt(self, *arguments):
+            return super().getsockopt(*arguments)
+
+    return Lossy
+
+
+def test_nobody_is_looked_for_when_nobody_wants_to_know(silent):
+    assert find_unreachable({2: silent}, timeout_seconds=60.0, is_over=lambda: True) == []
+
+
+@pytest.fixture
+def silent():
+    """An address that takes no connection and refuses none."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    fillers = []
+    for _ in range(8):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(listener.getsockname())
+        fillers.append(filler)
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    for sock in (listener, *fillers):
+        sock.close()

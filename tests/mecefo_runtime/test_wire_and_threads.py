@@ -88,7 +88,7 @@ def test_the_end_of_a_coordinator_may_be_told_twice(node):
 def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
     """The thread has seen that there is nothing more to end, and is still alive, when the next call comes."""
     aborted = threading.Event()
-    membership = Membership("127.0.0.1:1", {"rank": 0}, 1.0, dict, aborted.set)
+    membership = Membership("127.0.0.1:1", {"rank": 0}, 1.0, dict, aborted.set, lambda: 0)
     for epoch in range(1, 200):
         aborted.clear()
         membership._on_message({"type": "regroup", "epoch": epoch})
@@ -103,7 +103,7 @@ def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
 
 
 def test_orders_that_come_on_another_way_are_a_call_to_leave_it():
-    membership = Membership("127.0.0.1:1", {"rank": 0}, 1.0, dict, lambda: None)
+    membership = Membership("127.0.0.1:1", {"rank": 0}, 1.0, dict, lambda: None, lambda: 0)
     membership._on_message({"type": "form", "epoch": 2})
     assert membership.must_leave
     assert membership.park() == {"type": "form", "epoch": 2}

@@ -1,0 +1,231 @@
+"""Changing what goes over the links of a run's networks, from outside: firewall rules at one end of each link.
+
+Rules are planned as records first, from which alone they can be removed again (`chaos.links.firewall`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.errors import EnvironmentFailure
+from chaos.faults.base import End
+from chaos.links.firewall import FirewallRules, environment, inside, restore_text
+from harness.network.plan import HeldNetworks
+from mecefo_runtime.own_network import OwnNetwork
+
+TOOL_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Helper:
+    """A process of ours in the networks' user namespace, which ends with us."""
+
+    process: asyncio.subprocess.Process
+
+    async def end(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+class NamespaceLinks:
+    """The links among ranks that have networks of their own; see `chaos.faults.base.LinkHost`.
+
+    `mark` tells this run's rules from all others.
+    """
+
+    def __init__(self, held: HeldNetworks, mark: str) -> None:
+        self._held = held
+        self._mark = mark
+        self._num_planned = 0
+        self._shapers: list[_Helper] = []
+        self._prober: _Helper | None = None
+        self._answers: asyncio.Task[None] | None = None
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._num_asked = 0
+        self._starting = asyncio.Lock()
+
+    # ---- rules ----
+
+    def ends(self) -> tuple[End, ...]:
+        """The coordinator, the nodes' supervisors, and the ranks."""
+        return self._held.networks.ends()
+
+    def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One record for each end at which something is to be done.
+
+        `rule`: `action` is drop, reset or shape (see `chaos.faults.link.SlowLink`); `way`, of each link, is out (what
+        goes from the first end to the second), in, or both, which it is when nothing is said.
+        """
+        at: dict[End, list[tuple[str, End]]] = {}
+        for near, far in links:
+            for end, chain, peer in _places(near, far, str(rule["action"]), str(rule.get("way", "both"))):
+                at.setdefault(end, []).append((chain, peer))
+        return [self._plan(end, places, rule) for end, places in at.items()]
+
+    def _plan(self, end: End, places: list[tuple[str, End]], rule: Mapping[str, Any]) -> dict[str, Any]:
+        self._num_planned += 1
+        number = self._num_planned
+        comment = f"chaos:{self._mark}:{number}"
+        networks, holder, action = self._held.networks, self._held.holder, str(rule["action"])
+        is_shaped = action == "shape"
+        return {
+            "how": FirewallRules.how,
+            "at": f"rank {end}" if isinstance(end, int) else end,
+            "holder": {"pid": holder.pid, "start_ticks": holder.start_ticks},
+            "descriptor": networks.of(end).descriptor,
+            "comment": comment,
+            "rules": [
+                words
+                for chain, peer in places
+                for words in _rules(chain, networks.of(peer).address, action, number, comment)
+            ],
+            "queue": number if is_shaped else None,
+            "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
+        }
+
+    async def apply_rules(self, records: list[dict[str, Any]]) -> None:
+        """Add the planned rules, those of one rank all at once."""
+        await asyncio.gather(*(self._apply(record) for record in records))
+
+    async def _apply(self, record: Mapping[str, Any]) -> None:
+        if record["queue"] is not None:
+            await self._start_shaper(record)
+        text = restore_text("-I", record["rules"])
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *inside(record, ["iptables-restore", "--noflush"]),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment(),
+            )
+            async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
+                _, said = await process.communicate(text.encode())
+        except (OSError, TimeoutError) as error:
+            raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error!r}") from error
+        if process.returncode:
+            raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {said.decode().strip()}")
+
+    async def _start_shaper(self, record: Mapping[str, Any]) -> None:
+        words = ["-m", "harness.network.shaper", str(os.getpid()), str(record["queue"]), json.dumps(record["shape"])]
+        process = await asyncio.create_subprocess_exec(
+            *inside(record, [sys.executable, *words]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._shapers.append(_Helper(process))
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
+                if await process.stdout.readline():
+                    return
+                said = (await process.stderr.read()).decode().strip().splitlines()
+        except TimeoutError:
+            said = [f"it did not begin within {TOOL_TIMEOUT_SECONDS:g} s"]
+        reason = said[-1] if said else "it ended at once"
+        raise EnvironmentFailure(f"packets at {record['at']} cannot be queued: {reason}")
+
+    # ---- looking ----
+
+    async def probe(self, link: tuple[End, End], timeout_seconds: float) -> dict[str, Any]:
+        """One packet from the first rank's network to the second's and back."""
+        return await self._ask(link, timeout_seconds, {"do": "probe"})
+
+    async def measure_rate(self, link: tuple[End, End], num_bytes: int, timeout_seconds: float) -> float:
+        """Bytes per second from the first rank's network to the second's, over one connection."""
+        told = await self._ask(link, timeout_seconds, {"do": "measure", "num_bytes": num_bytes})
+        return float(told["bytes_per_second"])
+
+    async def _ask(self, link: tuple[End, End], timeout_seconds: float, question: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._starting:
+            if self._prober is None:
+                self._prober = await self._start_prober()
+                self._answers = asyncio.create_task(self._read_answers(self._prober.process))
+        self._num_asked += 1
+        number = self._num_asked
+        told = self._asked[number] = asyncio.get_running_loop().create_future()
+        near, far = (_to_list(self._held.networks.of(end)) for end in link)
+        whole = {**question, "id": number, "from": near, "to": far, "timeout_seconds": timeout_seconds}
+        stdin = self._prober.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(whole).encode() + b"\n")
+        try:
+            async with asyncio.timeout(timeout_seconds + TOOL_TIMEOUT_SECONDS):
+                answer = await told
+        except TimeoutError:
+            raise EnvironmentFailure("the process that sends probes does not answer") from None
+        finally:
+            self._asked.pop(number, None)
+        if "error" in answer:
+            raise EnvironmentFailure(f"link {link[0]}-{link[1]} cannot be probed: {answer['error']}")
+        return {key: value for key, value in answer.items() if key != "id"}
+
+    async def _start_prober(self) -> _Helper:
+        pid = self._held.holder.pid
+        anywhere = {"holder": {"pid": pid}, "descriptor": self._held.networks.coordinator.descriptor}
+        words = [sys.executable, "-m", "harness.network.prober", str(os.getpid()), str(pid)]
+        return _Helper(
+            await asyncio.create_subprocess_exec(
+                *inside(anywhere, words),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        )
+
+    async def _read_answers(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            answer = json.loads(line)
+            told = self._asked.get(int(answer["id"]))
+            if told is not None and not told.done():
+                told.set_result(answer)
+
+    async def close(self) -> None:
+        """End our processes in the networks. Rules that are still there go with the networks."""
+        helpers = [*self._shapers, *([] if self._prober is None else [self._prober])]
+        await asyncio.gather(*(helper.end() for helper in helpers))
+        if self._answers is not None:
+            await self._answers
+
+
+def _to_list(network: OwnNetwork) -> list[Any]:
+    return [network.descriptor, network.address]
+
+
+def _places(near: End, far: End, action: str, way: str) -> list[tuple[End, str, End]]:
+    """Where a link is touched: (end, chain, peer)."""
+    if action == "shape":
+        # Where packets arrive: those that wait where they leave count as unsent, and TCP sends no more until they go.
+        places = {"out": [(far, "INPUT", near)], "in": [(near, "INPUT", far)]}
+    else:
+        places = {"out": [(near, "OUTPUT", far)], "in": [(near, "INPUT", far)]}
+    return [*places["out"], *places["in"]] if way == "both" else places[way]
+
+
+def _rules(chain: str, address: str, action: str, queue: int, comment: str) -> list[list[str]]:
+    """The rules, each a chain and its words, that do `action` to what goes to `address` or comes from it."""
+    marked = ["-m", "comment", "--comment", comment]
+    where = [chain, "-d" if chain == "OUTPUT" else "-s", f"{address}/32"]
+    match action:
+        case "drop":
+            return [[*where, *marked, "-j", "DROP"]]
+        case "reset":
+            # Two rules that answered resets too would take each other's for packets of the link.
+            reject = ["-j", "REJECT", "--reject-with", "tcp-reset"]
+            not_a_reset = ["-p", "tcp", "-m", "tcp", "--tcp-flags", "RST", "NONE"]
+            return [[*where, *not_a_reset, *marked, *reject], [*where, "!", "-p", "tcp", *marked, "-j", "DROP"]]
+        case "shape":
+            return [[*where, *marked, "-j", "NFQUEUE", "--queue-num", str(queue), "--queue-bypass"]]
+        case _:
+            raise ValueError(f"there is no such thing as {action} to be done to a link")

@@ -1,0 +1,87 @@
+"""Which networks a run has: values, shared by who makes them and who changes what goes over their links."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mecefo_runtime.own_network import OwnNetwork
+from mecefo_runtime.process import ProcessId
+
+# The environment variable in which a process finds the networks that it holds.
+NETWORKS_VARIABLE = "CHAOS_NETWORKS"
+PREFIX_LENGTH = 16
+_PREFIX = "10.77"
+# The third number of an address says what is there; each of these may go on for 250 / 3 of them.
+_COORDINATOR, _FIRST_OF_NODES, _FIRST_OF_RANKS = 0, 1, 84
+_PER_NUMBER = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One network to be made: `name` is its interface's on the bridge's side, `address` its own."""
+
+    name: str
+    address: str
+
+
+def sites(num_nodes: int, num_ranks: int) -> Iterator[Site]:
+    """The coordinator's, every node's (its supervisor is there), and every rank's."""
+    yield Site("coordinator", f"{_PREFIX}.{_COORDINATOR}.1")
+    for node in range(num_nodes):
+        yield Site(f"node-{node}", _address(_FIRST_OF_NODES, node))
+    for rank in range(num_ranks):
+        yield Site(f"rank-{rank}", _address(_FIRST_OF_RANKS, rank))
+
+
+def _address(first: int, index: int) -> str:
+    return f"{_PREFIX}.{first + index // _PER_NUMBER}.{1 + index % _PER_NUMBER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The networks of a run, as descriptors of the process that holds them."""
+
+    by_name: Mapping[str, OwnNetwork]
+
+    @property
+    def coordinator(self) -> OwnNetwork:
+        """Where the coordinator is."""
+        return self.by_name["coordinator"]
+
+    def of_node(self, node: int) -> OwnNetwork:
+        """Where the supervisor of `node` is."""
+        return self.by_name[f"node-{node}"]
+
+    def of_rank(self, rank: int) -> OwnNetwork:
+        """Where `rank` is."""
+        return self.by_name[f"rank-{rank}"]
+
+    def of(self, end: int | str) -> OwnNetwork:
+        """That of a rank, or of what has the name."""
+        return self.of_rank(end) if isinstance(end, int) else self.by_name[end]
+
+    def ends(self) -> tuple[int | str, ...]:
+        """What `of` takes: ranks as numbers."""
+        prefix = "rank-"
+        return tuple(int(name.removeprefix(prefix)) if name.startswith(prefix) else name for name in self.by_name)
+
+    def to_json(self) -> str:
+        """As text for another process."""
+        return json.dumps({name: [own.descriptor, own.address] for name, own in self.by_name.items()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Networks:
+        """Read what `to_json` wrote."""
+        raw: dict[str, Any] = json.loads(text)
+        return cls({name: OwnNetwork(int(descriptor), str(address)) for name, (descriptor, address) in raw.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNetworks:
+    """The networks of a run and the process whose descriptors they are: as long as it runs, they can be entered."""
+
+    holder: ProcessId
+    networks: Networks

@@ -1,0 +1,60 @@
+"""A Unix socket that listens in a file of the run's folder, whatever the length of that folder's path."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+# sockaddr_un takes 108 bytes, with a zero at the end (unix(7)).
+MAX_PATH_BYTES = 107
+_NAME = "hub.socket"
+_BACKLOG = 1024
+
+
+class SocketFile:
+    """A listening `socket` at `path`, which only this user may open.
+
+    The path is relative to the working folder where that makes it short enough: whoever connects must share that
+    folder. Where a run's folder is too deep or cannot hold a socket, it is a fresh folder for temporary files.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._temporary: Path | None = None
+        place = folder.resolve() / _NAME
+        candidates = [path for path in (str(place), os.path.relpath(place)) if len(os.fsencode(path)) <= MAX_PATH_BYTES]
+        if candidates:
+            # Not every file system can hold one.
+            with suppress(OSError):
+                self.socket, self.path = _listen(candidates[0]), candidates[0]
+                return
+        self._temporary = Path(tempfile.mkdtemp(prefix="chaos-"))
+        self.path = str(self._temporary / _NAME)
+        try:
+            self.socket = _listen(self.path)
+        except OSError:
+            self._temporary.rmdir()
+            raise
+
+    def remove(self) -> None:
+        """Remove what was made; nobody can connect any more."""
+        Path(self.path).unlink(missing_ok=True)
+        if self._temporary is not None:
+            self._temporary.rmdir()
+
+
+def _listen(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        Path(path).chmod(0o600)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock

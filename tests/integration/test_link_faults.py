@@ -1,0 +1,133 @@
+"""Jobs whose links break: who is evicted, who trains on, who comes back, and what is refused."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from harness.network.machine import why_no_networks
+from tests.integration.runs import (
+    SMALL,
+    ChaosRun,
+    Finished,
+    assert_nothing_left,
+    assert_sound,
+    assert_survived,
+    run_chaos,
+)
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
+]
+
+STEPS = 300
+AT = ("--at", "step=10")
+LONG = (*AT, "--steps", str(STEPS), *SMALL)
+IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
+DO_NOTHING = f"""{IN_COMMAND}
+    from harness.network.links import NamespaceLinks
+
+    async def do_nothing(self, records):
+        pass
+
+    NamespaceLinks.apply_rules = do_nothing
+"""
+
+
+def test_a_job_on_networks_of_its_own_survives_as_on_the_loopback(tmp_path):
+    kill = ("kill-node", *AT, "--on", "node=1", "--repair", "5steps", "--steps", "60", *SMALL)
+    run = run_chaos(tmp_path, *kill, "--network", "namespaces")
+    assert_survived(run, 60, at=10)
+    assert run.of("run_started")[0].fields["experiment"]["network"] == "namespaces"
+    assert not (run.folder / "hub.socket").exists()
+
+
+def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_whole(tmp_path):
+    run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", "--for", "60steps", *LONG)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, STEPS)
+    (detected,) = run.of("detected")
+    assert (detected.fields["lost"], detected.fields["how"]) == ([2], "peers")
+    assert detected.fields["cut_links"] == [[0, 2]]
+    assert_back_after_the_undo(run, [2])
+
+
+def test_of_a_partition_one_side_trains_and_the_other_stops_and_comes_back(tmp_path):
+    groups = ("-p", "groups=0,1|2,3")
+    run = run_chaos(tmp_path, "partition", *groups, "--for", "60steps", *LONG)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, STEPS)
+    assert sorted(event.fields["lost"] for event in run.of("detected")) == [[2], [3]]
+    assert_one_cluster_trained(run, outside=(2, 3))
+    assert_back_after_the_undo(run, [2, 3])
+
+
+def test_a_node_that_is_cut_off_even_from_the_coordinator_commits_nothing_until_it_is_back(tmp_path):
+    # The node of the rank that leads until then.
+    run = run_chaos(tmp_path, "isolate-node", "--on", "node=0", "--for", "100steps", *LONG)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, STEPS)
+    assert {event.fields["how"] for event in run.of("detected")} == {"heartbeat"}
+    assert sorted(rank for event in run.of("detected") for rank in event.fields["lost"]) == [0, 1]
+    assert_one_cluster_trained(run, outside=(0, 1))
+    assert_back_after_the_undo(run, [0, 1])
+
+
+def test_a_slow_link_is_not_a_dead_one(tmp_path):
+    slow = ("slow-link", "--on", "link=0-2", "-p", "delay=60ms", "--for", "10steps")
+    run = run_chaos(tmp_path, *slow, *AT, "--steps", "40", *SMALL)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, 40)
+    assert run.of("detected") == []
+    assert len(run.of("regrouped")) == 1
+    speed = run.summary["throughput_tokens_per_second"]
+    assert speed["during"] < speed["before"] / 2
+
+
+def test_rules_that_are_not_added_are_no_fault(tmp_path):
+    run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", *AT, "--steps", "30", *SMALL, patch=DO_NOTHING)
+    assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5)
+    assert not run.summary["incidents"][0]["verified"]
+
+
+def test_without_networks_a_link_cannot_be_cut(tmp_path):
+    arguments = ["run", "drop-link", "--on", "link=0-2", "--network", "loopback", *AT, *SMALL]
+    with ChaosRun(tmp_path, arguments) as run:
+        assert run.wait() == 4
+        assert "drop-link needs ranks with networks of their own" in run.stderr
+        assert "loopback" in run.stderr
+    assert not run.out.exists()
+
+
+def test_nothing_of_the_networks_outlives_a_command_that_is_killed(tmp_path):
+    slow = ("slow-link", "--on", "link=0-2", "-p", "delay=20ms", "--for", "1000steps")
+    with ChaosRun(tmp_path, ["run", *slow, *LONG]) as run:
+        run.wait_for("verified")
+        run.process.send_signal(signal.SIGKILL)
+        run.wait()
+        assert_nothing_left(run)
+
+
+def assert_one_cluster_trained(run: Finished, outside: tuple[int, ...]) -> None:
+    """That while the fault was in force, nobody of `outside` committed a step, and the others did."""
+    (detected,) = {max(event.monotonic_seconds for event in run.of("detected"))}
+    undone = run.one("undone").monotonic_seconds
+    committed = [event for event in run.of("step_committed") if detected < event.monotonic_seconds < undone]
+    assert committed
+    assert not {event.rank for event in committed} & set(outside)
+    steps = [event.step for event in run.of("step_committed") if not event.fields["repeated"]]
+    assert len(steps) == len(set(steps)), "a step was committed by two clusters"
+
+
+def assert_back_after_the_undo(run: Finished, ranks: list[int]) -> None:
+    """That `ranks` came back, no process having been started again, once the links were whole."""
+    back = [event for event in run.of("rejoined") if set(event.fields["ranks"]) & set(ranks)]
+    assert sorted(rank for event in back for rank in event.fields["ranks"]) == ranks
+    # Rules are gone some moments before it is said that they are.
+    released = run.one("verified").monotonic_seconds
+    assert all(event.monotonic_seconds > released for event in back)
+    assert {event.fields.get("rank_attempt", 1) for event in run.of("process_started")} == {1}
+    first, last = run.of("layout")[0], run.of("layout")[-1]
+    assert last.fields["layout"] == first.fields["layout"]

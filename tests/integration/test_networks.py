@@ -1,0 +1,200 @@
+"""Networks of a run's own: real namespaces, real packets, and rules that are seen to work and to be gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from chaos.errors import EnvironmentFailure, HealError
+from chaos.links import remove_rules
+from harness.network.links import NamespaceLinks
+from harness.network.machine import why_no_networks
+from harness.network.plan import HeldNetworks, Networks
+from mecefo_runtime.process import ProcessId
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
+]
+
+LINK, OTHER = (0, 2), (1, 2)
+PROBE_SECONDS = 0.3
+NUM_PROBES = 5
+DELAY_SECONDS = 0.03
+RATE = 1_000_000.0
+
+
+@asynccontextmanager
+async def networks() -> AsyncIterator[tuple[NamespaceLinks, asyncio.subprocess.Process]]:
+    """The networks of two nodes with two ranks each, held by a process that does nothing else."""
+    counts = (os.getpid(), 2, 4)
+    holder = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "harness.network", *map(str, counts)),
+        *("sh", "-c", "echo $CHAOS_NETWORKS; exec cat"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    made = Networks.from_json((await holder.stdout.readline()).decode())
+    links = NamespaceLinks(HeldNetworks(ProcessId.of(holder.pid), made), os.urandom(4).hex())
+    try:
+        yield links, holder
+    finally:
+        await links.close()
+        if holder.returncode is None:
+            holder.kill()
+        await holder.wait()
+
+
+def in_networks(work: Callable[[NamespaceLinks, asyncio.subprocess.Process], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with networks() as (links, holder):
+            await work(links, holder)
+
+    asyncio.run(asyncio.wait_for(run(), 60.0))
+
+
+async def num_reached(links: NamespaceLinks, link: tuple[Any, Any]) -> int:
+    told = await asyncio.gather(*(links.probe(link, PROBE_SECONDS) for _ in range(NUM_PROBES)))
+    return sum(bool(probe["reached"]) for probe in told)
+
+
+async def round_trip_seconds(links: NamespaceLinks, link: tuple[int, int]) -> float:
+    times = [(await links.probe(link, 2.0))["round_trip_seconds"] for _ in range(NUM_PROBES)]
+    return median(times)
+
+
+def test_all_reach_each_other_until_a_link_is_cut_and_again_when_it_is_not():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        ends = links.ends()
+        for end in ends[1:]:
+            assert await num_reached(links, (ends[0], end)) == NUM_PROBES
+        for rule in ({"action": "drop"}, {"action": "reset"}, {"action": "drop", "way": "in"}):
+            records = links.plan_rules((LINK,), rule)
+            # Planned is not done.
+            assert await num_reached(links, LINK) == NUM_PROBES
+            await links.apply_rules(records)
+            assert await num_reached(links, LINK) == 0
+            assert await num_reached(links, (LINK[1], LINK[0])) == 0
+            assert await num_reached(links, OTHER) == NUM_PROBES
+            (evidence,) = remove_rules([*records])
+            assert evidence["removed"] == len(records[0]["rules"])
+            assert await num_reached(links, LINK) == NUM_PROBES
+
+    in_networks(work)
+
+
+def test_removing_takes_away_what_the_record_names_and_nothing_else_however_often():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        first, second = (links.plan_rules((link,), {"action": "drop"}) for link in (LINK, (0, 3)))
+        await links.apply_rules([*first, *second])
+        remove_rules([*first])
+        assert await num_reached(links, LINK) == NUM_PROBES
+        assert await num_reached(links, (0, 3)) == 0
+        assert [evidence["removed"] for evidence in remove_rules([*first])] == [0]
+        # One that was planned and never added.
+        assert [evidence["removed"] for evidence in remove_rules(links.plan_rules((LINK,), {"action": "drop"}))] == [0]
+        assert [evidence["removed"] for evidence in remove_rules([*second])] == [2]
+
+    in_networks(work)
+
+
+def test_a_delay_is_as_long_as_asked_each_way_and_ends_with_its_process():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        before = await round_trip_seconds(links, LINK)
+        records = links.plan_rules((LINK,), {"action": "shape", "delay_seconds": DELAY_SECONDS})
+        await links.apply_rules(records)
+        assert await round_trip_seconds(links, LINK) >= before + 1.9 * DELAY_SECONDS
+        assert await round_trip_seconds(links, OTHER) < DELAY_SECONDS
+        evidence = remove_rules([*records])
+        assert len({one["ended"] for one in evidence}) == 2
+        for shaper in links._shapers:
+            assert await asyncio.wait_for(shaper.process.wait(), 10.0) == -signal.SIGKILL
+        assert await round_trip_seconds(links, LINK) < DELAY_SECONDS
+
+    in_networks(work)
+
+
+def test_a_rate_is_kept_and_other_links_are_as_fast_as_before():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        before = await links.measure_rate(LINK, int(RATE), 10.0)
+        await links.apply_rules(links.plan_rules((LINK,), {"action": "shape", "rate_bytes_per_second": RATE}))
+        for link in (LINK, (LINK[1], LINK[0])):
+            assert 0.5 * RATE < await links.measure_rate(link, int(RATE), 10.0) <= 1.1 * RATE
+        assert before > 2 * RATE
+        assert await links.measure_rate(OTHER, int(RATE), 10.0) > 2 * RATE
+
+    in_networks(work)
+
+
+def test_packets_are_lost_at_random_and_a_cut_link_carries_nothing():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        await links.apply_rules(links.plan_rules((LINK,), {"action": "shape", "loss_ratio": 0.5}))
+        told = await asyncio.gather(*(links.probe(LINK, PROBE_SECONDS) for _ in range(100)))
+        # A quarter comes back.
+        assert 8 <= sum(bool(probe["reached"]) for probe in told) <= 45
+        await links.apply_rules(links.plan_rules((OTHER,), {"action": "drop"}))
+        assert await links.measure_rate(OTHER, 1000, 0.5) == 0.0
+
+    in_networks(work)
+
+
+def test_packets_pass_when_the_process_that_holds_them_is_killed():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        records = links.plan_rules((LINK,), {"action": "shape", "loss_ratio": 0.9, "delay_seconds": 0.2})
+        await links.apply_rules(records)
+        for shaper in links._shapers:
+            shaper.process.send_signal(signal.SIGKILL)
+            await shaper.process.wait()
+        assert await num_reached(links, LINK) == NUM_PROBES
+
+    in_networks(work)
+
+
+def test_with_the_process_that_holds_them_networks_and_rules_are_gone():
+    async def work(links: NamespaceLinks, holder: asyncio.subprocess.Process) -> None:
+        records = links.plan_rules((LINK,), {"action": "drop"})
+        await links.apply_rules(records)
+        holder.kill()
+        await holder.wait()
+        (evidence,) = remove_rules([*records])
+        assert evidence["removed"] == 0 and "gone" in evidence
+        with pytest.raises(EnvironmentFailure):
+            await links.apply_rules(records)
+
+    in_networks(work)
+
+
+def test_rules_that_cannot_be_removed_are_an_error(monkeypatch):
+    async def work(links: NamespaceLinks, _: object) -> None:
+        records = links.plan_rules((LINK,), {"action": "drop"})
+        await links.apply_rules(records)
+        with monkeypatch.context() as patch:
+            patch.setattr("chaos.links.firewall._delete", lambda record, comment: 0)
+            with pytest.raises(HealError, match=records[0]["comment"]):
+                remove_rules([*records])
+        remove_rules([*records])
+
+    in_networks(work)
+
+
+def test_files_belong_to_whom_they_did_and_children_are_not_seen_by_the_machine():
+    counts = (os.getpid(), "1", "1")
+    command = [sys.executable, "-m", "harness.network", *map(str, counts)]
+    links_here = set(Path("/sys/class/net").iterdir())
+    told = subprocess.run(
+        [*command, "sh", "-c", "id -u; cat /proc/net/dev"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines()[0] == "0"
+    assert "site0:" in told.stdout
+    assert set(Path("/sys/class/net").iterdir()) == links_here

@@ -1,0 +1,79 @@
+"""Peers are tried only while nothing goes on, and named only when they cannot be reached."""
+
+from __future__ import annotations
+
+import queue
+import socket
+
+import pytest
+
+from mecefo_runtime.link_watch import LinkWatch
+from mecefo_runtime.probe import ProbeDesk
+
+pytestmark = pytest.mark.unit
+
+PATIENCE_SECONDS = 0.08
+LONG_SECONDS = 10.0
+
+
+@pytest.fixture
+def nobody():
+    """An address at which nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+def test_who_cannot_be_reached_is_named_when_nothing_goes_on(nobody):
+    desk, told = ProbeDesk("127.0.0.1"), queue.SimpleQueue()
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: desk.address, 2: nobody}, told.put)
+    watch.start()
+    try:
+        assert told.get(timeout=LONG_SECONDS) == [2]
+        # And again, for as long as it lasts: what was said may have been lost.
+        assert told.get(timeout=LONG_SECONDS) == [2]
+    finally:
+        watch.close()
+        desk.close()
+
+
+def test_nobody_is_tried_while_anything_goes_on(nobody):
+    steps, tried = iter(range(10**9)), queue.SimpleQueue()
+    many = queue.SimpleQueue()
+
+    def progress() -> int:
+        step = next(steps)
+        if step == 12:
+            many.put(step)
+        return step
+
+    def peers() -> dict[int, str]:
+        tried.put("tried")
+        return {2: nobody}
+
+    watch = LinkWatch(PATIENCE_SECONDS, progress, peers, tried.put)
+    watch.start()
+    try:
+        # Three times its patience.
+        many.get(timeout=LONG_SECONDS)
+        assert tried.empty()
+    finally:
+        watch.close()
+
+
+def test_who_can_be_reached_is_not_named():
+    desk, looks, told = ProbeDesk("127.0.0.1"), queue.SimpleQueue(), queue.SimpleQueue()
+
+    def peers() -> dict[int, str]:
+        looks.put("looked")
+        return {1: desk.address}
+
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", peers, told.put)
+    watch.start()
+    try:
+        for _ in range(3):
+            looks.get(timeout=LONG_SECONDS)
+        assert told.empty()
+    finally:
+        watch.close()
+        desk.close()
