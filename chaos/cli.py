@@ -97,7 +97,13 @@ def experiment_options(command: Any) -> Any:
             help="Text file or folder to train on. Default: the Python standard library's sources.",
         ),
         click.option("--steps", type=int, help="Training steps. Default: 560."),
-        click.option("--strategy", help="Who takes over lost layers, and how: ndb, exact. Default: ndb."),
+        click.option("--strategy", help="Who takes over lost layers, and how: mecefo, ndb, exact. Default: mecefo."),
+        click.option(
+            "--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint so often. Default: none."
+        ),
+        click.option(
+            "--checkpoint-folder", metavar="DIRECTORY", help="Where checkpoints go. Default: into the run's folder."
+        ),
         click.option("--seed", type=int, help="Seed of everything random. Default: 0."),
         click.option(
             "--dilation",

@@ -57,6 +57,9 @@ def _about_time(
         problems.append(source.problem((*where, "at", "step"), message))
     if complaint := _about_phase(fault, job):
         problems.append(source.problem((*where, "at", "phase"), complaint))
+    is_of_checkpoints = kind.scope == "checkpoint"
+    if isinstance(job, Job) and is_of_checkpoints and (complaint := job.complaint_about_checkpoint_before(step)):
+        problems.append(source.problem((*where, "at", "step"), complaint))
     parameters = kind.Parameters.model_validate(fault.parameters)
     phases = kind.phases_for(parameters)
     if step is not None and phases is not None and fault.at.phase not in phases:

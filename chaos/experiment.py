@@ -76,6 +76,7 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     ("job", "checkpoint"): tuple(Checkpoint.model_fields),
     ("limits",): tuple(Limits.model_fields),
 }
+_CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
 
 
 def load(path: Path, *, registry: Registry | None = None, strategies: Collection[str] | None = None) -> Experiment:
@@ -132,6 +133,7 @@ def from_options(
     elif subject in kinds:
         values, source = {"name": subject, "faults": [{"kind": subject}]}, Source(options=labels)
         labels[("faults", 0, "at")] = "--at"
+        labels.update({("faults", 0, key): f"--param {key}" for key in kinds[subject].Parameters.model_fields})
     else:
         raise UsageError(
             f"there is no fault {shown(subject)}: there are {', '.join(kinds)}, or write the path of a .yaml file",
@@ -177,6 +179,11 @@ def _with_options(
             label, value = "-- COMMAND", list(value)
             _put(values, ("job", "runtime"), "command")
         where: KeyPath = (option,) if option in Experiment.model_fields else ("job", option)
+        if option in _CHECKPOINT_OPTIONS:
+            where = ("job", "checkpoint", _CHECKPOINT_OPTIONS[option])
+            if source.path is None:
+                labels[where[:-1]] = label
+                labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
         if option in FAULT_KEYS or option == "parameters":
             where = ("faults", 0, option)
             faults = values.get("faults")
@@ -252,7 +259,8 @@ def json_schema(*, registry: Registry | None = None, strategies: Collection[str]
     common = definitions["FaultSpec"]["properties"]
     variants = []
     for kind, fault in (_installed_faults() if registry is None else registry).items():
-        own = fault.Parameters.model_json_schema()
+        # With defaults as a user would write them: 512MiB, not bytes.
+        own = fault.Parameters.model_json_schema(mode="serialization")
         definitions.update(own.get("$defs", {}))
         variants.append(
             {
@@ -353,7 +361,9 @@ def _put(values: dict[str, Any], where: KeyPath, value: object) -> None:
     place: Any = values
     for part in where[:-1]:
         if isinstance(place, dict) and isinstance(part, str):
-            place = place.setdefault(part, {})
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
         elif isinstance(place, list) and isinstance(part, int) and part < len(place):
             place = place[part]
     if isinstance(place, dict):

@@ -305,6 +305,9 @@ class Injector:
                 self._release(armed, step)
             await self._verify(armed, act, step)
             self._release(armed, step)
+            if fault.lasts() and lifetime.done() and not self._over.is_set():
+                longer = f"{incident.fault} on {incident.target_text or 'it'} was to go on for {incident.lifetime}"
+                self._emit("warning", step=step, message=f"{longer}: it took longer than that to see its effect")
             await lifetime
         finally:
             lifetime.cancel()

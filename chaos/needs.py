@@ -8,7 +8,7 @@ from chaos.errors import UsageError, nearest
 
 # Need -> what would have to be there.
 NEEDS: Mapping[str, str] = {
-    "checkpoints": "a job that writes checkpoints: give it checkpoint: {every_steps: ...}",
+    "checkpoints": "a job that writes checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})",
     "cuda": "a job whose ranks run on CUDA devices",
     "links": "ranks with networks of their own",
     "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",

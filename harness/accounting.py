@@ -188,7 +188,10 @@ def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[_Claim]
     if incident.held is not None:
         until = max((time for time in (incident.released, injected) if time is not None), default=incident.held)
         # Nothing commits while a rank of it is held: a commit ends the hold, whatever the record of the release says.
-        following = _next_commit(steps, incident.held)
+        # But a rank can be held in its next step before the leader has told the commit of the last one.
+        following = next(
+            (s for s in steps[_num_committed(steps, incident.held) :] if s.step >= (incident.step or 0)), None
+        )
         until = until if following is None else min(until, following.committed_seconds)
         yield _Claim(incident.held, until, _Strength.HOLD, "injection", incident.incident)
     if injected is None or not incident.ranks:
@@ -231,13 +234,17 @@ def _is_idle(steps: Sequence[CommittedStep], at: float) -> bool:
 
 
 def _next_commit(steps: Sequence[CommittedStep], after: float) -> CommittedStep | None:
-    index = bisect_right(steps, after, key=_committed_seconds)
+    index = _num_committed(steps, after)
     return steps[index] if index < len(steps) else None
+
+
+def _num_committed(steps: Sequence[CommittedStep], until: float) -> int:
+    return bisect_right(steps, until, key=_committed_seconds)
 
 
 def _last_commit(steps: Sequence[CommittedStep], until: float) -> float:
     """When the last step committed by then; that time itself when none has (it is part of the start-up)."""
-    index = bisect_right(steps, until, key=_committed_seconds)
+    index = _num_committed(steps, until)
     return steps[index - 1].committed_seconds if index else until
 
 

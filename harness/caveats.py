@@ -25,6 +25,7 @@ def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadabl
         *_of_the_command(summary, timeline),
         *_of_the_speed(summary),
         *_of_the_losses(summary),
+        *_of_the_steps_left_out(timeline),
         *(_of_the_incidents(summary) if timeline is not None else ()),
     ]
 
@@ -110,9 +111,9 @@ def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
             f"{share:.1%} of the run's samples x layers were computed approximately. Tokens per second count them in "
             "full; for the training they count for less (see docs/convergence.md)."
         )
-    if not after:
-        found.append("No step came after the repair, so there is no throughput after it.")
-    elif after < _FEW_STEPS:
+    if not after and any(incident["verified"] for incident in summary["incidents"]):
+        found.append("No step came after the fault was repaired or over, so there is no throughput after that.")
+    elif after and after < _FEW_STEPS:
         found.append(f"The throughput after the repair is a median over {after} steps only.")
     return found
 
@@ -126,6 +127,15 @@ def _of_the_losses(summary: Mapping[str, Any]) -> list[str]:
             f"The losses are means over {summary['num_loss_steps']} steps that both jobs committed, not {LOSS_STEPS}."
         ]
     return []
+
+
+def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
+    """Steps that count as committed, with all their samples, although no optimizer took them in."""
+    left_out = [] if timeline is None else [step.step for step in timeline.steps.first if step.is_left_out]
+    if not left_out:
+        return []
+    whose = f"Step {left_out[0]} was" if len(left_out) == 1 else f"{len(left_out)} steps, from {left_out[0]} on, were"
+    return [f"{whose} left out as unfit: committed, but the model learned nothing from their samples."]
 
 
 def _of_the_incidents(summary: Mapping[str, Any]) -> list[str]:

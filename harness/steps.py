@@ -24,7 +24,7 @@ class CommittedStep:
     `began_seconds` is when the attempt that committed began; `previous_seconds` when the step before committed (or
     the same as `began_seconds` where no record of that one exists), so that a step's duration holds everything since
     then. `work` is what it counts for in the throughput, in the unit of its `Steps`. `loss`, `samples` and
-    `samples_checksum` are None where the job does not tell.
+    `samples_checksum` are None where the job does not tell. A step that is left out was not fit: nothing was updated.
     """
 
     step: int
@@ -36,6 +36,7 @@ class CommittedStep:
     began_seconds: float
     committed_seconds: float
     previous_seconds: float
+    is_left_out: bool = False
 
     @property
     def duration_seconds(self) -> float:
@@ -165,4 +166,5 @@ def _step(event: Event, epoch: int, previous_seconds: float | None, unit: str) -
         began_seconds=began,
         committed_seconds=committed,
         previous_seconds=previous,
+        is_left_out=bool(fields.get("skipped", False)),
     )

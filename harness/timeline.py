@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.attempts import COMMAND_RUNTIME, Attempt, epochs_of_pids, read_attempts, read_restarts
+from harness.detections import assign_detections, own_stalls
 from harness.regroups import Stall, coordinator_downs, read_stalls
 from harness.steps import CommittedStep, Steps, baseline, median_work_per_second, read_steps
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
@@ -174,16 +175,15 @@ class Timeline:
         return incident.recovered(self.is_over, self.is_complete)
 
     def is_degraded(self, step: CommittedStep) -> bool:
-        """Whether `step` ran with a rank missing, or while a fault on its ranks or links was in force."""
+        """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was in force."""
         if self.num_ranks is not None and self.members_of.get(step.epoch, self.num_ranks) < self.num_ranks:
             return True
         return any(
             incident.verified is not None
             and bool(incident.ranks)
             and incident.injected is not None
-            and incident.injected
-            <= step.began_seconds
-            < (self.ended_seconds if incident.lifted is None else incident.lifted)
+            and incident.injected < step.committed_seconds
+            and step.began_seconds < (self.ended_seconds if incident.lifted is None else incident.lifted)
             for incident in self.incidents
         )
 
@@ -264,12 +264,20 @@ def _read_incidents(
         elif "incident" in event.fields:
             firsts.setdefault(int(event.fields["incident"]), {}).setdefault(event.kind, event)
     injections = {i: by_kind["injected"] for i, by_kind in firsts.items() if "injected" in by_kind}
-    detections = _assign_detections([event for event in main if event.kind == "detected"], injections)
+    detections = assign_detections([event for event in main if event.kind == "detected"], injections)
     first_injected = min((event.monotonic_seconds for event in injections.values()), default=0.0)
     before = median_work_per_second(baseline(steps.first, first_injected))
     return tuple(
         _read_incident(
-            i, plans.get(i, {}), firsts.get(i, {}), detections.get(i), main, steps, stalls, before, is_command
+            i,
+            plans.get(i, {}),
+            firsts.get(i, {}),
+            detections.get(i),
+            main,
+            steps,
+            own_stalls(i, detections, stalls),
+            before,
+            is_command,
         )
         for i in sorted(plans.keys() | firsts.keys())
         if "not_due" not in firsts.get(i, {})
@@ -317,14 +325,15 @@ def _read_incident(
         if ranks and stall.is_loss and stall.regrouped_seconds is not None and injected <= stall.ended_seconds
         if committed is None or stall.ended_seconds <= committed
     ]
+    rejoined = _rejoined(main, injected, ranks)
     lifted = at.get("repair_started")
     if lifted is None and not ranks:
         lifted = _first_of(main, "coordinator_restarted", injected)
     elif lifted is None and is_command and said.get("is_loss"):
         lifted = committed
-    elif lifted is None and (detected is None or said.get("goes_on")):
-        # Ranks that are lost for good do not come back because the injector has nothing left to undo: only a repair
-        # brings them. Those that were lost to a fault that goes on come back when it is over.
+    elif lifted is None and (detected is None or (said.get("goes_on") and rejoined is not None)):
+        # Lost ranks do not come back because the injector has nothing left to undo: only a repair brings them. One that
+        # was only frozen thaws.
         lifted = at.get("undone")
     return Incident(
         **known,
@@ -339,33 +348,10 @@ def _read_incident(
         progressed=progress[0].committed_seconds if progress else None,
         restored=None if before is None else _restored(progress, before),
         repair_started=at.get("repair_started"),
-        rejoined=_rejoined(main, injected, ranks),
+        rejoined=rejoined,
         lifted=lifted,
         transfer_seconds=sum(stall.transfer_seconds for stall in regroups),
     )
-
-
-def _assign_detections(detections: Sequence[Event], injections: Mapping[int, Event]) -> dict[int, float]:
-    """For every incident the time of the first detection at or after its injection that is its own.
-
-    A lost rank counts for the incident that struck it last; a detection that names no struck rank (an eviction, say)
-    counts for the incident injected last, unless that one has no ranks (the coordinator is no member) or was detected
-    already.
-    """
-    assigned: dict[int, float] = {}
-    for event in detections:
-        earlier = {i: e for i, e in injections.items() if e.monotonic_seconds <= event.monotonic_seconds}
-        latest_first = sorted(earlier, key=lambda i: earlier[i].monotonic_seconds, reverse=True)
-        own = {
-            next(i for i in latest_first if rank in earlier[i].fields.get("ranks", ()))
-            for rank in event.fields.get("lost", ())
-            if any(rank in e.fields.get("ranks", ()) for e in earlier.values())
-        }
-        if not own and latest_first and earlier[latest_first[0]].fields.get("ranks"):
-            own = {latest_first[0]}
-        for i in own:
-            assigned.setdefault(i, event.monotonic_seconds)
-    return assigned
 
 
 def _restored(steps: Sequence[CommittedStep], before_work_per_second: float) -> float | None:

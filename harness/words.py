@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,12 +16,18 @@ _HOW_NOTICED = {
     "peers": "other ranks cannot reach them",
     "health": "they spoilt its steps",
 }
+_NOTHING_TO_UNDO = "nothing to undo"
 _UNFIT = {
     "repeat": "it is computed again",
     "skip": "it is left out",
     "evict": "the rank has to go",
     "heal": "the state comes from the peers",
 }
+
+# Where in its sources gloo was, and its guesses at the cause: the log keeps them.
+_GLOO_NOISE = re.compile(r"\[\S*/gloo/\S*:\d+\] | This is typically caused by .*", re.DOTALL)
+# So many in a row are told one by one, and then each time that they have doubled.
+_UNFIT_TOLD = 4
 
 
 class Narrator:
@@ -31,6 +38,8 @@ class Narrator:
         self._is_striking = False
         self._killed_pids: set[int] = set()
         self._steps: dict[str, int] = {}
+        # How often in a row a step of a job was found unfit, and which was the last.
+        self._unfit: dict[str, tuple[int, int]] = {}
         self._ending: set[str] = set()
         # Processes of ranks that said goodbye.
         self._finished_pids: set[int] = set()
@@ -111,8 +120,18 @@ class Narrator:
         moved = f"; {name_bytes(size)} of state moved in {seconds:.2f} s" if size else ""
         return f"{ranks} connected anew{moved}"
 
-    def _tell_step_unfit(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"the step is not fit to be committed ({fields.get('reason')}): {_UNFIT.get(str(fields.get('verdict')))}"
+    def _tell_step_unfit(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        number, last_step = self._unfit.get(event.job, (0, -1))
+        step = event.step or 0
+        number = number + 1 if step - last_step <= 1 else 1
+        self._unfit[event.job] = (number, step)
+        sentence = (
+            f"the step is not fit to be committed ({fields.get('reason')}): {_UNFIT.get(str(fields.get('verdict')))}"
+        )
+        if number <= _UNFIT_TOLD:
+            return sentence
+        # A model that is spoilt for good spoils every step from then on.
+        return f"{sentence}; the {number}th time in a row" if number & (number - 1) == 0 else None
 
     def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"all ranks go on from the checkpoint of step {event.step}"
@@ -131,8 +150,11 @@ class Narrator:
         injected = self._injected.get(fields.get("incident", 0))
         if injected is None or not injected.fields.get("goes_on"):
             return None
-        evidence = evidence_text(fields.get("evidence"))
-        return f"{injected.fields.get('fault')} is over{f': {evidence}' if evidence else ''}"
+        evidence = fields.get("evidence")
+        # Whose pids it was, and who undid it, is for the log.
+        undone = evidence["undone"] if isinstance(evidence, Mapping) and "undone" in evidence else evidence
+        how = evidence_text(undone)
+        return f"{injected.fields.get('fault')} is over{f': {how}' if how and how != _NOTHING_TO_UNDO else ''}"
 
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"a fault could NOT be undone: {fields.get('reason')}. ledger.jsonl in the run's folder says what it was"
@@ -194,7 +216,7 @@ class Narrator:
         return f"run {fields.get('reason')}{': ' if fields.get('message') else ''}{fields.get('message') or ''}"
 
     def _tell_warning(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"warning: {fields.get('message')}"
+        return f"warning: {_GLOO_NOISE.sub('', str(fields.get('message')))}"
 
 
 def one_line(text: object) -> str:

@@ -188,7 +188,7 @@ class Membership:
             return
         if refused is not None:
             self._refused[refused] = error
-        self._effects.emit("warning", message=f"rank {rank} cannot go on: {error}")
+        self._effects.emit("warning", message=f"rank {rank} broke off: {error}")
         if unreachable:
             self.on_unreachable(rank, epoch)
         if self._inquiry is not None:

@@ -130,6 +130,7 @@ OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
     *("--profile", "--param", "-p", "--nodes-per-rack"),
     *("--nodes", "--gpus-per-node", "--data-parallel", "--pipeline", "--model", "--data", "--steps", "--strategy"),
+    *("--checkpoint-every", "--checkpoint-folder"),
     *("--seed", "--dilation", "--gate", "--twin", "--no-twin", "--backend", "--network"),
     *("--out", "--json", "--junit", "--dry-run"),
 )

@@ -35,7 +35,8 @@ def faults(kind: str | None, as_json: bool) -> int:
 
 
 def _describe(fault: type[Fault[Any]]) -> dict[str, Any]:
-    schema = fault.Parameters.model_json_schema()
+    # With defaults as a user would write them: 512MiB, not bytes.
+    schema = fault.Parameters.model_json_schema(mode="serialization")
     return {
         "kind": fault.kind,
         "family": fault.__module__.rpartition(".")[2],
@@ -71,6 +72,8 @@ def _accepts(field: dict[str, Any]) -> str:
         return str(field["const"])
     if "anyOf" in field:
         return " or ".join(dict.fromkeys(_accepts(choice) for choice in field["anyOf"] if choice.get("type") != "null"))
+    if field.get("type") == "string" and field.get("examples"):
+        return f"such as {' or '.join(map(str, field['examples']))}"
     bounds = [
         f"{word} {field[key]:g}"
         for key, word in (

@@ -41,24 +41,27 @@ PHASES_OF: Mapping[Where, tuple[str, ...]] = {
 }
 
 
-class TensorParameters(BaseModel):
-    """Where a fault on tensors strikes: what is left out is drawn from the experiment's seed.
+TENSOR_DESCRIPTION = "a name or pattern, layer.3.*.weight; of activations, a module's; drawn if not said"
+LAYER_DESCRIPTION = "only tensors of this layer"
 
-    `tensor` is a name or pattern (`layer.3.*.weight`; of activations the name of a module), `layer` a layer's number.
-    """
+
+class TensorParameters(BaseModel):
+    """Where a fault on tensors strikes: what is left out is drawn from the experiment's seed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    where: Where = "gradients"
-    tensor: str | None = Field(default=None, min_length=1, max_length=200)
-    layer: int | None = Field(default=None, ge=0)
+    where: Where = Field(default="gradients", description="which of the rank's tensors; activations: modules' outputs")
+    tensor: str | None = Field(default=None, min_length=1, max_length=200, description=TENSOR_DESCRIPTION)
+    layer: int | None = Field(default=None, ge=0, description=LAYER_DESCRIPTION)
 
 
 class ElementParameters(TensorParameters):
-    """Which elements of the tensor: `elements` of them (default 1), from `index` on (counted row by row) or drawn."""
+    """Which elements of the tensor."""
 
-    index: int | None = Field(default=None, ge=0)
-    elements: int | None = Field(default=None, ge=1, le=1_000_000)
+    index: int | None = Field(
+        default=None, ge=0, description="the first element, counted row by row; drawn if not said"
+    )
+    elements: int | None = Field(default=None, ge=1, le=1_000_000, description="how many of them; 1 if not said")
 
 
 class TensorFault(InsideFault[ParametersT]):

@@ -31,17 +31,17 @@ _METADATA = ".metadata"
 
 
 class UnitParameters(BaseModel):
-    """Which of the checkpoint's units is struck (`embedding`, `layer.3`, `head`); without one, the seed draws."""
+    """Which of the checkpoint's units is struck."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    unit: str | None = None
+    unit: str | None = Field(default=None, description="embedding, layer.3 or head; drawn if not said")
 
 
 class TruncateParameters(UnitParameters):
-    """How much of the file is left: the share of its bytes, from the first one."""
+    """Which file is struck, and how much of it is left."""
 
-    keep_ratio: float = Field(default=0.5, ge=0, lt=1)
+    keep_ratio: float = Field(default=0.5, ge=0, lt=1, description="the share of its bytes that is left")
 
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
@@ -88,7 +88,7 @@ def newest_whole(host: Host) -> CheckpointFolder:
     """
     root = host.checkpoint_folder
     if root is None:
-        raise TargetNotFound("the job writes no checkpoints: give it checkpoint: {every_steps: ...}")
+        raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
     damaged: list[str] = []
     try:
         for checkpoint in complete_folders(root):

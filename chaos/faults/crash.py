@@ -129,11 +129,11 @@ class Abort(_Crash[NoParameters]):
 
 
 class ExitParameters(BaseModel):
-    """`code`: the exit code."""
+    """How it ends."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    code: int = Field(default=1, ge=0, le=255)
+    code: int = Field(default=1, ge=0, le=255, description="the exit code; 0 looks like success to a launcher")
 
 
 class Exit(_Crash[ExitParameters]):
@@ -171,12 +171,14 @@ def _is_exception(value: object) -> bool:
 
 
 class RaiseParameters(BaseModel):
-    """`exception`: a class of Python's own, or a.module.ItsError; it is made of `message`."""
+    """What is raised: an exception, made of a message."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    exception: Annotated[str, AfterValidator(said(_exception_name))] = "RuntimeError"
-    message: str = Field(default="injected by chaos", max_length=200)
+    exception: Annotated[str, AfterValidator(said(_exception_name))] = Field(
+        default="RuntimeError", description="a class of Python's own, or a.module.ItsError"
+    )
+    message: str = Field(default="injected by chaos", max_length=200, description="what it says")
 
 
 class Raise(_Crash[RaiseParameters]):

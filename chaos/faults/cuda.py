@@ -14,11 +14,11 @@ from chaos.trigger import Duration
 
 
 class HangParameters(BaseModel):
-    """For how many `seconds` the kernel spins: once started, only the end of the process ends it earlier."""
+    """How long the kernel spins: once started, only the end of the process ends it earlier."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    seconds: float = Field(default=10.0, gt=0, le=600)
+    seconds: float = Field(default=10.0, gt=0, le=600, description="how long the kernels spin, in seconds")
 
 
 class DeviceAssert(InsideFault[NoParameters]):

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from chaos import small_disk
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
@@ -33,12 +33,12 @@ _NO_TIME = "the one before is still being written"
 
 
 class FillParameters(BaseModel):
-    """`size` of the small disk that is put over the folder; a filesystem of up to `max_filesystem` is filled itself."""
+    """Which disk is filled: a small one that is put over the folder, unless the folder's own is small."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    size: BytesText = 64 * 2**20
-    max_filesystem: BytesText = 2**30
+    size: BytesText = Field(default=64 * 2**20, description="of the small disk that is put over the folder")
+    max_filesystem: BytesText = Field(default=2**30, description="a filesystem of up to this size is filled itself")
 
 
 class FillDisk(Fault[FillParameters]):
@@ -70,7 +70,7 @@ class FillDisk(Fault[FillParameters]):
         """See which of the two ways there is."""
         folder = host.checkpoint_folder
         if folder is None:
-            raise TargetNotFound("the job writes no checkpoints: give it checkpoint: {every_steps: ...}")
+            raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
         if not folder.is_dir():
             raise TargetNotFound(f"there is no folder {folder} yet: choose a step after the first checkpoint")
         token = uuid.uuid4().hex[:12]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
 from chaos.faults._processes import ProcessFault, recorded
@@ -32,11 +32,11 @@ LIFT_SECONDS = 0.5
 
 
 class HangParameters(BaseModel):
-    """`at_most`: when the kernel ends it by itself, whatever became of chaos."""
+    """When it ends at the latest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    at_most: SecondsText = 300.0
+    at_most: SecondsText = Field(default=300.0, description="after this the kernel ends it, whatever became of chaos")
 
 
 class HangGil(ProcessFault[HangParameters]):

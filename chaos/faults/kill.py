@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.complaints import said
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
@@ -65,19 +65,23 @@ SignalText = Annotated[
 
 
 class SignalParameters(BaseModel):
-    """`signal`: by name or number; one that ends a process unless it handles it."""
+    """What ends it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    signal: SignalText = signal.SIGKILL
+    signal: SignalText = Field(
+        default=signal.SIGKILL, description="by name or number; one that ends a process unless it handles it"
+    )
 
 
 class GraceParameters(BaseModel):
-    """`grace`: SIGTERM first, and SIGKILL so much later for those that are still there; without it SIGKILL at once."""
+    """How suddenly it ends."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grace: SecondsText | None = None
+    grace: SecondsText | None = Field(
+        default=None, description="SIGTERM first, and SIGKILL so much later for those that are still there"
+    )
 
 
 KillParametersT = TypeVar("KillParametersT", bound=BaseModel)

@@ -168,11 +168,11 @@ class ResetLink(LinkFault[NoParameters]):
 
 
 class PartitionParameters(BaseModel):
-    """The groups of ranks that cannot reach each other, such as `0,1|2,3`; every rank is in exactly one."""
+    """Who can still reach whom."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    groups: str = Field(examples=["0,1|2,3"])
+    groups: str = Field(examples=["0,1|2,3"], description="ranks that reach each other; every rank is in exactly one")
 
     @field_validator("groups")
     @classmethod
@@ -199,19 +199,17 @@ class Partition(LinkFault[PartitionParameters]):
 
 
 class SlowLinkParameters(BaseModel):
-    """What is done to each packet, each way; a `delay` of 50 ms where nothing is said.
-
-    `delay`, give or take up to `jitter`, is added to every packet's way, so that a round trip gets longer by twice as
-    much; `loss` is the share of packets that vanish; `bandwidth` is what the link carries at most.
-    """
+    """What is done to each packet, each way; a `delay` of 50 ms where nothing is said."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    delay: SecondsFromZeroText | None = None
-    jitter: SecondsFromZeroText = 0.0
+    delay: SecondsFromZeroText | None = Field(
+        default=None, description="of every packet, each way; 50ms where nothing else is said either"
+    )
+    jitter: SecondsFromZeroText = Field(default=0.0, description="each delay varies by up to so much")
     # More cannot be told from a cut link by counting packets.
-    loss: float = Field(default=0.0, ge=0, le=0.9)
-    bandwidth: RateText | None = None
+    loss: float = Field(default=0.0, ge=0, le=0.9, description="the share of packets that vanish")
+    bandwidth: RateText | None = Field(default=None, description="what the link carries at most, each way")
 
     @model_validator(mode="after")
     def _does_something(self) -> SlowLinkParameters:
@@ -302,12 +300,12 @@ class SlowLink(LinkFault[SlowLinkParameters]):
 
 
 class FlapParameters(BaseModel):
-    """How long the link is `down` and then `up`, again and again; it begins with down."""
+    """How long the link is down and then up, again and again; it begins with down."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    down: SecondsText = 1.0
-    up: SecondsText = 2.0
+    down: SecondsText = Field(default=1.0, description="how long it is down each time, first at once")
+    up: SecondsText = Field(default=2.0, description="how long it is up in between")
 
     @field_validator("down", "up")
     @classmethod

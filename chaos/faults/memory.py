@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from chaos import memory_limit
 from chaos.errors import EffectNotSeen, TargetNotFound
@@ -31,17 +31,16 @@ SPARE_BYTES = 512 * 2**20
 
 
 class LeakParameters(BaseModel):
-    """`limit`: at how much more than now it is ended; `block`: what it loses at a time; `by`: what ends it.
-
-    `cgroup` is the out-of-memory killer, for this process alone; `rlimit` makes its allocations fail; `auto` is the
-    first of them that this machine allows.
-    """
+    """How much it leaks, and what ends it: the out-of-memory killer, for this process alone, or a failed allocation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limit: BytesText = 512 * 2**20
-    block: BytesText = 16 * 2**20
-    by: Literal["auto", "cgroup", "rlimit"] = "auto"
+    limit: BytesText = Field(default=512 * 2**20, description="at how much more than it has now it is ended")
+    block: BytesText = Field(default=16 * 2**20, description="what it leaks at a time")
+    by: Literal["auto", "cgroup", "rlimit"] = Field(
+        default="auto",
+        description="cgroup: the out-of-memory killer; rlimit: its allocations fail; auto: the first that can be had",
+    )
 
 
 class LeakMemory(ProcessFault[LeakParameters]):

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, Fidelity, Host
@@ -34,12 +34,12 @@ LIFT_MARGIN_SECONDS = 30.0
 
 
 class DelayParameters(BaseModel):
-    """How long the rank sleeps: `delay`, give or take up to `jitter`, drawn from the seed."""
+    """How long the rank sleeps."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    delay: SecondsText = 0.2
-    jitter: SecondsFromZeroText = 0.0
+    delay: SecondsText = Field(default=0.2, description="how long it sleeps each time")
+    jitter: SecondsFromZeroText = Field(default=0.0, description="each sleep varies by up to so much, by the seed")
 
     @model_validator(mode="after")
     def _fits(self) -> DelayParameters:

@@ -17,13 +17,13 @@ LOG_FILE = "events.jsonl"
 
 
 class EccParameters(BaseModel):
-    """`xid` is NVIDIA's error number (48: double-bit ECC error), the others are how many errors are added."""
+    """What is reported."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    xid: int = Field(default=48, ge=1, le=999)
-    ecc_sbe: int = Field(default=0, ge=0, le=1_000_000)
-    ecc_dbe: int = Field(default=1, ge=0, le=1_000_000)
+    xid: int = Field(default=48, ge=1, le=999, description="NVIDIA's error number; 48: double-bit ECC error")
+    ecc_sbe: int = Field(default=0, ge=0, le=1_000_000, description="single-bit ECC errors that are added")
+    ecc_dbe: int = Field(default=1, ge=0, le=1_000_000, description="double-bit ECC errors that are added")
 
 
 class EccTelemetry(Fault[EccParameters]):

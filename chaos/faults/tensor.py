@@ -10,35 +10,47 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.faults._inside import ParametersT
-from chaos.faults._tensors import BEFORE_REDUCTION, EFFECTS, PHASES_OF, ElementParameters, TensorFault, Where
+from chaos.faults._tensors import (
+    BEFORE_REDUCTION,
+    EFFECTS,
+    LAYER_DESCRIPTION,
+    PHASES_OF,
+    ElementParameters,
+    TensorFault,
+    Where,
+)
 
 
 class FlipParameters(ElementParameters):
-    """Which bit: a number from 0, the lowest of the mantissa, or one of a part. Sticky bits stay as they became."""
+    """Which bit of each element, and whether it stays as it became."""
 
-    bit: int | Literal["drawn", "sign", "exponent", "mantissa"] = "drawn"
-    sticky: bool = False
+    bit: int | Literal["drawn", "sign", "exponent", "mantissa"] = Field(
+        default="drawn", description="a number from 0, the mantissa's lowest, or one drawn from all or from a part"
+    )
+    sticky: bool = Field(default=False, description="whether the bit is set again in every step of the lifetime")
 
 
 class ShareParameters(ElementParameters):
-    """`share`: instead of `elements`, this share of the tensor's elements."""
+    """Which elements of the tensor, or which share of all."""
 
-    share: float | None = Field(default=None, gt=0, le=1)
+    share: float | None = Field(default=None, gt=0, le=1, description="instead of elements: this share of all, drawn")
 
 
 class ScaleParameters(ShareParameters):
-    """`factor` multiplies the elements; all of the tensor's where neither index nor elements nor share is said."""
+    """By what is multiplied: all of the tensor's elements, where neither index nor elements nor share is said."""
 
-    factor: float = Field(default=1000.0, allow_inf_nan=False)
+    factor: float = Field(default=1000.0, allow_inf_nan=False, description="by which each element is multiplied")
 
 
 class StaleParameters(BaseModel):
-    """`tensor` and `layer` choose among the gradients; by default all of the rank's are used again."""
+    """Which of the rank's gradients are used again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tensor: str | None = Field(default=None, min_length=1, max_length=200)
-    layer: int | None = Field(default=None, ge=0)
+    tensor: str | None = Field(
+        default=None, min_length=1, max_length=200, description="a name or pattern, layer.3.*.weight; all if not said"
+    )
+    layer: int | None = Field(default=None, ge=0, description=LAYER_DESCRIPTION)
 
 
 class _ElementFault(TensorFault[ParametersT]):

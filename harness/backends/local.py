@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,9 @@ class LocalBackend:
         try:
             await asyncio.wait_for(self._server.wait(), STOP_TIMEOUT_SECONDS)
         except TimeoutError:
-            self._server.kill()
+            # On a busy machine it may have ended just now.
+            with suppress(ProcessLookupError):
+                self._server.kill()
             await self._server.wait()
         if self._replies is not None:
             await self._replies

@@ -397,12 +397,29 @@ class TestOptions:
             ({"gates": ("a", "")}, "--gate: must be a text that is not empty"),
             ({"strategy": "mecfo"}, "--strategy: there is no strategy 'mecfo'"),
             ({"data": "a\udcff"}, "--data: "),
+            ({"subject": "slow-link"}, "--param delay: is missing"),
+            ({"checkpoint_folder": "there"}, "--checkpoint-every: is missing: say every how many steps"),
+            ({"checkpoint_every": 0}, "--checkpoint-every: must be at least 1, not 0"),
+            ({"checkpoint_every": 5, "command": ("python", "a.py")}, "--checkpoint-every: the job is a command"),
         ],
     )
     def test_mistakes_name_the_option(self, given_options, message):
         with pytest.raises(UsageError) as refused:
             options(**given_options)
         assert str(refused.value).startswith(message)
+
+    def test_checkpoints_can_be_asked_for(self, tmp_path):
+        checkpoint = options(checkpoint_every=20, checkpoint_folder="there").job.checkpoint
+        assert checkpoint is not None
+        assert (checkpoint.every_steps, checkpoint.folder) == (20, "there")
+        path = tmp_path / "e.yaml"
+        path.write_text("name: x\njob: {checkpoint: {every_steps: 5, keep: 4}}\n")
+        checkpoint = from_options(str(path), {"checkpoint_folder": "there"}, **KNOWN).job.checkpoint
+        assert checkpoint is not None
+        assert (checkpoint.every_steps, checkpoint.keep, checkpoint.folder) == (5, 4, "there")
+        path.write_text("name: x\njob: {checkpoint: null}\n")
+        checkpoint = from_options(str(path), {"checkpoint_every": 7}, **KNOWN).job.checkpoint
+        assert checkpoint is not None and checkpoint.every_steps == 7
 
     def test_mistakes_in_the_file_keep_their_line(self, tmp_path):
         path = tmp_path / "e.yaml"

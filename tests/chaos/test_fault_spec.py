@@ -147,6 +147,25 @@ class TestRefusals:
             read()
 
     @pytest.mark.parametrize(
+        ("at", "checkpoint", "is_refused"),
+        [
+            ("step=50", "{every_steps: 50}", True),
+            ("step=51", "{every_steps: 50}", False),
+            ("time=1s", "{every_steps: 50}", False),
+            ("step=50", "{every_steps: 50, folder: there}", False),
+        ],
+    )
+    def test_there_is_no_checkpoint_before_the_first(self, at, checkpoint, is_refused):
+        def read():
+            return read_fault(f"kind: tear-checkpoint, at: '{at}'", job=f"{{checkpoint: {checkpoint}}}")
+
+        if not is_refused:
+            assert str(read().at) == at
+            return
+        with pytest.raises(UsageError, match=r"no checkpoint yet in step 50: the first is written .* step 50"):
+            read()
+
+    @pytest.mark.parametrize(
         ("text", "key", "message"),
         [
             ("profile: lama3", "profile", "(did you mean 'llama3'?)"),

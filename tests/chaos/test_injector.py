@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from chaos.injector import Injector
 from chaos.ledger import Ledger, read_pending
 from chaos.schedule import Incident
 from chaos.target import ResolvedTarget
-from chaos.trigger import Trigger
+from chaos.trigger import Duration, Trigger
 from chaos.watch import Watch
 from mecefo_runtime.events import Event
 from mecefo_runtime.process import ProcessId
@@ -25,7 +26,7 @@ RECORD = {"rule": 42}
 PROCESS = OwnedProcess("rank", ProcessId(2_000_000_000, 1), rank=2, node=1)
 
 
-def create_fault(trace, *, failing=None, error=None):
+def create_fault(trace, *, failing=None, error=None, lasting=False, verify_seconds=0.0):
     """A kind of fault that notes its acts in `trace`; the act called `failing` raises `error`."""
 
     def note(act):
@@ -37,6 +38,7 @@ def create_fault(trace, *, failing=None, error=None):
         """Notes what is asked of it."""
 
         kind, scope, fidelity, undo_summary = "note-acts", "rank", "real", "notes that, too"
+        has_lifetime = lasting
 
         def prepare(self, target, host):
             note("prepare")
@@ -48,7 +50,7 @@ def create_fault(trace, *, failing=None, error=None):
         async def verify(self, act, host, timeout_seconds):
             assert timeout_seconds > 0
             # Others get their turn meanwhile, as with a real wait.
-            await asyncio.sleep(0)
+            await asyncio.sleep(verify_seconds)
             note("verify")
             return {"summary": "seen"}
 
@@ -184,6 +186,26 @@ def test_the_order_of_acts(tmp_path):
     assert stage.fields("released")["ranks"] == [2]
     assert read_pending(stage.path) == ()
     assert json.loads(stage.path.read_text().splitlines()[0])["record"] == RECORD
+
+
+@pytest.mark.parametrize(("verify_seconds", "is_longer"), [(0.2, True), (0.0, False)])
+def test_a_fault_that_outlasts_its_lifetime_to_be_seen_is_told(tmp_path, verify_seconds, is_longer):
+    lifetime = Duration(seconds=0.01 if is_longer else 1.0)
+    stage = Stage(tmp_path, replace(incident(), lifetime=lifetime), lasting=True, verify_seconds=verify_seconds)
+
+    async def run():
+        stage.injector.start()
+        stage.arrive(2)
+        async with asyncio.timeout(60):
+            while "undone" not in stage.trace:
+                await asyncio.sleep(0.001)
+        await stage.injector.finish()
+
+    with stage.ledger:
+        asyncio.run(run())
+    warned = [fields["message"] for kind, _, fields in stage.events if kind == "warning"]
+    longer = "note-acts on rank=2 was to go on for 0.01s: it took longer than that to see its effect"
+    assert warned == ([longer] if is_longer else [])
 
 
 @pytest.mark.parametrize(("rank", "step", "phase"), [(1, 5, "backward"), (2, 4, "backward"), (2, 5, "forward")])

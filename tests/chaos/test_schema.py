@@ -51,7 +51,7 @@ FAULTS = [
     {"kind": "slow-rank", "every": "50steps", "for": "10steps"},
     {"kind": "drop-link", "on": "link=1-4", "at": {"time": "3s"}, "for": "3s"},
     {"kind": "slow-link", "at": "step=5", "delay": "5ms", "loss_ratio": 0.5},
-    {"kind": "tear-checkpoint", "at": "step=5"},
+    {"kind": "tear-checkpoint", "at": "step=6"},
 ]
 
 

@@ -54,6 +54,16 @@ def test_every_second_of_a_node_loss_has_its_cause():
     assert books(events).productive_seconds == pytest.approx(60 * 0.1)
 
 
+def test_a_hold_may_come_before_word_of_the_last_commit():
+    events = run()
+    held = next(event for event in events if event.kind == "held")
+    before = next(event for event in events if event.kind == "step_committed" and event.step == (held.step or 0) - 1)
+    late = held.monotonic_seconds + synthetic.HOLD_SECONDS / 4
+    events[events.index(before)] = replace(shifted(before, committed_monotonic=late), monotonic_seconds=late)
+    # What is left of the last step is its own; the hold lasts on after it.
+    assert badput(events)["injection"] == pytest.approx(synthetic.HOLD_SECONDS)
+
+
 def test_a_degraded_layout_that_is_as_fast_costs_nothing():
     assert "degraded_speed" not in badput(run(degraded_step_seconds=0.1))
 

@@ -85,7 +85,7 @@ def test_numbers_that_json_cannot_tell_become_null():
         ({"dilation_ratio": 8.0}, "Time dilation 8"),
         ({"twin": False}, "no fault-free twin"),
         ({"steps": 42}, "after the repair is a median over 5 steps"),
-        ({"faults": (Fault(repair_steps=None),)}, "No step came after the repair"),
+        ({"faults": (Fault(repair_steps=None),)}, "No step came after the fault was repaired or over"),
         ({"faults": (Fault(repair_steps=None),)}, "did not come back to 95%"),
         ({"faults": (Fault(step=8),)}, "median over 7 steps only"),
         ({"cut_off_after_step": 30}, "log was cut off"),
@@ -100,6 +100,15 @@ def test_caveats_say_what_a_reader_must_know(knobs, words):
 def test_a_run_with_nothing_to_beware_of_has_no_caveats():
     # But for what is so of every run with `ndb`.
     assert [caveat for caveat in summarize(run())["caveats"] if "approximately" not in caveat] == []
+
+
+def test_steps_without_an_update_are_a_caveat():
+    events = [shifted(e, skipped=(e.step or 0) >= 55) if e.kind == "step_committed" else e for e in run(twin=False)]
+    assert any("6 steps, from 55 on, were left out as unfit" in caveat for caveat in summarize(events)["caveats"])
+
+
+def test_what_was_never_seen_is_not_said_to_have_a_repair():
+    assert not any("repair" in caveat for caveat in summarize(run(faults=(Fault(verified=False),)))["caveats"])
 
 
 def test_unreadable_lines_and_a_job_without_peers_are_caveats():

@@ -183,6 +183,56 @@ def test_steps_under_a_fault_that_loses_nobody_are_degraded_until_it_is_lifted()
     assert [step.step for step in timeline.steps.first if timeline.is_degraded(step)] == list(range(20, 35))
 
 
+def frozen(events: list[Event], *, is_lost: bool) -> list[Event]:
+    """The same run with a freeze for the node's loss: no repair, it thaws when that would have begun."""
+    membership = ("detected", "isolated", "layout", "regrouped", "rejoined")
+    kept = [
+        e
+        for e in events
+        if e.kind != "undone" and (is_lost or e.kind not in membership or e.fields.get("reason") == "start")
+    ]
+    injected = next(e for e in kept if e.kind == "injected")
+    kept[kept.index(injected)] = shifted(injected, goes_on=True, is_loss=False)
+    repair = next(e for e in kept if e.kind == "repair_started")
+    kept[kept.index(repair)] = replace(repair, kind="undone", fields={"incident": 0})
+    return kept
+
+
+def test_the_step_that_a_fault_comes_into_is_degraded_too():
+    # A freeze for less than the heartbeat's time: nobody is lost, and the step under way waits it out.
+    events = frozen(run(), is_lost=False)
+    injected = seconds(events, "injected")
+    step = next(event for event in events if event.kind == "step_committed" and event.step == 20)
+    events[events.index(step)] = shifted(step, began_monotonic=injected - 0.05)
+    timeline = build(events)
+    assert next(s for s in timeline.steps.first if s.step == 20).began_seconds < injected
+    assert [s.step for s in timeline.steps.first if timeline.is_degraded(s)] == list(range(20, 35))
+
+
+def test_a_rank_that_was_taken_for_lost_and_thaws_needs_no_repair():
+    events = frozen(run(), is_lost=True)
+    incident = only(build(events))
+    assert incident.detected is not None and incident.rejoined is not None
+    assert incident.lifted == seconds(events, "undone")
+    gone = only(build([event for event in events if event.kind != "rejoined"]))
+    assert gone.lifted is None
+
+
+def test_the_regroup_for_another_fault_is_not_that_of_one_that_loses_nobody():
+    events = run()
+    strike = {"incident": 1, "fault": "slow-data", "target": "rank=5", "ranks": [5], "goes_on": True}
+    beside = [
+        replace(event, fields=strike, monotonic_seconds=event.monotonic_seconds + 0.001)
+        for event in events
+        if event.kind in ("injected", "verified")
+    ]
+    lost, slow = build([*events, *beside]).incidents
+    assert lost.regrouped is not None and lost.is_phase_order_valid
+    assert (slow.detected, slow.isolated, slow.regrouped) == (None, None, None)
+    assert slow.committed == lost.committed
+    assert slow.is_phase_order_valid
+
+
 def test_nothing_at_all_has_a_timeline():
     timeline = build([])
     assert timeline.started_seconds == timeline.ended_seconds

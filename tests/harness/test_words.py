@@ -138,6 +138,33 @@ class TestProcessExits:
         assert narrator.tell(self.exited) is None
 
 
+def test_steps_that_go_on_being_unfit_are_told_less_and_less():
+    narrator = Narrator()
+    found = [
+        narrator.tell(replace(event("step_unfit", reason="not finite", verdict=verdict), step=step))
+        for step in range(5, 25)
+        for verdict in ("repeat", "skip")
+    ]
+    assert [number for number, sentence in enumerate(found, start=1) if sentence] == [1, 2, 3, 4, 8, 16, 32]
+    assert str(found[7]).endswith("it is left out; the 8th time in a row")
+    assert narrator.tell(replace(event("step_unfit", reason="not finite", verdict="repeat"), step=40)) is not None
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sentence"),
+    [
+        ({"undone": "no thread of them is stopped", "pids": [7], "by": "chaos"}, ": no thread of them is stopped"),
+        ({"undone": "nothing to undo", "processes": 1}, ""),
+        (None, ""),
+        ({"rules": 2}, ": rules: 2"),
+    ],
+)
+def test_the_end_of_a_fault_is_told_without_what_is_for_the_log(evidence, sentence):
+    narrator = Narrator()
+    narrator.tell(event("injected", incident=0, fault="pause-process", goes_on=True, target="rank=1"))
+    assert narrator.tell(event("undone", incident=0, evidence=evidence)) == f"pause-process is over{sentence}"
+
+
 def test_what_needs_a_person_says_where_to_look():
     narrator = Narrator()
     assert "ledger.jsonl" in str(narrator.tell(event("undo_failed", incident=0, reason="busy")))
@@ -145,6 +172,15 @@ def test_what_needs_a_person_says_where_to_look():
     assert left.startswith("left behind: 2 processes, 1 fault not undone.")
     left = str(narrator.tell(event("residue", processes=[], undo_pending=[], left=[{}, {}])))
     assert left.startswith("left behind: 2 things.")
+
+
+def test_what_gloo_says_is_told_without_its_guesses():
+    error = (
+        "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:62861. "
+        "This is typically caused by a remote worker crashing. Check the logs of the remote worker."
+    )
+    told = Narrator().tell(event("warning", message=f"rank 3 broke off: {error}"))
+    assert told == "warning: rank 3 broke off: Connection closed by peer [127.0.0.1]:62861."
 
 
 def test_a_run_that_failed_says_why():
