@@ -1,7 +1,7 @@
 """A small `chaos` that is killed at a chosen moment, and the look at whether anything is left of what it did.
 
-Its injector, ledger, watchdog and faults are the real ones, and so are the processes and files that it strikes; only
-the training job is not there.
+Its injector, hub, ledger, watchdog and faults are the real ones, and so are the processes, agent and files that they
+strike; only the training is not there.
 """
 
 from __future__ import annotations
@@ -15,36 +15,47 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks._undo_rank import WRITING, in_force, invite, start_node
 from chaos import state
-from chaos.desk import Channel, Desk
+from chaos.desk import Desk
 from chaos.faults import registry
 from chaos.faults.base import Fault, Host, OwnedProcess
 from chaos.guard import Guard
 from chaos.heal import heal
 from chaos.injector import Injector
+from chaos.inside.hang import WITNESS_NAME
 from chaos.ledger import Ledger, read_ledger
+from chaos.process_table import thread_names
 from chaos.residue.processes import processes_of
 from chaos.schedule import Incident
 from chaos.state import OpenRun
 from chaos.target import ResolvedTarget
 from chaos.trigger import Duration, Trigger
 from chaos.watch import Watch
-from mecefo_runtime.events import Event
+from harness.hub import Hub
 from mecefo_runtime.process import ProcessId, start_child
+from mecefo_runtime.wire import new_token
 
 # Between "record written" and "record struck", in the order in which they come; the last is just after.
 POINTS = ("recorded", "applied", "noted", "verified", "lifted", "undone", "struck")
 CLEAN_WITHIN_SECONDS = 15.0
 _POLL_SECONDS = 0.005
 _LIFETIME = Duration(seconds=0.05)
-_STEP, _STEP_SECONDS = 20, 0.02
+_STEP = 20
 _VERIFY_TIMEOUT_SECONDS = 10.0
 _RUN_FILE = "run.json"
+# What would take long, or much of the machine, at its usual size.
+_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "leak-memory": {"limit": "32MiB", "block": "4MiB"},
+    "fill-disk": {"size": "16MiB"},
+    "slow-data": {"delay": "50ms"},
+    "slow-checkpoint": {"delay": "50ms"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +73,39 @@ class Trial:
 
 @dataclass(slots=True)
 class Stage:
-    """What a fault strikes: two processes, one of which plays a rank and the other its supervisor, and a checkpoint."""
+    """What a fault strikes: a rank, its supervisor, and a checkpoint. `is_loss`: the rank may be gone after it."""
 
     folder: Path
     checkpoints: Path | None
     processes: list[ProcessId] = field(default_factory=list)
-    before: object = None
+    before: Mapping[str, object] = field(default_factory=dict)
+    is_loss: bool = False
 
     def owned(self) -> tuple[OwnedProcess, ...]:
         """The processes, the rank first."""
         rank, supervisor = self.processes
         return OwnedProcess("rank", rank, rank=0, node=0), OwnedProcess("supervisor", supervisor, node=0)
 
-    def look(self) -> object:
+    def look(self) -> dict[str, object]:
         """Everything that a fault may have changed, to be compared with what it was."""
-        processes = [_look_at(process.pid) for process in self.processes]
-        checkpoints = self.checkpoints
-        files = sorted(checkpoints.rglob("*")) if checkpoints is not None else []
-        return processes, {str(file): _digest(file) for file in files}
+        names = [str(owned) for owned in self.owned()]
+        found = {name: _look_at(process) for name, process in zip(names, self.processes, strict=True)}
+        # Before its first step, nothing is in force in it.
+        found["in force in the rank"] = in_force(self.folder) or [0, 1.0]
+        if self.is_loss and found[names[0]] is None:
+            found |= {name: self.before[name] for name in (names[0], "in force in the rank")}
+        if self.checkpoints is not None:
+            found |= {str(path): _digest(path) for path in sorted(self.checkpoints.rglob("*")) if _is_kept(path)}
+        return found
+
+    def changes(self) -> list[str]:
+        """What is not as it was, in words."""
+        now = self.look()
+        return [
+            f"{name}: {now.get(name, 'not there')} instead of {self.before.get(name, 'not there')}"
+            for name in sorted(now.keys() | self.before.keys())
+            if now.get(name) != self.before.get(name)
+        ]
 
 
 @contextmanager
@@ -90,14 +116,14 @@ def set_stage(folder: Path, checkpoints: Path | None = None) -> Iterator[Stage]:
         checkpoints = Path(shutil.copytree(checkpoints, folder / "checkpoints", symlinks=True))
     stage = Stage(folder, checkpoints)
     try:
-        log = folder / "processes.log"
-        stage.processes += [start_child("chaos-target", log, _idle) for _ in range(2)]
+        stage.processes += start_node(folder, checkpoints)
         stage.before = stage.look()
         yield stage
     finally:
         for process in stage.processes:
             process.signal(signal.SIGKILL)
-            os.waitpid(process.pid, 0)
+        for _, supervisor in [stage.processes] if stage.processes else []:
+            os.waitpid(supervisor.pid, 0)
 
 
 def run_trial(
@@ -107,6 +133,7 @@ def run_trial(
 
     Returns the trial, and the run where the injector came to the point.
     """
+    stage.is_loss = registry()[kind].is_loss
     process = start_child("chaos-trial", stage.folder / "chaos.log", lambda: _conduct(stage, kind, point, has_watchdog))
     died = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1]) == -number
     began = time.monotonic()
@@ -125,6 +152,7 @@ def heal_trial(stage: Stage, kind: str, point: str) -> tuple[Trial, bool]:
 
     Returns the trial, and whether anything was left for it to undo.
     """
+    stage.is_loss = registry()[kind].is_loss
     process = start_child("chaos-trial", stage.folder / "chaos.log", lambda: _conduct(stage, kind, point, True, True))
     if os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1]) != -signal.SIGKILL:
         return Trial(kind, point, False, math.inf), False
@@ -132,7 +160,12 @@ def heal_trial(stage: Stage, kind: str, point: str) -> tuple[Trial, bool]:
     was_left = bool(read_ledger(run.ledger).pending)
     began = time.monotonic()
     heal(run)
-    seconds = math.inf if what_is_left(stage, run) else time.monotonic() - began
+    while what_is_left(stage, run):
+        # A rank that was let go ends what is in force in it at its next phase.
+        if time.monotonic() - began > CLEAN_WITHIN_SECONDS:
+            return Trial(kind, point, True, math.inf), was_left
+        time.sleep(_POLL_SECONDS)
+    seconds = time.monotonic() - began
     return Trial(kind, point, True, seconds), was_left
 
 
@@ -141,8 +174,7 @@ def what_is_left(stage: Stage, run: OpenRun) -> list[str]:
     left = []
     if read_ledger(run.ledger).pending:
         left.append("a pending entry in the ledger")
-    if stage.look() != stage.before:
-        left.append(f"{stage.look()} instead of {stage.before}")
+    left += stage.changes()
     if processes_of(run.run):
         left.append("processes of the run")
     if run.is_watched():
@@ -151,19 +183,6 @@ def what_is_left(stage: Stage, run: OpenRun) -> list[str]:
         left.append("the run's entry among those under way")
     absent = {path for entry in read_ledger(run.ledger).entries for path in entry.absent}
     return left + [path for path in sorted(absent) if os.path.lexists(path)]
-
-
-class _InnerRank:
-    """Begins and ends effects without a rank that they would be in."""
-
-    async def begin(self, rank: int, effect: str, arguments: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        return 1, {"padded_ratio": 1.0}
-
-    async def report(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
-        return {}
-
-    async def lift(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
-        return {"gone": True}
 
 
 class _Processes:
@@ -180,11 +199,6 @@ class _Processes:
         return ()
 
 
-def _idle() -> int:
-    while True:
-        signal.pause()
-
-
 def _conduct(stage: Stage, kind: str, point: str, has_watchdog: bool, kills_watchdog: bool = False) -> int:
     asyncio.run(_inject(stage, kind, point, has_watchdog, kills_watchdog))
     return 0
@@ -198,14 +212,14 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     guard.open(has_watchdog=has_watchdog)
     await guard.ready()
     (stage.folder / _RUN_FILE).write_text(guard.run.to_json())
-    watch = Watch()
-    host = Host(_Processes(stage.owned()), _InnerRank(), watch, stage.folder, stage.checkpoints)
+    desk, token = Desk(), new_token()
+    host = Host(_Processes(stage.owned()), desk, Watch(), stage.folder, stage.checkpoints)
     is_node, is_checkpoint = fault.scope == "node", str(fault.scope) == "checkpoint"
     incident = Incident(
         incident=0,
         fault=kind,
         is_loss=fault.is_loss,
-        parameters={},
+        parameters=_PARAMETERS.get(kind, {}),
         target=ResolvedTarget(ranks=() if is_checkpoint else (0,), nodes=(0,) if is_node else ()),
         target_text="the stage",
         trigger=Trigger(step=_STEP, phase="forward"),
@@ -217,40 +231,18 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     def note(kind: str, **_: Any) -> None:
         seen.append(kind)
 
-    injector = Injector(
-        [incident],
-        registry(),
-        frozenset({0}),
-        host,
-        Desk(),
-        guard.ledger,
-        note,
-    )
+    injector = Injector([incident], registry(), frozenset({0}), host, desk, guard.ledger, note)
     _die_at(point, fault, guard if kills_watchdog else None)
+    hub = Hub(token, injector.on_event)
+    hub.agents = injector
+    await hub.open()
     injector.start()
-    training = asyncio.create_task(_train(injector, watch))
-    channel = Channel(0, 0, 1, stage.owned()[0].process, lambda message: None)
-    while watch.last_step < _STEP - 1:
-        await asyncio.sleep(_STEP_SECONDS)
-    injector.connected(channel)
-    injector.on_message(channel, {"type": "at", "step": _STEP, "phase": "forward"})
+    invite(stage.folder, hub.address, token)
     while not {"undone", "undo_failed"} & set(seen) and "unverified" not in seen:
         await asyncio.sleep(0.01)
-    training.cancel()
-    with suppress(asyncio.CancelledError):
-        await training
     await injector.finish()
+    await hub.close()
     await guard.close(registry())
-
-
-async def _train(injector: Injector, watch: Watch) -> None:
-    """The job's steps, for faults that look at them."""
-    while True:
-        began = time.monotonic()
-        await asyncio.sleep(_STEP_SECONDS)
-        now = time.monotonic()
-        fields = {"began_monotonic": began, "committed_monotonic": now}
-        injector.on_event(Event("step_committed", "rank", now, now, 0, step=watch.last_step + 1, fields=fields))
 
 
 def _die_at(point: str, fault: type[Fault[Any]], guard: Guard | None) -> None:
@@ -297,14 +289,34 @@ def _die_at(point: str, fault: type[Fault[Any]], guard: Guard | None) -> None:
     setattr(Ledger, "_write", written)  # noqa: B010
 
 
-def _look_at(pid: int) -> object:
-    """What may be changed about a process from outside: whether its threads are stopped, limits, control groups."""
-    stats = [path.read_text().rpartition(")")[2].split() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    limits = [resource.prlimit(pid, which) for which in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
-    return [stat[0] in "Tt" for stat in stats], limits, Path(f"/proc/{pid}/cgroup").read_text()
+def _look_at(process: ProcessId) -> object:
+    """What may be changed about a process from outside, None when it is gone.
+
+    Whether its threads are stopped, its limits, its control groups, and whether its interpreter's lock is watched.
+    """
+    pid = process.pid
+    try:
+        stats = [path.read_text().rpartition(")")[2].split() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        limits = [resource.prlimit(pid, which) for which in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+        groups = Path(f"/proc/{pid}/cgroup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if not process.is_running():
+        return None
+    is_watched = any(name.startswith(WITNESS_NAME) for name in thread_names(process).values())
+    return any(stat[0] in "Tt" for stat in stats), limits, groups, is_watched
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether a file is there to stay, and not what the rank is just writing."""
+    return not path.name.startswith(WRITING)
 
 
 def _digest(path: Path) -> str:
     if path.is_symlink():
         return f"link to {path.readlink()}"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    except FileNotFoundError:
+        # Whoever undoes has just moved it to its place, or away from ours.
+        return "gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_json, print_plan, print_report, print_text
 from chaos.commands.replay import replay
 from chaos.commands.shrink import shrink
-from chaos.commands.stored import read_run
+from chaos.commands.stored import legible, read_run
 from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 
 if TYPE_CHECKING:
@@ -169,17 +170,17 @@ def cli() -> None:
 def run(subject: str | None, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
     """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
     experiment = _experiment(subject, options)
-    if junit is not None and not junit.absolute().parent.is_dir():
-        raise UsageError(f"--junit: there is no folder {junit.parent} for it to be written to")
+    if junit is not None:
+        _check_junit(junit)
     if dry_run:
         print_plan(experiment, as_json)
         return 0
     from harness.execute import JUNIT_FILE, execute, write_whole
 
     summary, folder = execute(experiment, out, sys.stderr)
+    print_report(summary, folder, as_json)
     if junit is not None:
         write_whole(junit, (folder / JUNIT_FILE).read_text())
-    print_report(summary, folder, as_json)
     return int(summary["exit_code"])
 
 
@@ -199,7 +200,8 @@ def plan(subject: str | None, as_json: bool, **options: Any) -> int:
 def report(reference: str, out: Path, as_json: bool) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
     folder, summary, events = read_run(out, reference)
-    print_report(summary, folder, as_json, events)
+    with legible(folder):
+        print_report(summary, folder, as_json, events)
     return int(summary["exit_code"])
 
 
@@ -233,6 +235,16 @@ def schema() -> int:
 
     print_json(json_schema())
     return 0
+
+
+def _check_junit(path: Path) -> None:
+    """Before the run, which would be the worse place to find it out."""
+    if not path.name:
+        raise UsageError("--junit: name a file")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--junit: there is no folder {path.parent} for it to be written to")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--junit: the folder {path.parent} cannot be written to")
 
 
 def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -125,7 +126,7 @@ def from_options(
     kinds = _installed_faults() if registry is None else registry
     if subject is None:
         return _of_profile(options, kinds, strategies)
-    is_file = subject not in kinds and (subject.endswith((".yaml", ".yml")) or Path(subject).is_file())
+    is_file = subject not in kinds and (subject.endswith((".yaml", ".yml")) or _is_file(subject))
     labels: dict[KeyPath, str] = {}
     if is_file:
         document = read(Path(subject))
@@ -140,6 +141,13 @@ def from_options(
             suggestion=nearest(subject, kinds),
         )
     return _with_options(subject, values, options, source, labels, kinds, strategies)
+
+
+def _is_file(subject: str) -> bool:
+    # A name that is too long to be one's is none.
+    with suppress(OSError):
+        return Path(subject).is_file()
+    return False
 
 
 def _of_profile(options: Mapping[str, Any], kinds: Registry, strategies: Collection[str] | None) -> Experiment:
@@ -194,7 +202,7 @@ def _with_options(
         if option == "parameters":
             for key, said in _parameters(value, values, kinds).items():
                 _put(values, ("faults", 0, key), said)
-                labels["faults", 0, key] = f"--param {key}"
+                labels["faults", 0, key] = f"--param {key if key.isidentifier() else shown(key)}"
             continue
         _put(values, where, value)
         labels[where] = label

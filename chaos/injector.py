@@ -20,6 +20,7 @@ from chaos.desk import Channel, Desk
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, Host
 from chaos.ledger import Ledger
+from chaos.order import UndoOrder
 from chaos.schedule import Incident
 from chaos.trigger import OUTSIDE_PHASES, Duration
 from mecefo_runtime.events import Event
@@ -97,6 +98,7 @@ class Injector:
     ) -> None:
         self._may_fire = may_fire
         self._struck = Struck()
+        self._order = UndoOrder()
         self._host = host
         self._desk = desk
         self._ledger = ledger
@@ -267,15 +269,18 @@ class Injector:
             act = fault.prepare(incident.target, self._host)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
             self._struck.begin(incident)
+            self._order.begin(fault)
             try:
                 await self._act(armed, act, step)
             finally:
                 # Seen or not: what may have been done is undone.
+                await self._order.uncovered(fault, lambda: self._release(armed, step))
                 await self._undo(armed, act, step)
         except ChaosError as error:
             self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
         finally:
             self._struck.end(incident)
+            self._order.end(fault)
             self._release(armed, step)
 
     async def _act(self, armed: _Armed, act: Act, step: int) -> None:

@@ -284,7 +284,7 @@ def _parse(line: bytes) -> Entry | None:
             by=str(raw.get("by", "")),
             absent=tuple(str(path) for path in raw.get("absent", ())),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -100,7 +100,7 @@ class OpenRun:
                 _process_from(raw["chaos"]),
                 None if raw["watchdog"] is None else _process_from(raw["watchdog"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an open run: {error}") from error
 
 
@@ -162,7 +162,7 @@ def registered() -> tuple[Registered, ...]:
                 changed, text = path.stat().st_mtime, path.read_text()
             except FileNotFoundError:
                 continue
-            except OSError:
+            except (OSError, UnicodeDecodeError):
                 found.append((0.0, Registered(path, None)))
                 continue
             try:

@@ -87,7 +87,8 @@ class Watchdog:
             return True
         undoing = undo_pending(self._run, "watchdog", lapse=True)
         _log(f"no sign of chaos for {self._lease_seconds:g} s: {undoing}")
-        undone = [one["incident"] for one in undoing.undone]
+        # Of what was undone before in this silence, chaos has been told.
+        undone = [one["incident"] for one in undoing.undone if one["incident"] not in self._lapsed]
         self._lapsed |= set(undone)
         if undone:
             self._tell(json.dumps({"lease_seconds": self._lease_seconds, "incidents": undone}).encode())

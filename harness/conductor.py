@@ -115,7 +115,8 @@ class Conductor:
             EnvironmentFailure: the event log could not be written.
         """
         self._end = asyncio.get_running_loop().create_future()
-        reason, message = "completed", ""
+        # A mistake of ours, which is raised after the end, must not look like a completed run.
+        reason, message = "failed", "the tool broke down"
         with self._signals():
             try:
                 self._announce()
@@ -123,6 +124,7 @@ class Conductor:
                 await self._unless_ended(self._run_main())
                 if self._experiment.twin and self._main_outcome == "completed":
                     await self._unless_ended(self._run_twin())
+                reason, message = "completed", ""
             except _Ended as ended:
                 reason, message = ended.reason, ended.message
             except ChaosError as error:

@@ -223,7 +223,7 @@ class HaltCondition:
         name = f"training_{name}" if name == "loss" else name
         if name not in HALT_METRICS:
             raise _unknown("metric of a step", name, list(HALT_METRICS), expression)
-        return cls(expression, name, match["operator"], float(match["number"] or 0.0))
+        return cls(expression, name, match["operator"], _number(match["number"] or "0", expression))
 
     def check(self, event: Event) -> bool:
         """Whether `event` makes the condition true; only committed steps of the main job can."""
@@ -249,8 +249,15 @@ def _aggregate(name: str | None, metric: Metric, expression: str) -> str:
     return name
 
 
+def _number(text: str, expression: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise GateError(f"{expression!r}: {text} is no number that anything could be compared with")
+    return number
+
+
 def _threshold(match: re.Match[str], metric: Metric) -> float:
-    number, unit = float(match["number"]), match["unit"]
+    number, unit = _number(match["number"], match.string), match["unit"]
     scales = _SCALES[metric.unit]
     if unit not in scales:
         choice = " or ".join(repr(known) if known else "no unit" for known in scales)

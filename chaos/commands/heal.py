@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def _find(out: Path, reference: str) -> OpenRun:
     from chaos.state import OpenRun, Place, registered
     from harness.runs import RunNotFound, StoreError, find_run
 
-    if Path(reference).name == LEDGER_FILE and Path(reference).is_file():
+    if _is_ledger(Path(reference)):
         folder = Path(reference).resolve().parent
     else:
         try:
@@ -90,6 +91,15 @@ def _find(out: Path, reference: str) -> OpenRun:
     if run.is_owned():
         raise UsageError(f"{folder} is under way (pid {run.chaos.pid}): Ctrl-C there ends it and undoes everything")
     return run
+
+
+def _is_ledger(path: Path) -> bool:
+    from chaos.guard import LEDGER_FILE
+
+    # What is too long to be a file's name is the name of none.
+    with suppress(OSError):
+        return path.name == LEDGER_FILE and path.is_file()
+    return False
 
 
 def _heal(run: OpenRun, dry_run: bool) -> Healed:

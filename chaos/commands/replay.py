@@ -9,7 +9,7 @@ import click
 
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_plan, print_report
-from chaos.commands.stored import read_run
+from chaos.commands.stored import legible, read_run
 
 
 @click.command()
@@ -28,8 +28,9 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
     from harness.execute import execute
 
     folder, summary, events = read_run(out, reference)
-    recorded = Recorded.of(events)
-    faults = explicit_faults(recorded, only)
+    with legible(folder):
+        recorded = Recorded.of(events)
+        faults = explicit_faults(recorded, only)
     name = f"{str(summary['name']).removesuffix('-replay')}-replay"
     experiment = from_mapping(explicit(recorded, faults, name), path=str(folder))
     if dry_run:

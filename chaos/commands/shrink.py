@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from chaos.commands.options import OUT_OPTION
-from chaos.commands.stored import read_run
+from chaos.commands.stored import legible, read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
 
 DEFAULT_MAX_RUNS = 30
@@ -46,7 +46,9 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     if wanted is None:
         raise UsageError(f"{folder} ended as {summary['verdict']}: only a run that failed can be shrunk")
     path = output or folder / "shrunk.yaml"
-    recorded = Recorded.of(events)
+    with legible(folder):
+        recorded = Recorded.of(events)
+        faults = explicit_faults(recorded)
     name = f"{str(summary['name']).removesuffix('-shrunk')}-shrunk"
     click.echo(f"to be kept: {wanted}", err=True)
 
@@ -61,7 +63,6 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
         return is_same
 
     trials = Trials(fails, max_runs)
-    faults = explicit_faults(recorded)
     best = _Best(explicit(recorded, faults, name), trials)
     if not trials(best.values):
         raise InjectionError(

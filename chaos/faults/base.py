@@ -205,6 +205,8 @@ class Fault(ABC, Generic[ParametersT]):
     has_undo: ClassVar[bool] = True
     # Whether the ranks that it strikes are gone until they are repaired.
     is_loss: ClassVar[bool] = False
+    # Whether what others did to the same ground cannot be reached while it is in force: they are undone after it.
+    covers: ClassVar[bool] = False
     # Whether it goes on for a time (`for`), and for how long where the user does not say: None is the job's end.
     has_lifetime: ClassVar[bool] = False
     default_lifetime: ClassVar[Duration | None] = None

@@ -49,6 +49,8 @@ class FillDisk(Fault[FillParameters]):
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
     undo_summary: ClassVar[str] = "the ballast and the small disk go; checkpoints written to it come to the folder"
+    # The small disk lies over the folder.
+    covers: ClassVar[bool] = True
     has_lifetime: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
     # It shows when the next checkpoint is due.
@@ -111,15 +113,18 @@ class FillDisk(Fault[FillParameters]):
             event = await failure
             step = max(event.step or 0, host.watch.last_step) + 1
             await host.watch.wait_for_step(step, timeout_seconds)
+            status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
         except TimeoutError:
             raise EffectNotSeen(
                 f"the disk is full, but within {timeout_seconds:g} s no checkpoint failed and was followed by a step"
             ) from None
+        except FileNotFoundError as error:
+            # By the watchdog, while this process stood still.
+            raise EffectNotSeen(f"{error.filename} is gone: the fault was undone before its effect was seen") from None
         finally:
             failure.cancel()
             with suppress(asyncio.CancelledError, TimeoutError):
                 await failure
-        status = os.statvfs(ballast.parent)
         total, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
         return {
             "summary": (
@@ -128,7 +133,7 @@ class FillDisk(Fault[FillParameters]):
             ),
             "total_bytes": total,
             "free_bytes": free,
-            "ballast_bytes": ballast.stat().st_size,
+            "ballast_bytes": ballast_bytes,
             "own_disk": act.undo_record["disk"] is not None,
             "checkpoint_failed": {"step": event.step, "rank": event.rank, "message": event.fields["message"]},
             "step_committed_after": step,

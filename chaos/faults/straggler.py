@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -24,8 +25,10 @@ from chaos.process_table import STOPPED
 from chaos.quantities import SecondsText
 from chaos.target import ResolvedTarget, Scope
 from chaos.watch import SeenStep
+from mecefo_runtime.process import ProcessId
 
 EFFECT = "chaos.inside.pace:SlowPace"
+CYCLE_MODULE = "chaos.duty_cycle"
 # The stopped share must be seen to be what was asked for, up to so much of it, or of the whole where it is small.
 TOLERANCE_RATIO = 0.15
 SMALL_RATIO = 0.05
@@ -96,7 +99,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             self._cycle = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "chaos.duty_cycle",
+                CYCLE_MODULE,
                 *map(str, numbers),
                 *whom,
                 stdin=asyncio.subprocess.PIPE,
@@ -203,10 +206,27 @@ class SlowRank(ProcessFault[SlowParameters]):
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """SIGCONT, and a look for longer than a period: nobody stops them any more."""
+        """End the cycle, SIGCONT, and a look for longer than a period: nobody stops them any more."""
         processes = recorded(record)
+        _end_cycles(processes)
         resume(processes, still_seconds=STILL_PERIODS * float(record.get("period_seconds", 0.0)))
         return {"undone": "nothing stops them any more", "pids": [process.pid for process in processes]}
+
+
+def _end_cycles(processes: Sequence[ProcessId]) -> None:
+    """Kill what still stops any of `processes`: of a `chaos` that is there but does not run, the cycle goes on."""
+    whom = {f"{process.pid}:{process.start_ticks}".encode() for process in processes}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        # It may be gone at any moment.
+        with suppress(OSError):
+            if entry.stat().st_uid != os.geteuid():
+                continue
+            cycle = ProcessId.of(int(entry.name))
+            arguments = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+            if CYCLE_MODULE.encode() in arguments and whom & set(arguments):
+                cycle.signal(signal.SIGKILL)
 
 
 def _share(looks: Sequence[tuple[float, bool]]) -> float:

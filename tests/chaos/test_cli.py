@@ -116,6 +116,11 @@ MISTAKES = {
     "data that is not there": (("run", *KILL, "--data", "nowhere"), ["nowhere"]),
     "file that is not there": (("run", "nowhere.yaml"), ["nowhere.yaml"]),
     "run that is not there": (("report", "nonsense"), ["nonsense"]),
+    "fault of too long a name": (("run", "x" * 5000), ["there is no fault 'xxx"]),
+    "parameter that cannot be shown": (("run", *KILL, "-p", "\u202e=1"), ["--param '\\u202e'", "unknown key"]),
+    "gate that nothing can fail": (("run", *KILL, "--gate", "steps_lost < 1e400"), ["1e400"]),
+    "ledger of too long a name": (("heal", f"{'x' * 5000}/ledger.jsonl"), ["there is no run"]),
+    "junit without a name": (("run", *KILL, "--junit", ""), ["--junit", "name a file"]),
     "junit into nowhere": (("run", *KILL, "--junit", "nowhere/junit.xml"), ["--junit", "nowhere"]),
 }
 
@@ -313,6 +318,25 @@ class TestReport:
         code, out, err = chaos("report", "cut")
         assert (code, out) == (3, "")
         assert "no events" in err
+
+    def test_log_of_events_that_no_run_writes(self, chaos, stored_run):
+        log = stored_run / "events.jsonl"
+        first, *rest = log.read_text().splitlines()
+        log.write_text("\n".join([json.dumps({**json.loads(first), "fields": {}}), *rest]))
+        code, out, err = chaos("replay", "cut")
+        assert (code, out) == (3, "")
+        assert "not such as a run writes" in err
+
+    @pytest.mark.parametrize("error", [KeyError("spans"), OverflowError("too large"), TypeError("float")])
+    def test_report_that_breaks_down_of_its_log(self, chaos, stored_run, monkeypatch, error):
+        def break_down(*_, **__):
+            raise error
+
+        monkeypatch.setattr("harness.report.terminal.render", break_down)
+        code, out, err = chaos("report", "cut")
+        assert (code, out) == (3, "")
+        assert "not such as a run writes" in err
+        assert type(error).__name__ in err
 
     def test_store_that_is_a_file(self, chaos):
         write("file", "in the way")

@@ -115,6 +115,20 @@ def test_the_small_disk_is_full_and_the_machines_is_not(host):
 
 
 @needs_mounts
+def test_undone_by_another_meanwhile_it_is_not_verified(host, monkeypatch):
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    run(fault.apply(act, host))
+
+    async def stand_still(step, timeout_seconds):
+        fault.undo(as_read(act))
+
+    monkeypatch.setattr(host.watch, "wait_for_step", stand_still)
+    with pytest.raises(EffectNotSeen, match="undone before its effect was seen"):
+        asyncio.run(live(host, fault, act, FAILED, STEP))
+
+
+@needs_mounts
 def test_not_applied_it_is_not_verified(host):
     fault = create()
     act = fault.prepare(ResolvedTarget(), host)

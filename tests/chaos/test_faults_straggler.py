@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -122,14 +123,30 @@ class TestUndo:
         assert SlowRank.undo(self.record(sleeper)) == SlowRank.undo(self.record(sleeper))
         assert_runs(sleeper)
 
+    def test_it_ends_a_cycle_that_goes_on_and_no_other(self, sleeper):
+        # As of a chaos that was stopped: its end of the pipe stays open.
+        with sleepers() as children, Cycle(ProcessId.of(children[0].pid)) as other, Cycle(sleeper) as cycle:
+            SlowRank.undo(self.record(sleeper))
+            assert cycle.child.wait(10) == -signal.SIGKILL
+            assert_runs(sleeper)
+            assert other.child.poll() is None
+
     def test_what_somebody_still_stops_is_said(self, sleeper, monkeypatch):
         monkeypatch.setattr("chaos.faults.pause.RESUMED_WITHIN_SECONDS", 0.3)
-        with Cycle(sleeper):
+        is_over = threading.Event()
+
+        def stop_again():
+            while not is_over.wait(0.005):
+                sleeper.signal(signal.SIGSTOP)
+
+        stranger = threading.Thread(target=stop_again)
+        stranger.start()
+        try:
             with pytest.raises(HealError, match=str(sleeper.pid)):
                 SlowRank.undo(self.record(sleeper))
-            # That another resumes it does not end the cycle.
-            while not is_stopped(sleeper):
-                pass
+        finally:
+            is_over.set()
+            stranger.join()
 
     def test_a_recycled_pid_is_left_as_it_is(self, sleeper):
         sleeper.signal(signal.SIGSTOP)

@@ -230,6 +230,8 @@ def test_a_silent_holder_of_the_lock_does_not_keep_the_watchdog(path, monkeypatc
         b'{"incident": "0", "fault": "f", "state": "struck", "record": {}}',
         b'{"incident": 0, "fault": "f", "state": "forgiven", "record": {}}',
         b'{"incident": 0, "fault": "f", "state": "struck", "record": 7}',
+        b'{"incident": 0, "fault": "f", "state": "struck", "record": {}, "pid": Infinity, "start_ticks": 1}',
+        b"[" * 10**5,
         b"\xff\xfe\x00",
     ],
 )

@@ -54,11 +54,11 @@ def test_a_pid_means_nothing_after_a_restart_of_the_host_or_on_another_one(tmp_p
     assert not run.is_elsewhere()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"run": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"run": 1}', "\x00", "\udcff", "[" * 10**5])
 def test_a_file_that_says_nothing_is_told_of(tmp_path, folder, text):
     state.register(a_run(tmp_path))
-    (folder / "odd.json").write_text(text)
-    (folder / "not ours.txt").write_text(text)
+    for name in ("odd.json", "not ours.txt"):
+        (folder / name).write_bytes(text.encode(errors="surrogateescape"))
     assert {entry.path.name: entry.run is None for entry in state.registered()} == {"r1.json": False, "odd.json": True}
 
 

@@ -1,0 +1,125 @@
+"""A rank and its supervisor as the undo sweep strikes them: real processes with the real agent, and no training.
+
+The rank announces its steps, paces what it computes, writes to the checkpoint folder, and reports as ranks do; the
+supervisor tells how it ended. Both wait for a `chaos` to say where it listens, and outlive it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from chaos.agent import Agent
+from chaos.trigger import PHASES
+from mecefo_runtime.dilation import Pacer
+from mecefo_runtime.events import Emitter, SocketSink
+from mecefo_runtime.process import ProcessId, start_child
+from mecefo_runtime.wire import encode, parse_address
+
+# What is being written, which is no checkpoint yet.
+WRITING = ".writing-"
+_ADDRESS_FILE, _RANK_FILE, _BOARD_FILE = "address.json", "rank.json", "board.json"
+_WAIT_SECONDS = 0.01
+_COMPUTE_SECONDS = 0.002
+_PACE_RATIO = 2.0
+_CHECKPOINT_EVERY = 5
+_COMPUTING = ("forward", "backward")
+
+
+class _Subject:
+    """What effects reach: a pacer. They look for nothing else in a rank that has no model."""
+
+    def __init__(self) -> None:
+        self.pacer = Pacer(_PACE_RATIO)
+
+
+def start_node(folder: Path, checkpoints: Path | None) -> tuple[ProcessId, ProcessId]:
+    """Start a supervisor, our child, and its rank: (rank, supervisor). They write to files in `folder` alone."""
+    supervisor = start_child("chaos-target", folder / "processes.log", lambda: _supervise(folder, checkpoints))
+    path = folder / _RANK_FILE
+    while not path.exists():
+        time.sleep(_WAIT_SECONDS)
+    return ProcessId(*json.loads(path.read_text())), supervisor
+
+
+def invite(folder: Path, address: str, token: str) -> None:
+    """Tell them where events and agents are listened to."""
+    _put(folder / _ADDRESS_FILE, [address, token])
+
+
+def in_force(folder: Path) -> list[float] | None:
+    """The number of effects in the rank and its pacer's slow-down factor, after its last step; None before it."""
+    path = folder / _BOARD_FILE
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _supervise(folder: Path, checkpoints: Path | None) -> int:
+    rank = start_child("chaos-rank", folder / "processes.log", lambda: _train(folder, checkpoints))
+    _put(folder / _RANK_FILE, [rank.pid, rank.start_ticks])
+    code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
+    address, token = _invitation(folder)
+    _emitter(address, token, "supervisor").emit("process_exited", exited_pid=rank.pid, exit=code)
+    while True:
+        time.sleep(3600.0)
+
+
+def _train(folder: Path, checkpoints: Path | None) -> int:
+    address, token = _invitation(folder)
+    agent, subject = Agent(address, token, rank=0, node=0, attempt=1), _Subject()
+    agent.expose(subject)  # type: ignore[arg-type]
+    emitter = _emitter(address, token, "rank")
+    step = 0
+    while True:
+        step += 1
+        began = time.monotonic()
+        for phase in PHASES:
+            if phase == "checkpoint":
+                emitter.emit("step_committed", step=step, began_monotonic=began, committed_monotonic=time.monotonic())
+            agent.announce(step, phase)
+            if phase in _COMPUTING:
+                with subject.pacer:
+                    _compute()
+        if checkpoints is not None and step % _CHECKPOINT_EVERY == 0:
+            _save(checkpoints, step, emitter)
+        _put(folder / _BOARD_FILE, [len(agent._effects), subject.pacer.slow_factor])
+
+
+def _compute() -> None:
+    end = time.thread_time() + _COMPUTE_SECONDS
+    while time.thread_time() < end:
+        pass
+
+
+def _save(checkpoints: Path, step: int, emitter: Emitter) -> None:
+    """Write to the folder as a checkpoint does, and say, in the runtime's words, when that fails."""
+    path = checkpoints / f"{WRITING}{step}"
+    try:
+        path.write_bytes(b"state")
+    except OSError as error:
+        emitter.emit("warning", step=step, message=f"checkpoint not written: {error.strerror}")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _invitation(folder: Path) -> tuple[str, str]:
+    path = folder / _ADDRESS_FILE
+    while not path.exists():
+        time.sleep(_WAIT_SECONDS)
+    address, token = json.loads(path.read_text())
+    return address, token
+
+
+def _emitter(address: str, token: str, source: str) -> Emitter:
+    connection = socket.create_connection(parse_address(address))
+    connection.sendall(encode({"token": token, "role": "events"}))
+    return Emitter(SocketSink(connection), source, rank=0, node=0)
+
+
+def _put(path: Path, value: object) -> None:
+    """Write a file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(value))
+    partial.replace(path)
