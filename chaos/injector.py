@@ -12,9 +12,10 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from chaos.armed import Armed, last_of
 from chaos.caps import Struck
 from chaos.desk import Channel, Desk
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
@@ -22,7 +23,7 @@ from chaos.faults.base import Act, Emit, Fault, Host
 from chaos.ledger import Ledger
 from chaos.order import UndoOrder
 from chaos.schedule import Incident
-from chaos.trigger import OUTSIDE_PHASES, Duration
+from chaos.trigger import Duration
 from mecefo_runtime.events import Event
 from mecefo_runtime.wire import Message
 
@@ -31,51 +32,6 @@ from mecefo_runtime.wire import Message
 HOLD_GRACE_SECONDS = 1.0
 # What was about to be seen when the job ended is waited for this long.
 LAST_WORDS_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class _Armed:
-    """An incident and how far it is."""
-
-    incident: Incident
-    fault: Fault[Any]
-    # Whom to hold, and how many of them must be held before it fires.
-    witnesses: frozenset[int]
-    quorum: int
-    arrived: dict[int, Callable[[], None]] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
-    # Its time has come, and it waits for its ranks to be held wherever they are.
-    is_due: bool = False
-    fired: asyncio.Task[None] | None = None
-    # Where it came to be held, when that was not said beforehand.
-    moment: tuple[int, str] | None = None
-    # At how many attempts of the job's launcher it has been armed, and whether a later one took its place.
-    num_attempts: int = 1
-    is_superseded: bool = False
-
-    @property
-    def retriggers(self) -> str | int:
-        """`once`, `every-attempt`, or at how many attempts it fires."""
-        return getattr(self.incident, "retrigger", "once")
-
-    def wants(self, rank: int, step: int, phase: str) -> bool:
-        """Whether `rank` is to be held for it at (step, phase)."""
-        if self.fired is not None or rank not in self.witnesses:
-            return False
-        trigger = self.incident.trigger
-        if trigger.at_seconds is not None:
-            return self.is_due
-        if trigger.phase in OUTSIDE_PHASES:
-            return phase == trigger.phase and step >= (trigger.step or 0)
-        return (trigger.step, trigger.phase) == (step, phase)
-
-    def release(self) -> list[int]:
-        """Let go whom it holds; returns them."""
-        released = sorted(self.arrived)
-        for let_go in self.arrived.values():
-            let_go()
-        self.arrived.clear()
-        return released
 
 
 class Injector:
@@ -107,12 +63,12 @@ class Injector:
         self._seed = seed
         self._attempt = 1
         self._over = asyncio.Event()
-        self._armed: list[_Armed] = []
+        self._armed: list[Armed] = []
         for incident in incidents:
             ranks = frozenset(incident.target.ranks)
             # A target that is no rank has no agent to hold: any rank will do as a witness of the step.
             witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
-            self._armed.append(_Armed(incident, self._fault(incident), witnesses, quorum))
+            self._armed.append(Armed(incident, self._fault(incident), witnesses, quorum))
 
     def start(self) -> None:
         """The job runs: incidents at a time start to count."""
@@ -175,7 +131,7 @@ class Injector:
             channel.is_held = False
             channel.send({"type": "release", "holds": self._holds_for(rank)})
 
-        let_go = _last_of(len(wanted), release)
+        let_go = last_of(len(wanted), release)
         if not wanted:
             release()
         for armed in wanted:
@@ -213,7 +169,7 @@ class Injector:
             # The job need not come to it again.
             following = replace(incident, incident=number, is_optional=True)
             self._armed.append(
-                _Armed(
+                Armed(
                     following,
                     self._fault(following),
                     armed.witnesses,
@@ -233,7 +189,7 @@ class Injector:
 
     # ---- incidents ----
 
-    def _on_time(self, armed: _Armed) -> None:
+    def _on_time(self, armed: Armed) -> None:
         if not armed.fault.acts_inside:
             self._fire(armed)
             return
@@ -241,7 +197,7 @@ class Injector:
         for rank in armed.witnesses:
             self._desk.call(rank)
 
-    async def _never_fired(self, armed: _Armed) -> None:
+    async def _never_fired(self, armed: Armed) -> None:
         armed.release()
         incident = armed.incident
         if incident.is_optional:
@@ -253,13 +209,13 @@ class Injector:
             reason=f"never fired: the job ended before {incident.target_text or 'it'} came to {incident.trigger}",
         )
 
-    def _fire(self, armed: _Armed) -> None:
+    def _fire(self, armed: Armed) -> None:
         if armed.fired is None:
             if armed.timer is not None:
                 armed.timer.cancel()
             armed.fired = asyncio.get_running_loop().create_task(self._inject(armed))
 
-    async def _inject(self, armed: _Armed) -> None:
+    async def _inject(self, armed: Armed) -> None:
         incident, fault = armed.incident, armed.fault
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
         step = self._host.watch.last_step + 1 if step is None else step
@@ -283,7 +239,7 @@ class Injector:
             self._order.end(fault)
             self._release(armed, step)
 
-    async def _act(self, armed: _Armed, act: Act, step: int) -> None:
+    async def _act(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         applied = time.monotonic()
         await fault.apply(act, self._host)
@@ -317,7 +273,7 @@ class Injector:
         finally:
             lifetime.cancel()
 
-    async def _verify(self, armed: _Armed, act: Act, step: int) -> None:
+    async def _verify(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         verification = asyncio.create_task(fault.verify(act, self._host, fault.verify_timeout_seconds))
         over = asyncio.create_task(self._over.wait())
@@ -358,7 +314,7 @@ class Injector:
                 await self._host.watch.wait_for_step(step, 3600.0)
                 return
 
-    async def _undo(self, armed: _Armed, act: Act, step: int) -> None:
+    async def _undo(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         try:
             await self._lift(fault, act)
@@ -378,7 +334,7 @@ class Injector:
                 raise
             raise HealError(f"the end of {fault.kind} broke down: {error!r}") from error
 
-    def _release(self, armed: _Armed, step: int) -> None:
+    def _release(self, armed: Armed, step: int) -> None:
         if armed.arrived:
             released = armed.release()
             self._emit("released", step=step, incident=armed.incident.incident, ranks=released)
@@ -387,16 +343,3 @@ class Injector:
 def _seed_of(seed: int, incident: int) -> int:
     """What an incident draws from: its own, so that another one more or less changes nothing."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{incident}:inside".encode()).digest()[:8])
-
-
-def _last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:
-    """Calls `release` when it is called for the last of `count` times: as often as incidents hold the rank."""
-    calls = 0
-
-    def let_go() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            release()
-
-    return let_go

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from chaos.errors import UsageError
@@ -20,12 +21,21 @@ _SCHEDULE_KEYS = ("faults", "profile")
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a log says of the run that it is of. `planned` are its incidents, `injected` where those that fired did."""
+    """What a log says of the run that it is of. `planned` are its incidents, `injected` where those that fired did.
+
+    `started_in` is the folder in which a command was started, None of other jobs.
+    """
 
     experiment: Mapping[str, Any]
     planned: Sequence[Mapping[str, Any]]
     injected: Mapping[int, Event]
     evidence: Mapping[int, Mapping[str, Any]]
+    started_in: str | None = None
+
+    @property
+    def is_command(self) -> bool:
+        """Whether the job is somebody else's."""
+        return bool(self.experiment["job"]["runtime"] == "command")
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recorded:
@@ -38,6 +48,7 @@ class Recorded:
         planned: Sequence[Mapping[str, Any]] | None = None
         injected: dict[int, Event] = {}
         evidence: dict[int, Mapping[str, Any]] = {}
+        started_in: str | None = None
         for event in events:
             if event.job != MAIN_JOB:
                 continue
@@ -46,13 +57,15 @@ class Recorded:
                     experiment = event.fields["experiment"]
                 case "incidents_planned":
                     planned = event.fields["incidents"]
+                case "job_started":
+                    started_in = event.fields.get("started_in")
                 case "injected":
                     injected.setdefault(int(event.fields["incident"]), event)
                 case "verified":
                     evidence.setdefault(int(event.fields["incident"]), event.fields.get("evidence") or {})
         if experiment is None or planned is None:
             raise UsageError("its log does not say what was planned: it was cut off before that, or is of another tool")
-        return cls(experiment, planned, injected, evidence)
+        return cls(experiment, planned, injected, evidence, started_in)
 
 
 def explicit_faults(recorded: Recorded, only: Iterable[int] = ()) -> list[dict[str, Any]]:
@@ -78,8 +91,14 @@ def explicit_faults(recorded: Recorded, only: Iterable[int] = ()) -> list[dict[s
 
 
 def explicit(recorded: Recorded, faults: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """The recorded experiment with `faults` in place of its schedule, as plain values."""
+    """The recorded experiment with `faults` in place of its schedule, as plain values.
+
+    A command runs where it ran: its arguments may name files from there.
+    """
     kept = {key: value for key, value in recorded.experiment.items() if key not in _SCHEDULE_KEYS}
+    if recorded.is_command and recorded.started_in is not None:
+        job = kept["job"]
+        kept["job"] = {**job, "folder": str(Path(recorded.started_in) / (job.get("folder") or "."))}
     return {**kept, "name": name, "faults": [dict(fault) for fault in faults]}
 
 
@@ -92,7 +111,8 @@ def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any
         if steps is not None or seconds is not None:
             fault[name] = f"{steps}steps" if steps is not None else f"{seconds}s"
     kind = registry().get(plan["fault"])
-    if "repair" not in fault and kind is not None and kind.is_loss and plan.get("role") is None:
+    is_repairable = not recorded.is_command and plan.get("role") is None
+    if "repair" not in fault and kind is not None and kind.is_loss and is_repairable:
         fault["repair"] = "none"
     if plan.get("retrigger", "once") != "once":
         fault["retrigger"] = plan["retrigger"]

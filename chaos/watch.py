@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mecefo_runtime.events import Event
 
@@ -24,6 +25,18 @@ class SeenStep:
     def seconds(self) -> float:
         """How long it took."""
         return self.committed_seconds - self.began_seconds
+
+
+def from_commit_to_commit(steps: Iterable[SeenStep]) -> dict[int, float]:
+    """Seconds between the commits of a step and of the one before, where both were seen, by step.
+
+    What a script does outside of the phases that we see in it is part of that.
+    """
+    return {
+        later.step: later.committed_seconds - earlier.committed_seconds
+        for earlier, later in pairwise(steps)
+        if later.step == earlier.step + 1
+    }
 
 
 class Watch:

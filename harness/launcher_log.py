@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+# A progress bar ends its lines with carriage returns only.
+_LINE_END = re.compile(rb"[\r\n]")
 _FAILED = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 
 
@@ -26,8 +28,8 @@ class LauncherLog:
             with self._path.open("rb") as log:
                 log.seek(self._offset)
                 data = log.read()
-        except FileNotFoundError:
+        except OSError:
             return []
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = _LINE_END.split(self._rest + data)
         return [int(match[3]) for line in lines if (match := _FAILED.search(line))]

@@ -133,6 +133,9 @@ class Narrator:
         # A model that is spoilt for good spoils every step from then on.
         return f"{sentence}; the {number}th time in a row" if number & (number - 1) == 0 else None
 
+    def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first that failed"
+
     def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"all ranks go on from the checkpoint of step {event.step}"
 
@@ -168,6 +171,9 @@ class Narrator:
         by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
         # Nobody knows how a rank ended that somebody else started, but whoever could say goodbye ran to its end.
         by_design = by_design or (fields.get("exit") is None and fields.get("exited_pid") in self._finished_pids)
+        if fields.get("role") == "launcher":
+            # What it leaves behind is ended, by itself or by us.
+            self._ending.add(event.job)
         if by_design or fields.get("exit") == 0:
             return None
         who = str(fields.get("role"))

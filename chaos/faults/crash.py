@@ -25,6 +25,9 @@ from chaos.target import Scope
 CRASH_SECONDS = 20.0
 ENDING_SECONDS = 2.0
 LIFT_SECONDS = 2.0
+# One log for each rank of our own runtime, one for all that a command prints.
+LOGS_FOLDER = "logs"
+JOB_LOG = "job.log"
 # The last lines of a rank's log, in which the exception that ended it stands.
 LOG_TAIL_BYTES = 16384
 
@@ -69,7 +72,7 @@ class _Crash(ProcessFault[ParametersT]):
         names = ", ".join(f"{owned}: {words}" for owned, words in zip(act.processes, told, strict=True))
         return {
             "summary": f"{self._what()} on the training thread; gone from the process table: {names}",
-            "seen_in": "process table, and the exit code that its parent told",
+            "seen_in": "process table, and its exit code",
             "seconds": round(seconds, 6),
             "processes": [{**owned.to_dict(), "exit": codes[owned.process]} for owned in act.processes],
         }
@@ -199,15 +202,19 @@ class Raise(_Crash[RaiseParameters]):
         return "the script caught it, or has not come to its end of it"
 
     def _told(self, owned: OwnedProcess, host: Host) -> str:
-        try:
-            tail = _tail(host.run_folder / "logs" / f"rank-{owned.rank}.log")
-        except FileNotFoundError:
+        logs = host.run_folder / LOGS_FOLDER
+        own, of_all = logs / f"rank-{owned.rank}.log", logs / JOB_LOG
+        log = own if own.exists() else of_all
+        if not log.exists():
             return "exit code 1 (it keeps no log here that could name the exception)"
         name = self.parameters.exception.rpartition(".")[2]
-        last = [line for line in tail.splitlines() if name in line and self.parameters.message in line]
-        if not last:
-            raise EffectNotSeen(f"{owned} ended with exit code 1, but its log does not name {self._what()}")
-        return f"exit code 1, and its log ends with '{last[-1].strip()}'"
+        last = [line for line in _tail(log).splitlines() if name in line and self.parameters.message in line]
+        if last:
+            return f"exit code 1, and the log has '{last[-1].strip()}'"
+        if log == of_all:
+            # Somebody else's script may log its errors elsewhere.
+            return f"exit code 1 (logs/{JOB_LOG} does not name the exception)"
+        raise EffectNotSeen(f"{owned} ended with exit code 1, but its log does not name {self._what()}")
 
 
 def _tail(path: Path) -> str:

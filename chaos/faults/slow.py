@@ -7,8 +7,7 @@ in it woke up, and that the steps took that long.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, Fidelity, Host
 from chaos.quantities import SecondsFromZeroText, SecondsText
 from chaos.target import ResolvedTarget, Scope
-from chaos.watch import SeenStep
+from chaos.watch import from_commit_to_commit
 
 EFFECT = "chaos.inside.slow:DelayPhase"
 MAX_DELAY_SECONDS = 60.0
@@ -134,7 +133,7 @@ class _Delay(Fault[DelayParameters]):
             if step in committed and committed[step] < sleep["woke_monotonic"] - CLOCK_SECONDS:
                 early = sleep["woke_monotonic"] - committed[step]
                 raise EffectNotSeen(f"step {step} was committed {early:.3f} s before the rank that slept in it woke up")
-            seconds = _from_commit_to_commit(host.watch.steps).get(step)
+            seconds = from_commit_to_commit(host.watch.steps).get(step)
             if seconds is not None:
                 found.append((sleep, seconds))
         if not found:
@@ -149,7 +148,7 @@ class _Delay(Fault[DelayParameters]):
         self, sleeps: Mapping[int, list[dict[str, Any]]], slow: list[tuple[dict[str, Any], float]], host: Host
     ) -> dict[str, Any]:
         first = min(self._waiting_step(sleep["step"]) for sleep, _ in slow)
-        intervals = _from_commit_to_commit(host.watch.steps)
+        intervals = from_commit_to_commit(host.watch.steps)
         before = [seconds for step, seconds in intervals.items() if first - NUM_STEPS_BEFORE <= step < first]
         slept = [sleep["slept_seconds"] for of_rank in sleeps.values() for sleep in of_rank]
         during = [seconds for _, seconds in slow]
@@ -190,12 +189,3 @@ class SlowCheckpoint(_Delay):
     def _waiting_step(self, step: int) -> int:
         # The step of the checkpoint is committed already; the next one cannot be before the rank is there.
         return step + 1
-
-
-def _from_commit_to_commit(steps: Iterable[SeenStep]) -> dict[int, float]:
-    """Seconds between the commits of a step and of the one before, where both were seen."""
-    return {
-        later.step: later.committed_seconds - earlier.committed_seconds
-        for earlier, later in pairwise(steps)
-        if later.step == earlier.step + 1
-    }

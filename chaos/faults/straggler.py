@@ -24,7 +24,7 @@ from chaos.faults.pause import resume
 from chaos.process_table import STOPPED
 from chaos.quantities import SecondsText
 from chaos.target import ResolvedTarget, Scope
-from chaos.watch import SeenStep
+from chaos.watch import SeenStep, from_commit_to_commit
 from mecefo_runtime.process import ProcessId
 
 EFFECT = "chaos.inside.pace:SlowPace"
@@ -91,7 +91,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             arguments = {"factor": self.parameters.factor}
             self._handles[rank], told = await host.inside.begin(rank, EFFECT, arguments)
             self._padded_ratio = max(self._padded_ratio, float(told["padded_ratio"]))
-        self._steps_before = list(host.watch.steps)[-NUM_STEPS_BEFORE:]
+        self._steps_before = list(host.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
         parameters = self.parameters
         numbers = (parameters.factor, parameters.period, parameters.jitter, parameters.seed)
         whom = [f"{owned.process.pid}:{owned.process.start_ticks}" for owned in act.processes]
@@ -146,7 +146,7 @@ class SlowRank(ProcessFault[SlowParameters]):
         began = time.monotonic()
         lots = random.Random(self.parameters.seed)
         looks: list[tuple[float, dict[OwnedProcess, bool]]] = []
-        while len(looks) < NUM_SAMPLES or len(self._steps_since(host)) < NUM_STEPS:
+        while len(looks) < NUM_SAMPLES or len(from_commit_to_commit(self._steps_since(host))) < NUM_STEPS:
             if time.monotonic() - began > timeout_seconds:
                 break
             states = {owned: owned.process.state() for owned in act.processes}
@@ -166,8 +166,9 @@ class SlowRank(ProcessFault[SlowParameters]):
         Raises:
             EffectNotSeen: too few steps since.
         """
-        before = [step.seconds for step in self._steps_before]
-        during = [step.seconds for step in self._steps_since(host)]
+        before, during = (
+            list(from_commit_to_commit(steps).values()) for steps in (self._steps_before, self._steps_since(host))
+        )
         if len(during) < NUM_STEPS:
             raise EffectNotSeen(f"only {len(during)} steps were committed since, of {NUM_STEPS} needed to judge")
         found: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -81,7 +80,7 @@ class Figures:
     def take(self, step: int) -> dict[str, float | int]:
         """The figures of the step that ends, those that are known, for all ranks together; the next one begins.
 
-        `loss` is the sum over the step's backward passes: what the optimizer was given the gradient of.
+        `loss` is the sum over the step's backward passes: what the optimizer was given the gradient of. It may be NaN.
         """
         told: dict[str, float | int] = {}
         loss = self._loss(step)
@@ -105,8 +104,8 @@ class Figures:
             return None
         if self._losses[0].device.type != "cpu" and step % LOSS_EVERY_STEPS_ON_ACCELERATORS:
             return None
-        loss = math.fsum([loss.item() for loss in self._losses])
-        return loss if math.isfinite(loss) else None
+        # Not math.fsum, which raises where infinities cancel.
+        return sum(loss.item() for loss in self._losses)
 
 
 def num_samples(batch: object) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import socket
 import threading
@@ -54,12 +56,12 @@ class Report:
     def step_committed(self, step: int, now_seconds: float, figures: Mapping[str, float | int]) -> None:
         """Tell that `step` was committed at `now_seconds` (CLOCK_MONOTONIC), by a thread of its own.
 
-        `figures` are finite numbers.
+        A figure that is not finite (a loss that is NaN) is written as Python's `json` does.
         """
         if self._socket is None:
             return
         head, before, after = self._parts
-        fields = ",".join([f'"{name}":{figure!r}' for name, figure in figures.items()])
+        fields = ",".join([f'"{name}":{_number(figure)}' for name, figure in figures.items()])
         when = f'"time":{time.time():.6f},"monotonic":{now_seconds:.6f}'
         self._lines.append(f'{head}{when}{before}"step":{step}{after}{{{fields}}}}}\n')
         if not self._has_lines.is_set():
@@ -96,3 +98,7 @@ class Report:
 
     def _take(self, event: Event) -> None:
         self._lines.append(event.to_json() + "\n")
+
+
+def _number(figure: float | int) -> str:
+    return repr(figure) if math.isfinite(figure) else json.dumps(figure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 
@@ -35,8 +34,7 @@ def optimizer_created(optimizer: Optimizer) -> None:
 
 
 def step_ended(figures: Mapping[str, float | int], step: int | None) -> None:
-    """The script says that a step is over; figures that are not finite are left out."""
+    """The script says that a step is over."""
     found = begin(is_explicit=True)
     if found is not None:
-        finite = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
-        found.step_ended(finite, step)
+        found.step_ended(figures, step)

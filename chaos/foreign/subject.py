@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -23,14 +24,18 @@ _WRAPPERS = {
 
 
 class ForeignSubject:
-    """Looks anew at every call: nothing is kept alive that the script lets go, and no step pays for it.
+    """Looks when it is asked: nothing is kept alive that the script lets go, and no step pays for it.
 
     Names are those of the state dict of the script's model. Of several models, each one's begin with its class; a
-    parameter in no module is `parameter.GROUP.INDEX` of its optimizer.
+    parameter in no module is `parameter_NUMBER`, counted from 0 in the order in which the optimizers have them.
     """
 
     def __init__(self, optimizers: Callable[[], Iterable[Optimizer]]) -> None:
         self._optimizers = optimizers
+        # The models that were found last, and for which parameters (by id): to go through all objects of the process
+        # takes as long as many steps do, and would be taken for an effect of the fault.
+        self._found: list[weakref.ref[nn.Module]] = []
+        self._found_for: list[int] = []
 
     def modules(self) -> Mapping[str, nn.Module]:
         """All modules of the models that the optimizers train, by name; a model itself is named by its class."""
@@ -72,10 +77,12 @@ class ForeignSubject:
         for module_name, module in self._named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 names.setdefault(parameter, f"{module_name}.{name}" if module_name else name)
+        num_loose = 0
         for optimizer in self._optimizers():
-            for group_index, group in enumerate(optimizer.param_groups):
-                for index, parameter in enumerate(group["params"]):
-                    names.setdefault(parameter, f"parameter.{group_index}.{index}")
+            for loose in _parameters(optimizer):
+                if loose not in names:
+                    names[loose] = f"parameter_{num_loose}"
+                    num_loose += 1
         return names
 
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -90,6 +97,14 @@ class ForeignSubject:
 
     def _models(self) -> list[nn.Module]:
         """The outermost modules with parameters that an optimizer has, in the order of these; wrappers left out."""
+        wanted = [id(parameter) for optimizer in self._optimizers() for parameter in _parameters(optimizer)]
+        models = [model for found in self._found if (model := found()) is not None]
+        if wanted != self._found_for or len(models) < len(self._found):
+            models = self._find_models()
+            self._found, self._found_for = [weakref.ref(model) for model in models], wanted
+        return models
+
+    def _find_models(self) -> list[nn.Module]:
         order: dict[int, int] = {}
         for optimizer in self._optimizers():
             for parameter in _parameters(optimizer):

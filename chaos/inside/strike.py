@@ -98,9 +98,14 @@ class Strike(Effect):
     def _tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
         """The tensors of what the rank computes with, frozen parameters and what has no gradient yet left out."""
         modules = self._trained.modules()
-        depth = 2 if kind == "optimizer" else 1
         found = self._trained.tensors(kind)
-        return {name: tensor for name, tensor in found.items() if name.rsplit(".", depth)[0] in modules}
+        parameters = {name: name.rpartition(".")[0] if kind == "optimizer" else name for name in found}
+        return {
+            name: tensor
+            for name, tensor in found.items()
+            # One without a dot is no part of anything that could be held here and not be computed with.
+            if "." not in parameters[name] or parameters[name].rpartition(".")[0] in modules
+        }
 
     def _mark(self, name: str, tensor: Tensor) -> Mark:
         """Strike `tensor`: the elements and bits are drawn now."""

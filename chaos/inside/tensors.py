@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
+from chaos.inside.gradients import PHASES
 from chaos.inside.shadow import Shadow, Update
 from chaos.inside.strike import Strike
 from chaos.inside.values import is_same_bits, most_different, read, shown, write
 
 # A value that changed no output of so many forward passes is called masked.
 MAX_FORWARDS = 16
+_BEFORE_FORWARD = ("data", "forward")
 
 
 class StrikeParameters(Strike):
@@ -25,7 +28,8 @@ class StrikeParameters(Strike):
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
         """Strike, and hook the module."""
-        tensors = self._tensors("parameters")
+        modules = self._trained.modules()
+        tensors = {name: tensor for name, tensor in self._tensors("parameters").items() if _path(name, modules)}
         self._name = self._aim.tensor_of(tensors, "parameters", self._rng)
         mark = self._struck = self._mark(self._name, tensors[self._name])
         # As they are, and as they would be: the optimizer may change both before they are used.
@@ -33,6 +37,8 @@ class StrikeParameters(Strike):
         self._shadow_before: Shadow | None = None
         self._was_there = False
         self._num_forwards = self._num_passes = 0
+        # The first step all of whose forward passes come after this.
+        self._whole_step = step if phase in _BEFORE_FORWARD else step + 1
         # The next announcement is of a later phase.
         self._announced(step, phase)
         self._watch(self._trained)
@@ -46,12 +52,10 @@ class StrikeParameters(Strike):
             self._watch(subject)
 
     def _watch(self, subject: Subject) -> None:
-        modules = subject.modules()
-        parts = self._name.split(".")
-        ancestors = [name for end in range(1, len(parts)) if (name := ".".join(parts[:end])) in modules]
-        if not ancestors:
+        path = _path(self._name, subject.modules())
+        if not path:
             return
-        owner, root = modules[ancestors[-1]], modules[ancestors[0]]
+        root, owner = path[0], path[-1]
         if self._is_sticky:
             self._hook(owner.register_forward_pre_hook(lambda *_: self._stick()))
             self._hook(root.register_forward_pre_hook(lambda *_: self._stick()))
@@ -75,6 +79,10 @@ class StrikeParameters(Strike):
         tensor = self._tensor()
         if tensor is None:
             return
+        if phase in PHASES and step >= self._whole_step:
+            self._look_at_gradient()
+            # Once a step, and before the gradient is mixed with the peers'.
+            self._whole_step = step + 1
         if phase == "commit" and self._was_there:
             self._follow(tensor)
         self._stick()
@@ -116,8 +124,17 @@ class StrikeParameters(Strike):
         self._tell("restored", struck=self._struck.description)
         return False
 
+    def _look_at_gradient(self) -> None:
+        """Of what is computed with without a call of its module, or by one of several parts: its gradient shows it."""
+        gradient = self._trained.tensors("gradients").get(self._name)
+        if self._num_forwards or gradient is None or not self._is_there():
+            return
+        if bool((read(gradient, self._struck.indices) != 0).any()):
+            receiver = "its gradient is not zero: a forward pass computed with it"
+            self._tell("consumed", struck=self._struck.description, receiver=receiver)
+
     def _look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self._is_there():
+        if next(module.children(), None) is not None or not self._is_there():
             return
         self._num_forwards += 1
         told = {"struck": self._struck.description, "num_forwards": self._num_forwards}
@@ -129,7 +146,7 @@ class StrikeParameters(Strike):
 
     def _change_of_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> dict[str, Any] | None:
         """In what the module's output differs from that with the elements as they would be; None: in nothing."""
-        if not isinstance(output, Tensor) or next(module.children(), None) is not None:
+        if not isinstance(output, Tensor):
             return None
         local = self._name.rpartition(".")[2]
         clean = module.get_parameter(local).data.clone()
@@ -150,6 +167,18 @@ class StrikeParameters(Strike):
             "largest_change": shown(float(gaps.max())),
             "largest_value": shown(float(other.abs().max())),
         }
+
+
+def _path(name: str, modules: Mapping[str, nn.Module]) -> list[nn.Module]:
+    """The modules around the parameter `name`, outermost first, as far as they are known.
+
+    One without a dot is the outermost module's own, which comes first in `modules`; or nobody's.
+    """
+    parts = name.split(".")
+    if len(parts) == 1:
+        first = next(iter(modules.values()), None)
+        return [first] if first is not None and name in first._parameters else []
+    return [modules[outer] for end in range(1, len(parts)) if (outer := ".".join(parts[:end])) in modules]
 
 
 class StrikeOptimizer(Strike):

@@ -19,22 +19,26 @@ import chaos
 from chaos.command_job import CommandConfig, command_text
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.faults.crash import JOB_LOG
 from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig, Outcome
+from harness.backends.exits import exit_of
 from harness.backends.marked import listener_on, marked_processes, read_environment
 from harness.hub import Hub
-from harness.words import exit_text
+from harness.launcher_log import LauncherLog
+from harness.words import count, exit_text
 from mecefo_runtime.events import Emitter, Event
 from mecefo_runtime.process import ProcessId
 from mecefo_runtime.wire import Message
 
-JOB_LOG = "job.log"
 SITE_FOLDER = Path(chaos.__file__).parent / "foreign" / "site"
 STOP_TIMEOUT_SECONDS = 5.0
 # What the command started may end on its own after it; and what it said last may still be on the way.
 FAREWELL_SECONDS = 3.0
 # Each look goes through all processes of the machine.
 POLL_SECONDS = 0.1
+# How soon a launcher's word on who failed is heard: a line of its log.
+BLAME_POLL_SECONDS = 0.05
 _LOG_TAIL_BYTES = 4096
 _LOG_TAIL_LINES = 8
 _PR_SET_PDEATHSIG = 1
@@ -118,6 +122,9 @@ class CommandRun:
         self._num_steps = 0
         self._exits: dict[int, asyncio.Task[None]] = {}
         self._waiting: asyncio.Task[None] | None = None
+        self._launcher_log = LauncherLog(log)
+        # Of all starts: a launcher blames by pid, when the rank may have been started again.
+        self._rank_of_pid: dict[int, int] = {}
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._is_stopping = False
 
@@ -207,6 +214,7 @@ class CommandRun:
             self._emitter.emit("attempt_started", attempt_number=attempt, world_size=world_size)
         owned = OwnedProcess("rank", process, rank=rank, node=node)
         self._ranks[rank] = owned
+        self._rank_of_pid[process.pid] = rank
         self._emit_start(owned, started_rank=rank, rank_attempt=attempt)
         if process.pid not in self._exits:
             self._exits[process.pid] = asyncio.create_task(self._tell_exit(owned, attempt))
@@ -236,14 +244,19 @@ class CommandRun:
         """Nothing: the command's own launcher repairs, or nobody."""
 
     async def _wait_for_end(self, child: asyncio.subprocess.Process) -> None:
-        code = await child.wait()
+        ending = asyncio.create_task(child.wait())
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=BLAME_POLL_SECONDS)
+            self._tell_culprits()
+        code = await ending
         if self._launcher is not None:
             process = self._launcher.process
             self._emitter.emit("process_exited", role="launcher", exited_pid=process.pid, exit=code)
             self._launcher = None
         await self._until_gone(FAREWELL_SECONDS)
-        if not self._is_stopping:
-            self._kill_marked()
+        if not self._is_stopping and (left := self._kill_marked()):
+            message = f"the command is over: {count(left, 'process')} that it left running ended by chaos"
+            self._emitter.emit("warning", message=message)
         await self._hub.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
@@ -272,30 +285,23 @@ class CommandRun:
             self._outcome.set_result(outcome)
 
     async def _tell_exit(self, owned: OwnedProcess, attempt: int) -> None:
-        """Say so when a rank ends; with which code only its parent knows."""
-        try:
-            descriptor = os.pidfd_open(owned.process.pid)
-        except ProcessLookupError:
-            descriptor = -1
-        if descriptor >= 0:
-            ended = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            loop.add_reader(descriptor, ended.set)
-            try:
-                if owned.process.is_running():
-                    await ended.wait()
-            finally:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
+        """Say so when a rank ends."""
+        code = await exit_of(owned.process)
         self._exits.pop(owned.process.pid, None)
         self._emitter.emit(
             "process_exited",
             role="rank",
             exited_pid=owned.process.pid,
-            exit=None,
+            exit=code,
             exited_rank=owned.rank,
             rank_attempt=attempt,
         )
+
+    def _tell_culprits(self) -> None:
+        """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can strike."""
+        for pid in self._launcher_log.new_culprits():
+            if (rank := self._rank_of_pid.get(pid)) is not None:
+                self._emitter.emit("culprit_named", ranks=[rank], how="torchrun")
 
     # ---- stopping ----
 
@@ -325,12 +331,12 @@ class CommandRun:
             known.get(process, OwnedProcess("launcher", process)) for process in marked_processes(self._run_id)
         )
 
-    def _kill_marked(self) -> bool:
-        """SIGKILL to all that carries our mark; returns whether there was anything."""
+    def _kill_marked(self) -> int:
+        """SIGKILL to all that carries our mark; returns how many there were."""
         left = marked_processes(self._run_id)
         for process in left:
             process.signal(signal.SIGKILL)
-        return bool(left)
+        return len(left)
 
     async def _until_gone(self, timeout_seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_seconds

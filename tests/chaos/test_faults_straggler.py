@@ -30,7 +30,7 @@ from tests.chaos.one_rank import REPOSITORY, OneRank
 pytestmark = pytest.mark.unit
 
 # So many steps before it that there is something to compare with.
-LATER = Trigger(step=21)
+LATER = Trigger(step=22)
 # Begins, and stops nobody.
 IDLE = "import sys; print('cycling', flush=True); sys.stdin.read()"
 

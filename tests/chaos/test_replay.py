@@ -83,3 +83,15 @@ def test_what_the_fault_drew_itself_is_pinned():
 def test_a_log_without_a_plan_cannot_be_replayed():
     with pytest.raises(UsageError, match="does not say what was planned"):
         Recorded.of([event("run_started", experiment={})])
+
+
+@pytest.mark.parametrize(("folder", "where"), [(None, "/work"), ("training", "/work/training"), ("/other", "/other")])
+def test_a_command_is_run_where_it_was_and_is_not_repaired(folder, where):
+    job = {"runtime": "command", "command": ["python", "train.py"], "gpus_per_node": 2, "folder": folder}
+    recording, planned = recorded(
+        {"kind": "kill-process", "at": "step=10"}, job=job, injected=[event("job_started", started_in="/work")]
+    )
+    experiment, again = replayed(recording)
+    assert [core(incident) for incident in again] == [core(incident) for incident in planned]
+    assert experiment.job.folder == where
+    assert experiment.job.command == job["command"]

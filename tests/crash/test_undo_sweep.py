@@ -63,8 +63,9 @@ def test_killed_at_every_point(tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_every_kind_at_every_point_a_hundred_times(tmp_path):
-    code, rows = sweep(tmp_path, "--times", "100")
+def test_every_kind_at_every_point(tmp_path):
+    # A hundred times each takes hours: `python -m benchmarks.undo_sweep --times 100`.
+    code, rows = sweep(tmp_path, "--times", "1")
     assert code == 0
     assert {kind for kind, _ in rows} == set(kinds_with_undo())
     assert not {key: row for key, row in rows.items() if row["clean"] != row["reached"]}

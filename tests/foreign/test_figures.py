@@ -1,5 +1,7 @@
 """The figures of a step that can be seen, and that what cannot be known is left out."""
 
+import math
+
 import pytest
 import torch
 
@@ -89,13 +91,19 @@ def test_a_backward_pass_that_is_given_a_gradient_has_no_loss(tensors, gradients
     assert figures.take(1) == {}
 
 
-def test_a_loss_that_is_scaled_or_no_number_is_not_told():
+def test_a_loss_that_is_scaled_is_not_told():
     figures = Figures()
-    figures.backward(torch.tensor(float("nan")), None)
-    assert figures.take(1) == {}
     figures.is_scaled = True
     figures.backward(LOSS, None)
-    assert figures.take(2) == {}
+    assert figures.take(1) == {}
+
+
+@pytest.mark.parametrize("losses", [("nan",), ("1.5", "nan"), ("inf", "-inf")], ids=str)
+def test_a_loss_that_is_no_number_is_told(losses):
+    figures = Figures()
+    for loss in losses:
+        figures.backward(torch.tensor(float(loss)), None)
+    assert math.isnan(figures.take(1)["loss"])
 
 
 def test_loaders_that_are_never_trained_from_fill_no_memory():

@@ -102,9 +102,41 @@ def test_a_model_of_a_part_of_the_parameters_is_no_second_model():
 
 def test_parameters_of_no_module_have_their_place_in_the_optimizer():
     loose = torch.zeros(2, requires_grad=True)
-    subject = ForeignSubject(lambda: [torch.optim.SGD([{"params": [loose]}], lr=0.1)])
-    assert list(subject.tensors("parameters")) == ["parameter.0.0"]
+    other = torch.zeros(2, requires_grad=True)
+    optimizers = [torch.optim.SGD([{"params": [loose]}], lr=0.1), torch.optim.SGD([loose, other], lr=0.1)]
+    subject = ForeignSubject(lambda: optimizers)
+    assert list(subject.tensors("parameters")) == ["parameter_0", "parameter_1"]
     assert subject.tensors("gradients") == {}
+
+
+def test_a_model_that_takes_the_place_of_another_is_found():
+    models, optimizers = [nn.Linear(1, 1)], []
+    optimizers.append(torch.optim.SGD(models[0].parameters(), lr=0.1))
+    subject = ForeignSubject(lambda: optimizers)
+    assert subject.modules()["Linear"] is models[0]
+    models[:] = [nn.Conv1d(1, 1, 1)]
+    optimizers[:] = [torch.optim.SGD(models[0].parameters(), lr=0.1)]
+    assert list(subject.modules()) == ["Conv1d"]
+    # A part that is put in its place later, with the parameters that the optimizer has.
+    sequence = nn.Sequential(nn.Linear(1, 1))
+    optimizers[:] = [torch.optim.SGD(sequence.parameters(), lr=0.1)]
+    assert "0" in subject.modules()
+    sequence.append(nn.ReLU())
+    assert subject.modules()["1"] is sequence[1]
+
+
+def test_who_updates_a_parameter():
+    model = Tower()
+    embedding = torch.optim.SGD(model.embed.parameters(), lr=0.1)
+    body = torch.optim.Adam(model.body.parameters())
+    wrapped = DistributedDataParallel(model)
+    subject = ForeignSubject(lambda: [embedding, body])
+    assert subject.updater("embed.weight") == (embedding, model.embed.weight, 0)
+    optimizer, parameter, first = subject.updater("body.0.bias")
+    assert optimizer is body and parameter is model.body[0].bias and first == 0
+    with pytest.raises(LookupError, match=r"no optimizer here updates a parameter head\.weight"):
+        subject.updater("head.weight")
+    del wrapped
 
 
 def test_steps_of_an_optimizer_by_its_own_count():

@@ -42,3 +42,11 @@ def test_it_reads_what_is_new_and_only_whole_lines(tmp_path):
     assert follower.new_culprits() == []
     log.write_text("training\n" + line + line.replace("88", "91"))
     assert follower.new_culprits() == [91]
+
+
+@pytest.mark.unit
+def test_a_progress_bar_in_the_same_log_hides_nobody(tmp_path):
+    log = tmp_path / "job.log"
+    bar = "".join(f"{step}%\r" for step in range(100))
+    log.write_text(bar + "E1121 15:47 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 88) of binary: python\n")
+    assert LauncherLog(log).new_culprits() == [88]

@@ -186,3 +186,18 @@ def test_what_gloo_says_is_told_without_its_guesses():
 def test_a_run_that_failed_says_why():
     assert Narrator().tell(event("run_ended", reason="failed", message="disk full")) == "run failed: disk full"
     assert Narrator().tell(event("run_ended", reason="completed", message="")) is None
+
+
+class TestCommands:
+    """What is said of somebody else's job."""
+
+    def test_whom_its_launcher_blames(self):
+        named = event("culprit_named", ranks=[1], how="torchrun")
+        assert Narrator().tell(named) == "torchrun names rank 1 as the first that failed"
+
+    def test_what_ends_after_its_own_process_is_no_surprise(self):
+        narrator = Narrator()
+        rank = event("process_exited", role="rank", exited_rank=3, exited_pid=7, exit=-9)
+        assert narrator.tell(rank) is not None
+        narrator.tell(event("process_exited", role="launcher", exited_pid=6, exit=-9))
+        assert narrator.tell(rank) is None

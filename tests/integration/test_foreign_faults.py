@@ -1,0 +1,125 @@
+"""Faults inside somebody else's script under `chaos run FAULT -- COMMAND`: what is seen of them, and whom is blamed."""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import run_chaos
+
+pytestmark = pytest.mark.integration
+
+TRAINING = str(Path(__file__).parent / "foreign_training.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+RANKS = ("--nproc-per-node", "2")
+
+
+@pytest.fixture
+def plain(tmp_path):
+    return (sys.executable, TRAINING, "30", str(tmp_path / "c.pt"))
+
+
+@pytest.fixture
+def restarting(tmp_path, monkeypatch):
+    """Two ranks under torchrun, which starts them again once, from a checkpoint."""
+    # See tests/integration/test_foreign.py.
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return (*TORCHRUN, *RANKS, "--max-restarts", "1", TRAINING, "30", str(tmp_path / "c.pt"))
+
+
+class TestTensors:
+    """Wrong values in a script's own tensors: its own optimizer is asked what it made of them, and would have."""
+
+    @pytest.mark.parametrize(
+        ("fault", "parameters"),
+        [
+            ("scale", ("-p", "where=gradients")),
+            ("bit-flip", ("-p", "where=gradients", "-p", "bit=exponent")),
+            ("scale", ("-p", "where=optimizer")),
+            ("stale-gradient", ()),
+        ],
+        ids=["scale", "bit-flip", "optimizer", "stale"],
+    )
+    def test_the_optimizer_takes_them_in(self, tmp_path, plain, fault, parameters):
+        run = run_chaos(tmp_path, fault, "--at", "step=8", *parameters, command=plain)
+        assert run.exit_code == 0, run.summary["reasons"]
+        (told,) = run.one("verified").fields["evidence"]["ranks"]
+        assert told["outcome"] == "consumed"
+        update = told["update"]
+        assert update["parameter_actual"] == pytest.approx(update["parameter_struck"], rel=1e-5)
+        assert update["parameter_actual"] != update["parameter_clean"]
+        assert run.summary["steps_committed"] == 30
+
+    def test_a_gradient_of_one_replica_is_struck_after_the_reduction(self, tmp_path, restarting):
+        run = run_chaos(tmp_path, "set-inf", "--at", "step=8", "--on", "rank=1", command=restarting)
+        (told,) = run.one("verified").fields["evidence"]["ranks"]
+        assert (told["rank"], told["outcome"], told["phase"]) == (1, "consumed", "optimizer")
+        assert run.summary["attempts"] == 1
+
+    def test_a_loss_that_is_no_number_fails_the_run(self, tmp_path, plain):
+        run = run_chaos(tmp_path, "set-nan", "--at", "step=8", command=plain)
+        assert run.exit_code == 1
+        assert run.summary["reasons"][0] == "the training loss is not a finite number from step 9 on"
+        losses = {event.step: event.fields["loss"] for event in run.of("step_committed")}
+        assert math.isfinite(losses[8]) and math.isnan(losses[9])
+        assert run.summary["final_loss"] is None
+
+    def test_and_ends_it_where_that_was_asked_for(self, tmp_path, plain):
+        # JSON is YAML.
+        command = str(list(plain)).replace("'", '"').replace('"30"', '"100000"')
+        tmp_path.joinpath("e.yaml").write_text(
+            f"name: halting\nhalt: [training_loss is nan]\nfaults: [{{kind: set-nan, at: step=8}}]\n"
+            f"job: {{runtime: command, command: {command}}}\n"
+        )
+        run = run_chaos(tmp_path, "e.yaml")
+        assert (run.exit_code, run.summary["verdict"]) == (2, "halted")
+        assert run.of("halted")[0].step == 9
+
+
+class TestCrashes:
+    """Ends of ranks whose parent is not ours: seen by their exit codes, and the launcher says who was first."""
+
+    @pytest.mark.parametrize(
+        ("fault", "code", "words"),
+        [
+            ("segfault", -11, "ended by SIGSEGV"),
+            ("raise", 1, "RuntimeError: injected by chaos"),
+            ("exit", 1, "_exit(1)"),
+        ],
+    )
+    def test_of_a_script_without_a_launcher(self, tmp_path, plain, fault, code, words):
+        run = run_chaos(tmp_path, fault, "--at", "step=8,phase=backward", command=plain)
+        assert (run.exit_code, run.summary["steps_committed"]) == (1, 7)
+        evidence = run.one("verified").fields["evidence"]
+        assert words in evidence["summary"]
+        assert [process["exit"] for process in evidence["processes"]] == [code]
+        assert run.of("culprit_named") == []
+        assert run.summary["incidents"][0]["diagnosis"]["score"] == "none"
+
+    def test_torchrun_names_the_rank_whose_process_failed_first(self, tmp_path, restarting):
+        run = run_chaos(tmp_path, "raise", "--at", "step=8", "--on", "rank=1", command=restarting)
+        assert run.exit_code == 0, run.summary["reasons"]
+        assert [process["exit"] for process in run.one("verified").fields["evidence"]["processes"]] == [1]
+        assert_named_as_in_the_log(run)
+
+    def test_and_the_one_that_was_killed(self, tmp_path):
+        command = (*TORCHRUN, *RANKS, TRAINING, "30", str(tmp_path / "c.pt"))
+        run = run_chaos(tmp_path, "kill-process", "--at", "step=8", "--on", "rank=1", command=command)
+        assert_named_as_in_the_log(run)
+
+
+def assert_named_as_in_the_log(run):
+    """That the diagnosis is torchrun's own: it may have found the other rank first, which ends of the lost peer."""
+    (named,) = run.of("culprit_named")
+    pid = int(re.search(r"failed \(exitcode: .*\(pid: (\d+)\)", (run.folder / "logs/job.log").read_text())[1])
+    starts = {event.fields["started_pid"]: event.fields.get("started_rank") for event in run.of("process_started")}
+    assert named.fields == {"ranks": [starts[pid]], "how": "torchrun"}
+    diagnosis = run.summary["incidents"][0]["diagnosis"]
+    is_right = starts[pid] == 1
+    assert (diagnosis["struck"], diagnosis["named"]) == ([1], [starts[pid]])
+    assert diagnosis["score"] == ("right" if is_right else "wrong")
+    if is_right:
+        seconds = named.monotonic_seconds - run.one("injected").monotonic_seconds
+        assert (diagnosis["how"], diagnosis["seconds"]) == ("torchrun", pytest.approx(seconds))
