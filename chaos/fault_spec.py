@@ -14,7 +14,7 @@ from chaos.recurrence import MAX_INCIDENTS, Rate, Recurrence, default_first
 from chaos.trigger import Duration, Trigger
 
 # What can be said of every fault. A fault's own parameters have other names.
-FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger")
+FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger", "draw")
 
 
 class FaultSpec(Said):
@@ -22,8 +22,9 @@ class FaultSpec(Said):
 
     `lifetime` (`for`) None is the kind's own; `repair` None is what is usual for it, see `chaos.schedule`. With `every`
     or `rate` it fires again and again, and `at` is when it may do so first. `retrigger` says at which attempts of the
-    job's launcher it fires: `once`, `every-attempt`, or so many. `parameters` are the fault's own; in a file they stand
-    beside the other keys.
+    job's launcher it fires: `once`, `every-attempt`, or so many. What the fault draws when it fires, such as an element
+    of a tensor, it draws as incident `draw` of the run would; None: as the incident that it is. `parameters` are the
+    fault's own; in a file they stand beside the other keys.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class FaultSpec(Said):
     count: int | None = Field(default=None, ge=1, le=MAX_INCIDENTS)
     within: DurationText | None = None
     retrigger: RetriggerText = "once"
+    draw: int | None = Field(default=None, ge=0, lt=10**6)
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -88,4 +90,5 @@ class FaultSpec(Said):
         texts = {key: str(value) for key, value in given.items() if value is not None}
         count = {} if self.count is None else {"count": self.count}
         retrigger = {} if self.retrigger == "once" else {"retrigger": self.retrigger}
-        return {"kind": self.kind, **texts, **count, **retrigger, **self.parameters}
+        draw = {} if self.draw is None else {"draw": self.draw}
+        return {"kind": self.kind, **texts, **count, **retrigger, **draw, **self.parameters}

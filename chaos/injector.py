@@ -167,7 +167,7 @@ class Injector:
             armed.is_superseded = True
             number = max(other.incident.incident for other in self._armed) + 1
             # The job need not come to it again.
-            following = replace(incident, incident=number, is_optional=True)
+            following = replace(incident, incident=number, draw=None, is_optional=True)
             self._armed.append(
                 Armed(
                     following,
@@ -184,7 +184,7 @@ class Injector:
     def _fault(self, incident: Incident) -> Fault[Any]:
         kind = self._faults[incident.fault]
         fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
-        fault.seed = _seed_of(self._seed, incident.incident)
+        fault.seed = _seed_of(self._seed, incident.lot)
         return fault
 
     # ---- incidents ----

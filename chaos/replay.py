@@ -29,7 +29,6 @@ class Recorded:
     experiment: Mapping[str, Any]
     planned: Sequence[Mapping[str, Any]]
     injected: Mapping[int, Event]
-    evidence: Mapping[int, Mapping[str, Any]]
     started_in: str | None = None
 
     @property
@@ -47,7 +46,6 @@ class Recorded:
         experiment: Mapping[str, Any] | None = None
         planned: Sequence[Mapping[str, Any]] | None = None
         injected: dict[int, Event] = {}
-        evidence: dict[int, Mapping[str, Any]] = {}
         started_in: str | None = None
         for event in events:
             if event.job != MAIN_JOB:
@@ -61,11 +59,9 @@ class Recorded:
                     started_in = event.fields.get("started_in")
                 case "injected":
                     injected.setdefault(int(event.fields["incident"]), event)
-                case "verified":
-                    evidence.setdefault(int(event.fields["incident"]), event.fields.get("evidence") or {})
         if experiment is None or planned is None:
             raise UsageError("its log does not say what was planned: it was cut off before that, or is of another tool")
-        return cls(experiment, planned, injected, evidence, started_in)
+        return cls(experiment, planned, injected, started_in)
 
 
 def explicit_faults(recorded: Recorded, only: Iterable[int] = ()) -> list[dict[str, Any]]:
@@ -116,9 +112,9 @@ def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any
         fault["repair"] = "none"
     if plan.get("retrigger", "once") != "once":
         fault["retrigger"] = plan["retrigger"]
-    # What the fault itself drew, such as an element of a tensor, it says in its evidence.
-    drawn = recorded.evidence.get(number, {}).get("drawn") or {}
-    fault |= {key: value for key, value in plan["parameters"].items() if value is not None} | dict(drawn)
+    # What the fault itself draws when it fires, such as an element of a tensor, is drawn as it was.
+    fault["draw"] = int(plan.get("draw", number))
+    fault |= {key: value for key, value in plan["parameters"].items() if value is not None}
     return [{**fault, **({"on": target} if target is not None else {})} for target in _targets(plan)]
 
 

@@ -40,7 +40,7 @@ class Incident:
 
     `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
     or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
-    attempts of the job's launcher it fires: `once`, `every-attempt`, or so many.
+    attempts of the job's launcher it fires: `once`, `every-attempt`, or so many. `draw`: the incident that it repeats.
     """
 
     incident: int
@@ -54,6 +54,12 @@ class Incident:
     lifetime: Duration | None = None
     is_optional: bool = False
     retrigger: str | int = "once"
+    draw: int | None = None
+
+    @property
+    def lot(self) -> int:
+        """What its own random numbers are called: its number, or that of the incident which it repeats."""
+        return self.incident if self.draw is None else self.draw
 
     def __str__(self) -> str:
         said = [f"incident {self.incident}: {self.fault} on {self.target_text} at {self.trigger}"]
@@ -87,6 +93,7 @@ class Incident:
             "repair_steps": self.repair.steps if self.repair is not None else None,
             "repair_seconds": self.repair.seconds if self.repair is not None else None,
             "retrigger": self.retrigger,
+            "draw": self.lot,
             "is_optional": self.is_optional,
         }
 
@@ -129,6 +136,7 @@ class _Draft:
     lifetime: Duration | None
     parameters: Mapping[str, Any]
     retrigger: str | int = "once"
+    draw: int | None = None
     is_optional: bool = False
     may_be_left_out: bool = False
 
@@ -235,6 +243,7 @@ def _firings(
             lifetime=fault.lifetime or kind.default_lifetime if kind.has_lifetime else None,
             parameters=fault.parameters,
             retrigger=fault.retrigger,
+            draw=fault.draw,
             is_optional=recurrence is not None and (recurrence.is_by_time or experiment.job.steps is None),
             may_be_left_out=fault.rate is not None,
         )
@@ -332,6 +341,7 @@ def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Col
         lifetime=draft.lifetime,
         is_optional=draft.is_optional,
         retrigger=draft.retrigger,
+        draw=draft.draw,
     )
     here = Placed(anywhere, draft.key, draft.interval)
     taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)

@@ -71,13 +71,13 @@ def test_a_single_incident():
         explicit_faults(recording, [7])
 
 
-def test_what_the_fault_drew_itself_is_pinned():
-    recording, _ = recorded(
-        {"kind": "kill-process", "on": "rank=1", "at": "step=100"},
-        injected=[event("verified", incident=0, evidence={"drawn": {"bit": 12}})],
-    )
-    (fault,) = explicit_faults(recording)
-    assert fault["bit"] == 12
+def test_what_the_fault_draws_itself_is_drawn_again():
+    recording, planned = recorded({"kind": "kill-process", "at": "step=100"}, {"kind": "bit-flip", "at": "step=200"})
+    _, (only,) = replayed(recording, only=[1])
+    assert (only.incident, only.lot) == (0, planned[1].lot)
+    # Also of a replay of the replay.
+    again, _ = recorded({**explicit_faults(recording, [1])[0]})
+    assert explicit_faults(again)[0]["draw"] == 1
 
 
 def test_a_log_without_a_plan_cannot_be_replayed():

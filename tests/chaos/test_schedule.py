@@ -65,6 +65,7 @@ class TestPlan:
             "repair_steps": 60,
             "repair_seconds": None,
             "retrigger": "once",
+            "draw": 0,
             "is_optional": False,
         }
 
