@@ -41,6 +41,7 @@ class Incident:
     `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
     or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
     attempts of the job's launcher it fires: `once`, `every-attempt`, or so many. `draw`: the incident that it repeats.
+    `may_be_left_out`: chance chose its moment; where limits forbid it then, it is left out.
     """
 
     incident: int
@@ -55,6 +56,7 @@ class Incident:
     is_optional: bool = False
     retrigger: str | int = "once"
     draw: int | None = None
+    may_be_left_out: bool = False
 
     @property
     def lot(self) -> int:
@@ -342,6 +344,7 @@ def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Col
         is_optional=draft.is_optional,
         retrigger=draft.retrigger,
         draw=draft.draw,
+        may_be_left_out=draft.may_be_left_out,
     )
     here = Placed(anywhere, draft.key, draft.interval)
     taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)

@@ -393,6 +393,14 @@ def test_beyond_the_caps_nothing_is_done(tmp_path):
     assert {json.loads(line)["incident"] for line in stage.path.read_text().splitlines()} == {0, 2}
 
 
+def test_what_chance_put_beyond_the_caps_is_left_out(tmp_path):
+    drawn = replace(incident(), may_be_left_out=True)
+    stage = Stage(tmp_path, drawn, may_fire=lambda struck, firing: "1 rank is enough")
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace == ["held", "not_due", "release 2", "released"]
+    assert stage.fields("not_due") == {"incident": 0, "reason": "1 rank is enough"}
+
+
 def test_a_fault_that_breaks_down_is_undone_and_lets_go(tmp_path):
     stage = Stage(tmp_path, failing="apply", error=ZeroDivisionError("a mistake in the fault"))
     with pytest.raises(ZeroDivisionError):
