@@ -80,7 +80,7 @@ def diagnose(events: Iterable[Event], incidents: Sequence[Incident]) -> Diagnose
     num_false = 0
     for event in sorted(events, key=lambda event: event.monotonic_seconds):
         at = event.monotonic_seconds
-        for culprit in _culprits(event):
+        for culprit in _culprits(event, [diagnosis.struck for diagnosis in found.values()]):
             before = [number for injected, number in begun if injected <= at and number in found]
             if not before:
                 num_false += 1
@@ -111,8 +111,13 @@ def _struck(incident: Incident) -> frozenset[Culprit]:
     return frozenset([COORDINATOR]) if incident.target == f"role={COORDINATOR}" else frozenset()
 
 
-def _culprits(event: Event) -> Iterable[Culprit]:
+def _culprits(event: Event, struck: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
     if event.job != MAIN_JOB:
+        return
+    ends = frozenset[Culprit](int(rank) for link in event.fields.get("cut_links") or () for rank in link)
+    if ends in struck:
+        # It named the very link. That it did without one of the ends is its answer to it, no accusation.
+        yield from sorted(ends, key=str)
         return
     if event.kind == "coordinator_restarted":
         yield COORDINATOR

@@ -102,7 +102,7 @@ class LinkFault(Fault[ParametersT]):
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Remove every rule of the record."""
         evidence = remove_rules(list(record.get("rules", ())))
-        return {"undone": f"{len(evidence)} rules are gone", "rules": evidence}
+        return {"undone": f"rules removed: {len(evidence)}", "rules": evidence}
 
     def _summarize(self, said: Mapping[Link, str]) -> str:
         """One sentence of what was seen on each link; what was the same on many is said once."""

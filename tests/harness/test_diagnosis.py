@@ -57,6 +57,14 @@ def test_who_names_somebody_else_is_wrong():
     assert both.precision_ratio == len(struck) / (len(struck) + 1)
 
 
+def test_who_names_the_link_has_named_both_of_its_ends():
+    events = run()
+    struck = struck_in(events)
+    assert diagnoses_of(renamed(events, lost=struck[:1], cut_links=[struck])).by_incident[0].score == "right"
+    others = diagnoses_of(renamed(events, lost=struck[:1], cut_links=[[0, 1], [2, 3]]))
+    assert others.by_incident[0].score == "partly", "of several links, the ranks that were sent away count"
+
+
 def test_who_names_nobody_has_not_diagnosed_it():
     events = [event for event in run() if event.kind != "detected"]
     diagnoses = diagnoses_of(events)
