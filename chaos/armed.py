@@ -32,11 +32,6 @@ class Armed:
     num_attempts: int = 1
     is_superseded: bool = False
 
-    @property
-    def retriggers(self) -> str | int:
-        """`once`, `every-attempt`, or at how many attempts it fires."""
-        return getattr(self.incident, "retrigger", "once")
-
     def wants(self, rank: int, step: int, phase: str) -> bool:
         """Whether `rank` is to be held for it at (step, phase)."""
         if self.fired is not None or rank not in self.witnesses:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
+from chaos.limits import Limits
 from chaos.schedule import Incident
 from mecefo_runtime.events import Event
 from mecefo_runtime.layout import Cluster
 
 
-class Caps(Protocol):
-    """The `limits` of an experiment."""
-
-    def complaint(self, struck: Collection[int], cluster: Cluster) -> str | None:
-        """Which limit the ranks `struck` at once are beyond, and by how much; None when they are within all."""
-        ...
-
-
-def may_fire(struck: Iterable[int], incident: Incident, limits: Caps, cluster: Cluster) -> str | None:
+def may_fire(struck: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> str | None:
     """Why `incident` must not fire while faults are in force on the ranks `struck`; None if it may."""
     ranks = frozenset(incident.target.ranks)
     if not ranks:

@@ -45,10 +45,6 @@ class Desk:
         self._channels: dict[int, Channel] = {}
         self._handles = itertools.count(1)
 
-    def channel(self, rank: int) -> Channel | None:
-        """The newest connection of `rank`, None when there is none."""
-        return self._channels.get(rank)
-
     def connected(self, channel: Channel) -> None:
         """An agent said hello."""
         self._channels[channel.rank] = channel

@@ -159,8 +159,8 @@ class Injector:
         again = []
         for armed in list(self._armed):
             incident = armed.incident
-            is_wanted = armed.retriggers == "every-attempt" or (
-                isinstance(armed.retriggers, int) and armed.num_attempts < armed.retriggers
+            is_wanted = armed.incident.retrigger == "every-attempt" or (
+                isinstance(armed.incident.retrigger, int) and armed.num_attempts < armed.incident.retrigger
             )
             if armed.fired is None or armed.is_superseded or not is_wanted or incident.trigger.step is None:
                 continue
