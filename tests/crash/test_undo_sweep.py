@@ -1,6 +1,7 @@
 """`chaos` is killed between "record written" and "record struck": within 15 s nothing is left."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -120,8 +121,10 @@ def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
         run.wait_for("verified")
         (entry,) = (tmp_path / "state").glob("*.json")
         watchdog = json.loads(entry.read_text())["watchdog"][0]
-        for pid in (watchdog, run.process.pid):
-            subprocess.run(["kill", "-KILL", str(pid)], check=True)
+        # One that still runs would start another watchdog.
+        os.kill(run.process.pid, signal.SIGSTOP)
+        os.kill(watchdog, signal.SIGKILL)
+        os.kill(run.process.pid, signal.SIGKILL)
         run.wait()
         code, _, told = chaos(run, "run", *PAUSE)
         assert code == 6, told
