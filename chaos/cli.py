@@ -123,7 +123,16 @@ def experiment_options(command: Any) -> Any:
             default=None,
             help="Also run the same job without faults, to compare the loss. Default: on.",
         ),
-        click.option("--backend", type=click.Choice(["local"]), help="Where nodes run. Default: local."),
+        click.option(
+            "--backend",
+            type=click.Choice(["local", "docker"]),
+            help="What nodes are: process groups of this machine, or containers. Default: local.",
+        ),
+        click.option(
+            "--image", metavar="IMAGE", help="With docker: what a node's container is. Default: mecefo-chaos."
+        ),
+        click.option("--node-cpus", type=float, metavar="CORES", help="With docker: a node's share of the cores."),
+        click.option("--node-memory", metavar="BYTES", help="With docker: a node's memory, such as 2GiB."),
         click.option(
             "--network",
             type=click.Choice(["auto", "namespaces", "loopback"]),

@@ -27,7 +27,7 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
         cluster = experiment.cluster()
     except UsageError as error:
         return [source.placed(error, ("job",))]
-    problems: list[UsageError] = []
+    problems = _about_backend(experiment, source)
     hidden_size = PRESETS[job.model].hidden_size if isinstance(job, Job) else 0
     if isinstance(job, Job) and job.approximation.rank > hidden_size:
         message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
@@ -42,6 +42,21 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
             problems.append(source.placed(error, (*where, "on")))
             continue
         problems += _about_target(fault, target, job, where, source)
+    return problems
+
+
+def _about_backend(experiment: Experiment, source: Source) -> list[UsageError]:
+    problems = []
+    is_in_containers = experiment.backend == "docker"
+    if is_in_containers and isinstance(experiment.job, CommandJob):
+        message = "docker runs jobs of our own runtime: a command brings its own processes, leave it on local"
+        problems.append(source.problem(("backend",), message))
+    if is_in_containers and experiment.network != "auto":
+        message = "every container has a network of its own: leave it on auto"
+        problems.append(source.problem(("network",), message))
+    if not is_in_containers and experiment.containers != type(experiment.containers)():
+        said = next(iter(experiment.containers.model_dump(exclude_defaults=True)))
+        problems.append(source.problem(("containers", said), "says what containers are: add --backend docker"))
     return problems
 
 

@@ -22,7 +22,7 @@ from chaos.contradictions import contradictions
 from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.fault_spec import FAULT_KEYS, FaultSpec
 from chaos.fields import ProfileText, Said, Text
-from chaos.job import Approximation, Checkpoint, Health, Job
+from chaos.job import Approximation, Checkpoint, Containers, Health, Job
 from chaos.limits import Limits
 from chaos.profile import ProfileSpec
 from chaos.target import WITHOUT_TARGET
@@ -49,7 +49,8 @@ class Experiment(Said):
 
     `profile` adds faults as a real cluster has them, drawn from the seed; `limits` cap what is struck at once.
     `network` is what connects the ranks of the local backend: the machine's loopback, or a network namespace for each
-    of them, whose links can be cut; `auto`: namespaces where a fault needs links.
+    of them, whose links can be cut; `auto`: namespaces where a fault needs links. `containers` is what the nodes of the
+    docker backend are.
     """
 
     name: Text
@@ -61,8 +62,9 @@ class Experiment(Said):
     gates: list[Text] = Field(default_factory=list)
     halt: list[Text] = Field(default_factory=list)
     twin: bool = True
-    backend: Literal["local"] = "local"
+    backend: Literal["local", "docker"] = "local"
     network: Literal["auto", "namespaces", "loopback"] = "auto"
+    containers: Containers = Containers()
 
     def cluster(self) -> Cluster:
         """The cluster that its job runs on."""
@@ -76,8 +78,10 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     ("job", "health"): tuple(Health.model_fields),
     ("job", "checkpoint"): tuple(Checkpoint.model_fields),
     ("limits",): tuple(Limits.model_fields),
+    ("containers",): tuple(Containers.model_fields),
 }
 _CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
+_CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
 
 
 def load(path: Path, *, registry: Registry | None = None, strategies: Collection[str] | None = None) -> Experiment:
@@ -192,6 +196,8 @@ def _with_options(
             if source.path is None:
                 labels[where[:-1]] = label
                 labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
+        if option in _CONTAINER_OPTIONS:
+            where = ("containers", _CONTAINER_OPTIONS[option])
         if option in FAULT_KEYS or option == "parameters":
             where = ("faults", 0, option)
             faults = values.get("faults")

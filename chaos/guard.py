@@ -46,6 +46,7 @@ class Farewell:
 class Guard:
     """Guards the run in `folder`, whose watchdog logs to `logs`; `folders` are others that it may change.
 
+    `engine` is the address of the Docker engine in which it may have containers.
     See `Lease` for `on_lapse` and `on_loss`.
     """
 
@@ -55,6 +56,7 @@ class Guard:
         logs: Path,
         *,
         folders: Sequence[Path] = (),
+        engine: str | None = None,
         on_lapse: Callable[[str], None],
         on_loss: Callable[[str, bool], None],
         lease_seconds: float = LEASE_SECONDS,
@@ -62,8 +64,9 @@ class Guard:
         # A name that no other run has, for the environment of its processes.
         run = secrets.token_hex(8)
         folder = folder.absolute()
-        self._run = OpenRun(run, folder, folder / LEDGER_FILE, Place.here(), ProcessId.of(os.getpid()))
-        self._ground = Ground(run, (folder, *folders), folder / LEDGER_FILE)
+        here, us = Place.here(), ProcessId.of(os.getpid())
+        self._run = OpenRun(run, folder, folder / LEDGER_FILE, here, us, engine=engine)
+        self._ground = Ground(run, (folder, *folders), folder / LEDGER_FILE, engine)
         self._log = logs / WATCHDOG_LOG
         self._on_lapse = on_lapse
         self._on_loss = on_loss

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos import residue, state
+from chaos import containers, residue, state
 from chaos.errors import ChaosError, HealError
 from chaos.faults import registry
 from chaos.faults.base import Fault
@@ -40,6 +41,7 @@ class Healed:
     undone: tuple[Mapping[str, Any], ...] = ()
     failed: tuple[Mapping[str, Any], ...] = ()
     ended: tuple[Mapping[str, Any], ...] = ()
+    removed: tuple[str, ...] = ()
     left: tuple[Mapping[str, str], ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -57,6 +59,7 @@ class Healed:
             "undone": [dict(one) for one in self.undone],
             "failed": [dict(one) for one in self.failed],
             "processes_ended": [dict(one) for one in self.ended],
+            "removed": list(self.removed),
             "left": [dict(one) for one in self.left],
             "problems": list(self.problems),
         }
@@ -101,12 +104,18 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Hea
     killed = kill_processes(run.run)
     undoing = undo_pending(run, by, faults=faults)
     ended = {one.process: one for one in (*killed, *end_processes(run.run))}
+    removed: list[str] = []
+    if run.engine is not None:
+        # What is still there, or that nobody can know, is what the search for what is left tells.
+        with suppress(ChaosError), containers.engine(run.engine) as client:
+            removed = containers.remove(client, run.run)
     healed = Healed(
         run.run,
         str(run.folder),
         tuple(undoing.undone),
         tuple(undoing.failed),
         tuple(one.to_dict() for one in ended.values()),
+        tuple(removed),
         tuple(residue.left_behind({}, residue.look(ground_of(run)))),
         read_ledger(run.ledger).problems,
     )
@@ -120,7 +129,16 @@ def preview(run: OpenRun) -> Healed:
     pending = tuple({"incident": one.incident, "fault": one.fault, "record": one.record} for one in _to_undo(run))
     ended = tuple(one.to_dict() for one in processes_of(run.run))
     problems = read_ledger(run.ledger).problems
-    return Healed(run.run, str(run.folder), undone=pending, ended=ended, problems=problems)
+    removed, complaint = _in_engine(run)
+    return Healed(
+        run.run,
+        str(run.folder),
+        undone=pending,
+        ended=ended,
+        removed=removed,
+        left=() if complaint is None else ({"kind": "container", "what": complaint},),
+        problems=problems,
+    )
 
 
 def unclean(run: OpenRun) -> str | None:
@@ -131,6 +149,8 @@ def unclean(run: OpenRun) -> str | None:
         found.append("its ledger is gone, so that nobody knows")
     if processes := processes_of(run.run):
         found.append(f"{len(processes)} of its processes still run")
+    parts, complaint = _in_engine(run)
+    found += [*parts, *([] if complaint is None else [complaint])]
     return "; ".join(found) or None
 
 
@@ -156,7 +176,18 @@ def refuse_if_unclean() -> None:
 
 def ground_of(run: OpenRun) -> Ground:
     """Where to look for what the run left behind."""
-    return Ground(run.run, (run.folder,), run.ledger)
+    return Ground(run.run, (run.folder,), run.ledger, run.engine)
+
+
+def _in_engine(run: OpenRun) -> tuple[tuple[str, ...], str | None]:
+    """What the run has in a Docker engine, and what keeps one from knowing."""
+    if run.engine is None:
+        return (), None
+    try:
+        with containers.engine(run.engine) as client:
+            return tuple(containers.describe(client, run.run)), None
+    except ChaosError as error:
+        return (), f"it may have containers left: {error}"
 
 
 def _to_undo(run: OpenRun) -> list[Entry]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from chaos.errors import UsageError
 from chaos.fields import DilationText, ModelName, Said, Text
+from chaos.quantities import BytesText
 from mecefo_runtime.config import PRESETS, ApproximationConfig, CheckpointConfig, HealthConfig, JobConfig, Unfit
 from mecefo_runtime.devices import DeviceChoice
 
@@ -45,6 +46,17 @@ class Checkpoint(Said):
     keep: int = Field(default=2, ge=1, le=10**6)
     folder: Text | None = None
     resume: bool = False
+
+
+class Containers(Said):
+    """What a node of the docker backend is: its image, and its share of this machine.
+
+    `cpus` of a core's time and `memory` are of each node; None: as much as there is.
+    """
+
+    image: Text = "mecefo-chaos"
+    cpus: float | None = Field(default=None, ge=0.1, le=4096, allow_inf_nan=False)
+    memory: BytesText | None = None
 
 
 class Job(Said):

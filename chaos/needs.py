@@ -15,14 +15,11 @@ NEEDS: Mapping[str, str] = {
     "root": "root's rights on this machine",
 }
 
-# What is known to be missing from the name of a backend alone.
-_BACKENDS_WITHOUT_LINKS = ("local",)
-
 
 def capabilities_of(backend: str, runtime: str, *, has_checkpoints: bool) -> frozenset[str]:
     """What an experiment offers for certain, on whatever machine; that may add "cuda", "root" and, locally, "links"."""
     offered = {
-        "links": backend not in _BACKENDS_WITHOUT_LINKS,
+        "links": backend == "docker",
         "own-runtime": runtime == "mecefo",
         "checkpoints": has_checkpoints,
     }

@@ -45,7 +45,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run that is under way, or was left so. `run` is its name in the environment of all its processes."""
+    """A run that is under way, or was left so. `run` is its name in the environment of all its processes.
+
+    `engine` is the address of the Docker engine in which it has containers; None: it has none.
+    """
 
     run: str
     folder: Path
@@ -53,6 +56,7 @@ class OpenRun:
     place: Place
     chaos: ProcessId
     watchdog: ProcessId | None = None
+    engine: str | None = None
 
     def is_owned(self) -> bool:
         """Whether the `chaos` that runs it is alive."""
@@ -79,6 +83,7 @@ class OpenRun:
                 "place": [self.place.host, self.place.boot, self.place.pid_namespace],
                 "chaos": _process_to_list(self.chaos),
                 "watchdog": None if self.watchdog is None else _process_to_list(self.watchdog),
+                "engine": self.engine,
             }
         )
 
@@ -99,6 +104,7 @@ class OpenRun:
                 Place(host, boot, pid_namespace),
                 _process_from(raw["chaos"]),
                 None if raw["watchdog"] is None else _process_from(raw["watchdog"]),
+                None if raw["engine"] is None else str(raw["engine"]),
             )
         except (KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an open run: {error}") from error

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 
 from chaos.errors import ChaosError
 from chaos.faults import registry
@@ -142,7 +143,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(False)
     run = OpenRun.from_json(sys.argv[3])
-    run = OpenRun(run.run, run.folder, run.ledger, run.place, run.chaos, ProcessId.of(os.getpid()))
+    run = replace(run, watchdog=ProcessId.of(os.getpid()))
     # All that an undo needs is in memory before there is anything to undo; and no folder is kept busy.
     registry()
     os.chdir("/")

@@ -28,10 +28,13 @@ from chaos.schedule import Incident
 from chaos.watch import Watch
 from harness.backends.base import AnyConfig, Outcome, RunningJob
 from harness.backends.command import CommandBackend
+from harness.backends.container_settings import ground_of
+from harness.backends.docker import DockerBackend
 from harness.backends.local import LocalBackend
 from harness.gates import HaltCondition
 from harness.hub import Hub
 from harness.live import RunView
+from harness.network.container_links import ContainerLinks
 from harness.network.links import NamespaceLinks
 from harness.network.machine import wants_networks
 from harness.recorder import Recorder
@@ -56,7 +59,10 @@ UNDO_FIRST_SECONDS = 2.0
 
 
 class Conductor:
-    """Conducts one run in `folder`. `faults` is replaced in tests, to see what a fault that does nothing comes to."""
+    """Conducts one run in `folder`, with containers in the Docker engine at `engine`, if that is named.
+
+    `faults` is replaced in tests, to see what a fault that does nothing comes to.
+    """
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class Conductor:
         folder: Path,
         view: RunView,
         faults: Mapping[str, type[Fault[Any]]] | None = None,
+        engine: str | None = None,
     ) -> None:
         self._experiment = experiment
         self._incidents = {incident.incident: incident for incident in incidents}
@@ -82,20 +89,27 @@ class Conductor:
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
-        self._backend: LocalBackend | CommandBackend
+        self._backend: LocalBackend | CommandBackend | DockerBackend
         folders: tuple[Path, ...] = ()
         if isinstance(job, CommandConfig):
             self._backend = CommandBackend(self._hub, token, logs, self._emitter)
         else:
             modules = () if job.checkpoint is None else CHECKPOINT_MODULES
-            needs = [self._faults[incident.fault].needs for incident in incidents]
-            networked = job.cluster() if wants_networks(experiment, needs) else None
-            self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules, networked)
-            self._has_networks = networked is not None
             folders = () if job.checkpoint is None else (Path(job.checkpoint.folder),)
-        self._guard = Guard(folder, logs, folders=folders, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost)
+            needs = [self._faults[incident.fault].needs for incident in incidents]
+            has_links = wants_networks(experiment, needs)
+            if engine is None:
+                networked = job.cluster() if has_links else None
+                self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules, networked)
+            else:
+                ground = ground_of(experiment, job, (folder, *folders), has_links=has_links)
+                self._backend = DockerBackend(self._hub, token, logs, self._emitter, ground, engine, modules)
+            self._has_networks = has_links or engine is not None
+        self._guard = Guard(
+            folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
+        )
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
-        self._links: NamespaceLinks | None = None
+        self._links: NamespaceLinks | ContainerLinks | None = None
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
@@ -159,6 +173,8 @@ class Conductor:
         await self._backend.open()
         if isinstance(self._backend, LocalBackend) and self._backend.networks is not None:
             self._links = NamespaceLinks(self._backend.networks, os.urandom(MARK_BYTES).hex())
+        if isinstance(self._backend, DockerBackend):
+            self._links = self._backend.links(os.urandom(MARK_BYTES).hex())
         await self._guard.ready()
 
     async def _run_main(self) -> None:

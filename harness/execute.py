@@ -21,6 +21,7 @@ from chaos.needs import NEEDS, capabilities_of, check_needs
 from chaos.schedule import Incident, Plan, make_plan
 from chaos.state import writable_folder
 from harness.backends.base import AnyConfig
+from harness.backends.docker import require_image
 from harness.conductor import EVENTS_FILE, Conductor
 from harness.gates import Gate, GateError, HaltCondition
 from harness.live import open_view
@@ -101,6 +102,7 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
             require_device(job.device)
     except DeviceError as error:
         raise EnvironmentFailure(str(error)) from error
+    engine = require_image(experiment.containers.image) if experiment.backend == "docker" else None
     try:
         folder = new_run_folder(out, experiment.name)
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment))
@@ -112,7 +114,7 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
         checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
         job = replace(job, checkpoint=checkpoint)
     with open_view(stream) as view:
-        asyncio.run(Conductor(experiment, incidents, job, folder, view).run())
+        asyncio.run(Conductor(experiment, incidents, job, folder, view, engine=engine).run())
     return write_reports(folder), folder
 
 
@@ -167,7 +169,10 @@ def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
     of_machine = {
         "root": os.geteuid() == 0,
         "cuda": not is_on_cpu and num_devices() > 0,
-        "links": _may_need_links(experiment) and experiment.network != "loopback" and why_no_networks() is None,
+        "links": experiment.backend == "local"
+        and _may_need_links(experiment)
+        and experiment.network != "loopback"
+        and why_no_networks() is None,
     }
     return offered | {need for need, is_there in of_machine.items() if is_there}
 

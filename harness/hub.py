@@ -7,6 +7,8 @@ what becomes of a network. A connection's first line carries the run's token and
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +16,15 @@ from typing import Any, Protocol
 
 from chaos.desk import Channel
 from chaos.errors import EnvironmentFailure
+from harness.outside import OutsidePids
 from harness.socket_file import SocketFile
 from mecefo_runtime.events import Event
 from mecefo_runtime.process import ProcessId
 from mecefo_runtime.wire import MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
 
 LOOPBACK = "127.0.0.1"
+# struct ucred: pid, uid, gid (unix(7)).
+_CREDENTIALS = "=iII"
 
 
 class AgentDesk(Protocol):
@@ -38,6 +43,14 @@ class AgentDesk(Protocol):
         ...
 
 
+class NodeDesk(Protocol):
+    """Who starts processes in containers; see `harness.backends.docker.DockerBackend`."""
+
+    async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The first process of a container, `name`, whose pid out here is `pid`, takes orders; until it hangs up."""
+        ...
+
+
 class Hub:
     """Collects events and passes messages, until closed; `on_event` gets every event, in the order of arrival."""
 
@@ -48,7 +61,9 @@ class Hub:
         self._supervisors: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self._socket_file: SocketFile | None = None
+        self._outside = OutsidePids()
         self.agents: AgentDesk | None = None
+        self.nodes: NodeDesk | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
         self.address = ""
@@ -104,19 +119,22 @@ class Hub:
         assert task is not None
         self._open.add(task)
         try:
+            peer_pid = _peer_pid(writer)
             hello = decode(await reader.readline())
             if not token_matches(hello, self._token):
                 return
             match hello["role"]:
                 case "agent":
-                    await self._serve_agent(reader, writer, hello)
+                    await self._serve_agent(reader, writer, hello, peer_pid)
+                case "node" if self.nodes is not None and peer_pid is not None:
+                    await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
                     self._supervisors[int(hello["node"])] = writer
-                    await self._collect(reader)
+                    await self._collect(reader, peer_pid)
                     if self._supervisors.get(int(hello["node"])) is writer:
                         del self._supervisors[int(hello["node"])]
                 case "events":
-                    await self._collect(reader)
+                    await self._collect(reader, peer_pid)
         except (WireError, OSError, ValueError, KeyError):
             # A process that was killed in the middle of a line, or a stranger.
             return
@@ -127,11 +145,14 @@ class Hub:
             self._open.discard(task)
             writer.close()
 
-    async def _collect(self, reader: asyncio.StreamReader) -> None:
+    async def _collect(self, reader: asyncio.StreamReader, peer_pid: int | None) -> None:
         while line := await reader.readline():
-            self._on_event(Event.from_json(line))
+            event = Event.from_json(line)
+            self._on_event(event if peer_pid is None else self._outside.of_event(event, peer_pid))
 
-    async def _serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
+    async def _serve_agent(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None
+    ) -> None:
         desk = self.agents
         if desk is None:
             # Without an injector nobody is held: training goes on when the connection ends.
@@ -143,7 +164,7 @@ class Hub:
                 writer.write(encode(message))
 
         with suppress(ProcessLookupError):
-            process = ProcessId.of(int(hello["pid"]))
+            process = ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid)
             attempt = int(hello["attempt"]) if self.on_agent is None else self.on_agent(hello, process)
             channel = Channel(int(hello["rank"]), int(hello["node"]), attempt, process, send)
             desk.connected(channel)
@@ -152,3 +173,14 @@ class Hub:
                     desk.on_message(channel, decode(line))
             finally:
                 desk.closed(channel)
+
+
+def _peer_pid(writer: asyncio.StreamWriter) -> int | None:
+    """The pid, out here, of who connected; None where the kernel does not tell, as with TCP."""
+    sock = writer.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    size = struct.calcsize(_CREDENTIALS)
+    pid, _, _ = struct.unpack(_CREDENTIALS, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    # 0: a process that this namespace does not see.
+    return int(pid) or None

@@ -30,9 +30,10 @@ from mecefo_runtime.events import Emitter
 from mecefo_runtime.layout import LayoutError
 from mecefo_runtime.planners import names
 from mecefo_runtime.process import start_child
+from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.succession import Succession
 from mecefo_runtime.wire import new_token
-from mecefo_runtime.worker import connect_sink, run_worker
+from mecefo_runtime.worker import run_worker
 
 USAGE_ERROR = 4
 STORE_TIMEOUT_SECONDS = 60.0

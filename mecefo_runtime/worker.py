@@ -6,40 +6,20 @@ import faulthandler
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.devices import DeviceError
 from mecefo_runtime.dilation import NO_DILATION, SLICE_SECONDS
-from mecefo_runtime.events import MAIN_JOB, Emitter, Event, SocketSink
+from mecefo_runtime.events import MAIN_JOB, Emitter
 from mecefo_runtime.groups import LOOPBACK
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.member import Stopped
 from mecefo_runtime.process import ask_for_short_slices
+from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.trainer import Trainer
-from mecefo_runtime.wire import connect, encode, limit_send_time
-
-CONNECT_TIMEOUT_SECONDS = 5.0
-
-
-def connect_sink(environment: Mapping[str, str]) -> Callable[[Event], None]:
-    """Where events go: to the collector at MECEFO_EVENTS (`host:port` or `unix:PATH`), else to standard output."""
-    address = environment.get("MECEFO_EVENTS", "")
-    if not address:
-        return _print_event
-    sock = connect(address, CONNECT_TIMEOUT_SECONDS)
-    sock.settimeout(None)
-    limit_send_time(sock)
-    sock.sendall(encode({"token": environment["MECEFO_TOKEN"], "role": "events"}))
-    return SocketSink(sock)
-
-
-def _print_event(event: Event) -> None:
-    # One write: unbuffered, `print` makes two of it, and between them other ranks may write to the same file.
-    sys.stdout.write(f"{event.to_json()}\n")
-    sys.stdout.flush()
 
 
 def run_worker(environment: Mapping[str, str]) -> int:

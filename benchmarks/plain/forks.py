@@ -27,8 +27,8 @@ from mecefo_runtime.coordinator import run_coordinator
 from mecefo_runtime.data import read_corpus
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.supervisor import run_supervisor
-from mecefo_runtime.worker import connect_sink
 
 LOOPBACK = "127.0.0.1"
 

@@ -17,7 +17,7 @@ from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import Blow, RunPlan
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
-from harness.backends.local_job import LocalJob
+from harness.backends.node_job import NodeJob
 from harness.conductor import EVENTS_FILE, LOGS_FOLDER
 from harness.recorder import Recorder
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event
@@ -81,7 +81,7 @@ class Driver:
         self._emitter = Emitter(self._on_event, "soak")
         self._ground = ground
         self._logs = logs
-        self._job: LocalJob | None = None
+        self._job: NodeJob | None = None
         self._known = Knowledge()
         self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
         # rank -> (the step after which it is repaired, the process that was killed)

@@ -120,6 +120,7 @@ def _told(healed: Healed, dry_run: bool) -> str:
     lines += [f"  incident {one['incident']} ({one['fault']}): {would}undone{_how(one)}" for one in healed.undone]
     lines += [f"  incident {one['incident']} ({one['fault']}) is NOT undone: {one['reason']}" for one in healed.failed]
     lines += [f"  {would}ended: pid {one['pid']}: {one['command']}" for one in healed.ended]
+    lines += [f"  {would}removed: {what}" for what in healed.removed]
     lines += [f"  left behind: {one['kind']} {one['what']}" for one in healed.left]
     lines += [f"  {problem}" for problem in healed.problems]
     if healed.problems:

@@ -24,7 +24,7 @@ from mecefo_runtime.layout import Cluster
 from mecefo_runtime.process import ProcessId
 
 Fidelity = Literal["real", "shaped", "telemetry"]
-Role = Literal["rank", "supervisor", "coordinator", "launcher"]
+Role = Literal["rank", "supervisor", "container", "coordinator", "launcher"]
 VERIFY_TIMEOUT_SECONDS = 5.0
 
 
@@ -47,8 +47,12 @@ class OwnedProcess:
     node: int | None = None
 
     def __str__(self) -> str:
-        name = {"rank": f"rank {self.rank}", "supervisor": f"supervisor of node {self.node}"}.get(self.role, self.role)
-        return f"{name} (pid {self.process.pid})"
+        names = {
+            "rank": f"rank {self.rank}",
+            "supervisor": f"supervisor of node {self.node}",
+            "container": f"container of node {self.node}",
+        }
+        return f"{names.get(self.role, self.role)} (pid {self.process.pid})"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -72,7 +76,7 @@ class ProcessHost(Protocol):
         ...
 
     def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """The supervisors and ranks of `nodes`."""
+        """The supervisors and ranks of `nodes`, and the first processes of their containers, where they have some."""
         ...
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:

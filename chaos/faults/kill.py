@@ -145,7 +145,7 @@ class KillProcess(_Kill[SignalParameters]):
 
 
 class KillNode(_Kill[GraceParameters]):
-    """SIGKILL to every process of a node, its ranks and its supervisor; with `grace`, SIGTERM and time to go first."""
+    """SIGKILL to every process of a node, or its whole container; with `grace`, SIGTERM and time to go first."""
 
     kind: ClassVar[str] = "kill-node"
     scope: ClassVar[Scope] = "node"
@@ -165,7 +165,7 @@ class KillNode(_Kill[GraceParameters]):
             for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
                 self._kill(owned)
             return
-        ranks = [owned for owned in act.processes if owned.role != "supervisor"]
+        ranks = [owned for owned in act.processes if owned.role == "rank"]
         for owned in ranks:
             send(owned, signal.SIGTERM)
         self._farewell = asyncio.create_task(self._see_off(act, ranks, host, self.parameters.grace))
@@ -179,7 +179,8 @@ class KillNode(_Kill[GraceParameters]):
             await exits.wait(min(SUPERVISOR_SECONDS, max(0.0, ends_seconds - time.monotonic())))
         finally:
             await exits.close()
-        supervisors = [owned for owned in act.processes if owned.role == "supervisor"]
+        # With a container's first process, which comes last, all others in it end.
+        supervisors = [owned for owned in act.processes if owned.role != "rank"]
         if time.monotonic() < ends_seconds:
             for owned in supervisors:
                 send(owned, signal.SIGTERM)

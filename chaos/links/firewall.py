@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from chaos.containers import is_container_running, run_in_container
 from chaos.errors import HealError
 from mecefo_runtime.process import ProcessId
 
@@ -24,7 +25,10 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 class FirewallRules:
-    """All rules that one incident adds in one namespace, and the process that handles the packets they queue."""
+    """All rules that one incident adds in one namespace, and the process that handles the packets they queue.
+
+    The namespace is that of a `container` of the `engine`, or one that a process, the `holder`, has open.
+    """
 
     how: ClassVar[str] = "namespace-firewall"
 
@@ -33,7 +37,7 @@ class FirewallRules:
         """Delete the rules with the record's comment, and end what serves their queue."""
         comment, queue = str(record["comment"]), record.get("queue")
         evidence: dict[str, Any] = {"comment": comment, "at": record["at"]}
-        if not holder_of(record).is_running():
+        if not _is_there(record):
             return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
         try:
             # Another one may be at it, such as a watchdog: what it deletes between our look and our deletion is gone.
@@ -44,12 +48,19 @@ class FirewallRules:
                     break
             server = None if queue is None else _end_server(record, int(queue))
         except (OSError, subprocess.SubprocessError) as error:
-            if not holder_of(record).is_running():
+            if not _is_there(record):
                 return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
             raise HealError(f"the rules {comment} at {record['at']} cannot be removed: {error}") from error
         if left:
             raise HealError(f"{len(left)} rules {comment} at {record['at']} are still there: {'; '.join(left)}")
         return {**evidence, "removed": removed, **({} if server is None else {"ended": server})}
+
+
+def _is_there(record: Mapping[str, Any]) -> bool:
+    """Whether the namespace can still be there."""
+    if "container" in record:
+        return is_container_running(str(record["engine"]), str(record["container"]))
+    return holder_of(record).is_running()
 
 
 def holder_of(record: Mapping[str, Any]) -> ProcessId:
@@ -94,7 +105,14 @@ def restore_text(verb: str, rules: Sequence[Sequence[str]]) -> str:
     return "\n".join(["*filter", *lines, "COMMIT", ""])
 
 
-def _run(record: Mapping[str, Any], command: Sequence[str], text: str = "") -> str:
+def run_inside(record: Mapping[str, Any], command: Sequence[str], text: str = "") -> str:
+    """Run `command` in the record's namespace, with `text` as its input; returns what it prints.
+
+    Raises:
+        OSError: it failed, and what it said.
+    """
+    if "container" in record:
+        return run_in_container(str(record["engine"]), str(record["container"]), command, text)
     done = subprocess.run(
         inside(record, command),
         input=text,
@@ -110,7 +128,7 @@ def _run(record: Mapping[str, Any], command: Sequence[str], text: str = "") -> s
 
 
 def _rules(record: Mapping[str, Any], comment: str) -> list[str]:
-    listed = _run(record, ["iptables", "--list-rules"]).splitlines()
+    listed = run_inside(record, ["iptables", "--list-rules"]).splitlines()
     return [line for line in listed if line.startswith("-A ") and comment in shlex.split(line)]
 
 
@@ -120,7 +138,7 @@ def _delete(record: Mapping[str, Any], comment: str) -> int:
     if found:
         words = [shlex.split(line)[1:] for line in found]
         try:
-            _run(record, ["iptables-restore", "--noflush"], restore_text("-D", words))
+            run_inside(record, ["iptables-restore", "--noflush"], restore_text("-D", words))
         except OSError:
             # All or nothing: if one of them went meanwhile, the caller finds the others still there, and comes again.
             return 0
@@ -130,15 +148,19 @@ def _delete(record: Mapping[str, Any], comment: str) -> int:
 def _end_server(record: Mapping[str, Any], queue: int) -> int | None:
     """End the process that the kernel names as the one that serves `queue`; returns its pid, None when none does."""
     try:
-        listed = _run(record, ["cat", _QUEUES])
+        listed = run_inside(record, ["cat", _QUEUES])
     except OSError:
         # A kernel that has no queues, or the network is gone: the rules that queue are, and nobody serves anything.
         return None
     for line in listed.splitlines():
         number, port = (int(word) for word in line.split()[:2])
         if number == queue:
+            # It binds its socket to its own pid.
+            if "container" in record:
+                with suppress(OSError):
+                    run_inside(record, ["kill", "-KILL", str(port)])
+                return port
             with suppress(ProcessLookupError):
-                # It binds its socket to its own pid.
                 ProcessId.of(port).signal(signal.SIGKILL)
             return port
     return None

@@ -13,11 +13,15 @@ MARK = "mecefo-chaos"
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Of one run: its name in the environment of its processes, the folders that are its own, and its ledger."""
+    """Of one run: its name in the environment of its processes, the folders that are its own, and its ledger.
+
+    `engine` is the address of the Docker engine in which it has containers, if it has.
+    """
 
     run: str
     folders: tuple[Path, ...]
     ledger: Path
+    engine: str | None = None
 
     def is_ours(self, name: str) -> bool:
         """Whether something that is called so was made by us."""

@@ -14,31 +14,33 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from harness.network.plan import NETWORKS_VARIABLE, Networks
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.coordinator import run_coordinator
-from mecefo_runtime.data import read_corpus
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.succession import Succession
-from mecefo_runtime.supervisor import run_supervisor
-from mecefo_runtime.worker import connect_sink
 
 LOOPBACK = "127.0.0.1"
+STRANGERS_SECONDS = 1.0
 
 
 class ForkServer:
-    """Starts processes on command, each in its network where there are `networks`; reports each start and each exit."""
+    """Starts processes on command, each in its network where there are `networks`; reports each start and each exit.
 
-    def __init__(self, commands: int, replies: int, networks: Networks | None = None) -> None:
+    `host` is the address by which others reach what it starts, where that is not of a network of its own.
+    """
+
+    def __init__(self, commands: int, replies: int, networks: Networks | None = None, host: str = LOOPBACK) -> None:
         self._commands = commands
         self._networks = networks
+        self._host = host
         self._replies = replies
         self._buffer = b""
         self._listeners: dict[str, socket.socket] = {}
@@ -50,9 +52,10 @@ class ForkServer:
         """Until standard input ends."""
         self._selector.register(self._commands, selectors.EVENT_READ)
         networks = None if self._networks is None else self._networks.to_json()
-        self._reply({"reply": "ready", "torch": torch.__version__, "networks": networks})
+        self._reply({"reply": "ready", "networks": networks})
+        is_first = os.getpid() == 1
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(STRANGERS_SECONDS if is_first else None):
                 if key.fd == self._commands:
                     data = os.read(self._commands, 1 << 16)
                     if not data:
@@ -62,6 +65,9 @@ class ForkServer:
                         self._obey(json.loads(line))
                 else:
                     self._reap(key.fd)
+            if is_first:
+                with suppress(ChildProcessError):
+                    self._reap_strangers()
 
     def _obey(self, command: Mapping[str, Any]) -> None:
         environment: dict[str, str] = command.get("environment", {})
@@ -69,7 +75,7 @@ class ForkServer:
             case "listen":
                 # Held here, so that a restarted coordinator has the same address and no connection is refused
                 # meanwhile.
-                listener = self._listen()
+                listener = self._listen(int(command.get("port", 0)))
                 self._listeners[command["job"]] = listener
                 self._successions[command["job"]] = Succession()
                 host, port = listener.getsockname()
@@ -80,12 +86,21 @@ class ForkServer:
 
                 own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
 
+                # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
+                from mecefo_runtime.supervisor import run_supervisor
+
                 def supervise() -> int:
                     if self._networks is not None:
                         self._networks.of_node(node).enter()
                     keep_only(network.descriptor for network in own.values())
                     return run_supervisor(
-                        environment, node, ranks, int(command["attempt"]), attempts, Path(command["logs"]), own
+                        {"MECEFO_HOST": self._host, **environment},
+                        node,
+                        ranks,
+                        int(command["attempt"]),
+                        attempts,
+                        Path(command["logs"]),
+                        own,
                     )
 
                 self._start(command, f"node-{node}", supervise)
@@ -104,12 +119,12 @@ class ForkServer:
 
                 self._start(command, "coordinator", coordinate)
 
-    def _listen(self) -> socket.socket:
+    def _listen(self, port: int) -> socket.socket:
         if self._networks is None:
-            return socket.create_server((LOOPBACK, 0), backlog=1024)
+            return socket.create_server((self._host, port), backlog=1024)
         own = self._networks.coordinator
         with own.entered():
-            return socket.create_server((own.address, 0), backlog=1024)
+            return socket.create_server((own.address, port), backlog=1024)
 
     def _start(self, command: Mapping[str, Any], name: str, run: Any) -> None:
         prefix = "" if command["job"] == "main" else f"{command['job']}-"
@@ -118,6 +133,15 @@ class ForkServer:
         self._children[descriptor] = process
         self._selector.register(descriptor, selectors.EVENT_READ)
         self._reply({"reply": "started", "id": command["id"], "pid": process.pid, "start_ticks": process.start_ticks})
+
+    def _reap_strangers(self) -> None:
+        """As the first process of a container, bury those whose parents died before them."""
+        ours = {process.pid for process in self._children.values()}
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid in ours:
+                # The next of them is not shown before this one, which its descriptor tells of.
+                return
+            os.waitpid(found.si_pid, 0)
 
     def _reap(self, descriptor: int) -> None:
         process = self._children.pop(descriptor)
@@ -130,6 +154,21 @@ class ForkServer:
         os.write(self._replies, json.dumps(message).encode() + b"\n")
 
 
+def load(data: str | None, modules: Iterable[str]) -> None:
+    """Bring into memory what every rank that is forked will need."""
+    import torch
+
+    import mecefo_runtime.supervisor  # noqa: F401
+    from mecefo_runtime.data import read_corpus
+
+    torch.set_num_threads(1)
+    read_corpus(data)
+    for module in modules:
+        importlib.import_module(module)
+    # The first optimizer imports some 800 modules.
+    torch.optim.AdamW([torch.zeros(1)], fused=True)
+
+
 def main() -> None:
     """`python -m harness.backends.forkserver PARENT_PID DATA [MODULE]...`: serve who holds the other ends of the pipes.
 
@@ -138,12 +177,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("chaos-forks")
-    torch.set_num_threads(1)
-    read_corpus(sys.argv[2] or None)
-    for module in sys.argv[3:]:
-        importlib.import_module(module)
-    # The first optimizer imports some 800 modules.
-    torch.optim.AdamW([torch.zeros(1)], fused=True)
+    load(sys.argv[2] or None, sys.argv[3:])
     # Children write to their logs; nothing but replies may reach the reply pipe.
     replies = os.dup(1)
     os.dup2(2, 1)

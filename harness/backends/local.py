@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
+from chaos.faults.base import OwnedProcess
 from harness.backends.base import AnyConfig
-from harness.backends.local_job import STOP_TIMEOUT_SECONDS, LocalJob
+from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
 from harness.hub import Hub
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.config import JobConfig
@@ -63,7 +64,7 @@ class LocalBackend:
         self._next_id = 0
         self._is_closing = False
         self._loss: EnvironmentFailure | None = None
-        self.jobs: list[LocalJob] = []
+        self.jobs: list[NodeJob] = []
 
     async def open(self) -> None:
         """Start the fork server and wait until it has torch."""
@@ -95,7 +96,7 @@ class LocalBackend:
                 start_new_session=True,
             )
 
-    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> LocalJob:
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> NodeJob:
         """Everything but the start: whoever is to hold ranks can get ready in between."""
         assert isinstance(job, JobConfig)
         self.command({"command": "listen", "job": name})
@@ -113,7 +114,7 @@ class LocalBackend:
                 "CHAOS_AGENT": self._hub.address,
                 "CHAOS_TOKEN": self._token,
             }
-        running = LocalJob(self, self._hub, name, job, environment, self._logs, self._emitter)
+        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter)
         self.jobs.append(running)
         return running
 
@@ -150,6 +151,10 @@ class LocalBackend:
         self.command({**command, "id": self._next_id, "logs": str(self._logs)})
         process: ProcessId = await self._answer(f"started {self._next_id}")
         return process
+
+    def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """None: all nodes share the fork server, which is not theirs."""
+        return ()
 
     async def _answer(self, to: str) -> Any:
         future = self._owed[to] = asyncio.get_running_loop().create_future()

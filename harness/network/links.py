@@ -66,7 +66,7 @@ class NamespaceLinks:
         """
         at: dict[End, list[tuple[str, End]]] = {}
         for near, far in links:
-            for end, chain, peer in _places(near, far, str(rule["action"]), str(rule.get("way", "both"))):
+            for end, chain, peer in places_of(near, far, str(rule["action"]), str(rule.get("way", "both"))):
                 at.setdefault(end, []).append((chain, peer))
         return [self._plan(end, places, rule) for end, places in at.items()]
 
@@ -85,7 +85,7 @@ class NamespaceLinks:
             "rules": [
                 words
                 for chain, peer in places
-                for words in _rules(chain, networks.of(peer).address, action, number, comment)
+                for words in rules_for(chain, networks.of(peer).address, action, number, comment)
             ],
             "queue": number if is_shaped else None,
             "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
@@ -203,7 +203,7 @@ def _to_list(network: OwnNetwork) -> list[Any]:
     return [network.descriptor, network.address]
 
 
-def _places(near: End, far: End, action: str, way: str) -> list[tuple[End, str, End]]:
+def places_of(near: End, far: End, action: str, way: str) -> list[tuple[End, str, End]]:
     """Where a link is touched: (end, chain, peer)."""
     if action == "shape":
         # Where packets arrive: those that wait where they leave count as unsent, and TCP sends no more until they go.
@@ -213,7 +213,7 @@ def _places(near: End, far: End, action: str, way: str) -> list[tuple[End, str, 
     return [*places["out"], *places["in"]] if way == "both" else places[way]
 
 
-def _rules(chain: str, address: str, action: str, queue: int, comment: str) -> list[list[str]]:
+def rules_for(chain: str, address: str, action: str, queue: int, comment: str) -> list[list[str]]:
     """The rules, each a chain and its words, that do `action` to what goes to `address` or comes from it."""
     marked = ["-m", "comment", "--comment", comment]
     where = [chain, "-d" if chain == "OUTPUT" else "-s", f"{address}/32"]

@@ -13,8 +13,8 @@ import pytest
 from harness.hub import Hub
 from harness.socket_file import MAX_PATH_BYTES, SocketFile
 from mecefo_runtime.events import Emitter, Event
+from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.wire import UNIX, Connection, connect
-from mecefo_runtime.worker import connect_sink
 
 pytestmark = pytest.mark.unit
 

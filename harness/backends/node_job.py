@@ -1,11 +1,15 @@
-"""One job of the local backend: its processes, as they start, exit, are repaired and stopped."""
+"""One job of our runtime: its nodes' processes, as they start, exit, are repaired and stopped.
+
+Where the nodes are, on this machine or in containers, is its backend's business.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from chaos.errors import ChaosError
 from chaos.faults.base import OwnedProcess
@@ -16,9 +20,6 @@ from mecefo_runtime.coordinator import JOB_FAILED
 from mecefo_runtime.events import Emitter, Event
 from mecefo_runtime.process import ProcessId
 
-if TYPE_CHECKING:
-    from harness.backends.local import LocalBackend
-
 STOP_TIMEOUT_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0
 POLL_SECONDS = 0.02
@@ -26,12 +27,28 @@ POLL_SECONDS = 0.02
 MAX_COORDINATOR_CRASHES = 3
 
 
-class LocalJob:
-    """One job on this machine."""
+class Ground(Protocol):
+    """Where a job's processes are started."""
+
+    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
+        """Have a coordinator or a node's supervisor started; returns it.
+
+        Raises:
+            EnvironmentFailure: it cannot be.
+        """
+        ...
+
+    def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """What there is of `nodes` beside their supervisors and ranks, and goes with them: their containers."""
+        ...
+
+
+class NodeJob:
+    """One job."""
 
     def __init__(
         self,
-        backend: LocalBackend,
+        backend: Ground,
         hub: Hub,
         name: str,
         job: JobConfig,
@@ -71,9 +88,10 @@ class LocalJob:
         return tuple(self._ranks[rank] for rank in ranks if rank in self._ranks)
 
     def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """Supervisor and ranks of `nodes`."""
+        """Supervisor, ranks and container of `nodes`."""
         supervisors = tuple(self._supervisors[node] for node in nodes if node in self._supervisors)
-        return supervisors + tuple(owned for owned in self._ranks.values() if owned.node in nodes)
+        ranks = tuple(owned for owned in self._ranks.values() if owned.node in nodes)
+        return (*supervisors, *ranks, *self._backend.node_hosts(nodes))
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
         """The coordinator, between its start and its exit: it is also the store by which groups are formed."""
@@ -90,7 +108,7 @@ class LocalJob:
             self._ranks[rank] = OwnedProcess("rank", process, rank=rank, node=event.node)
 
     def on_exit(self, process: ProcessId, code: int) -> None:
-        """The fork server reaped one of its children."""
+        """A process that was forked for this job, a coordinator or a supervisor, is gone."""
         if self._coordinator is not None and process == self._coordinator.process:
             self._coordinator = None
             self._emit_exit("coordinator", process, code)

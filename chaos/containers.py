@@ -1,0 +1,194 @@
+"""A run's containers and networks in a Docker engine: known by the run's name in a label, and removed by it.
+
+Whatever the run makes there carries the label from the moment it is made, so that what is ours can be found again by
+anybody: at the end of the run, by the watchdog, by `chaos heal`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from chaos.errors import EnvironmentFailure, HealError
+
+if TYPE_CHECKING:
+    import docker
+    from docker.models.containers import Container
+    from docker.models.networks import Network
+
+LABEL = "mecefo-chaos.run"
+# What a container or network is for: node-3, coordinator, links-of-node-3.
+PART_LABEL = "mecefo-chaos.part"
+REQUEST_TIMEOUT_SECONDS = 30
+REMOVE_TIMEOUT_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+
+
+@contextmanager
+def engine(url: str | None = None, timeout_seconds: int = REQUEST_TIMEOUT_SECONDS) -> Iterator[docker.DockerClient]:
+    """A client of the engine at `url`; without one, of the engine that the environment names (DOCKER_HOST).
+
+    Raises:
+        EnvironmentFailure: it does not answer, or may not be asked; what to do is said.
+    """
+    client = connect(url, timeout_seconds)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def connect(url: str | None = None, timeout_seconds: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
+    """As `engine`, for whoever closes it."""
+    # A third of a second, which only those pay who want containers.
+    import docker
+    import requests
+
+    try:
+        if url is None:
+            client = docker.from_env(timeout=timeout_seconds)
+        else:
+            client = docker.DockerClient(base_url=url, timeout=timeout_seconds)
+        client.ping()
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        raise EnvironmentFailure(why_no_engine(error)) from error
+    return client
+
+
+def url_of(client: docker.DockerClient) -> str:
+    """Where its engine is, as `engine` takes it."""
+    url = str(client.api.base_url)
+    # The SDK's own name for a Unix socket is no address.
+    adapter = client.api.get_adapter(url) if url.startswith("http+docker") else None
+    path = getattr(adapter, "socket_path", None)
+    return f"unix://{path}" if path else url
+
+
+def why_no_engine(error: BaseException) -> str:
+    """What is in the way of an engine, and what to do about it."""
+    text = str(error)
+    if "Permission denied" in text or "PermissionError" in text:
+        return (
+            "this user may not use the Docker engine: add it to the group docker (`sudo usermod -aG docker $USER`, "
+            "then log in again), or use --backend local"
+        )
+    if "No such file" in text or "Connection refused" in text or "ConnectionRefused" in text:
+        return (
+            "there is no Docker engine that answers: start it (`sudo systemctl start docker`, or dockerd), name "
+            "another one with DOCKER_HOST, or use --backend local"
+        )
+    return f"the Docker engine does not answer: {text}. `chaos doctor --backend docker` looks further"
+
+
+def parts_of(client: docker.DockerClient, run: str) -> tuple[list[Container], list[Network]]:
+    """The containers, in whatever state, and the networks of a run.
+
+    Raises:
+        EnvironmentFailure: the engine does not say.
+    """
+    import docker
+    import requests
+
+    wanted: dict[str, str | list[str] | bool] = {"label": f"{LABEL}={run}"}
+    try:
+        containers = client.containers.list(all=True, filters=wanted, ignore_removed=True)
+        return containers, client.networks.list(filters=wanted)
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise EnvironmentFailure(why_no_engine(error)) from error
+
+
+def describe(client: docker.DockerClient, run: str) -> list[str]:
+    """What there is of a run in the engine, each as a phrase that lets a person find it."""
+    containers, networks = parts_of(client, run)
+    return [
+        *(f"container {container.name} ({container.status})" for container in containers),
+        *(f"network {network.name}" for network in networks),
+    ]
+
+
+def remove(client: docker.DockerClient, run: str, timeout_seconds: float = REMOVE_TIMEOUT_SECONDS) -> list[str]:
+    """Remove all that a run has in the engine, running or not; returns what that was.
+
+    Raises:
+        HealError: something is still there after the time.
+    """
+    import docker
+    import requests
+
+    removed: list[str] = []
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            containers, networks = parts_of(client, run)
+            if not (containers or networks):
+                return sorted(set(removed))
+            for container in containers:
+                removed.append(f"container {container.name}")
+                _remove_part(partial(container.remove, force=True, v=True))
+            for network in networks:
+                removed.append(f"network {network.name}")
+                _remove_part(network.remove)
+        except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:
+            if time.monotonic() > deadline:
+                raise HealError(f"what the run has in the Docker engine cannot be removed: {error}") from error
+        if time.monotonic() > deadline:
+            left = ", ".join(describe(client, run))
+            raise HealError(f"still in the Docker engine after {timeout_seconds:g} s: {left}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _remove_part(remove_it: Callable[[], object]) -> None:
+    import docker
+
+    try:
+        remove_it()
+    except docker.errors.NotFound:
+        # The engine removes by itself what has ended.
+        return
+    except docker.errors.APIError as error:
+        # 409: it is being removed. 403: a network whose last container is still going. Both are looked at again.
+        if error.status_code not in (403, 409):
+            raise
+
+
+def is_container_running(url: str, container: str) -> bool:
+    """Whether the container `container` (its id) runs; an engine that does not answer may run it.
+
+    Raises:
+        HealError: the engine does not answer.
+    """
+    import docker
+    import requests
+
+    try:
+        with engine(url) as client:
+            return bool(client.containers.get(container).attrs["State"]["Running"])
+    except docker.errors.NotFound:
+        return False
+    except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:
+        raise HealError(f"nobody knows whether container {container[:12]} runs: {error}") from error
+
+
+def run_in_container(url: str, container: str, command: Sequence[str], text: str = "") -> str:
+    """Run `command` in a container, with `text` as its input; returns what it prints.
+
+    Raises:
+        OSError: it failed, and what it said; or the engine could not run it.
+    """
+    import docker
+    import requests
+
+    # The engine's own way to hand over an input is a connection of its own making; a shell does as well.
+    words = ["sh", "-c", 'printf %s "$0" | "$@"', text, *command] if text else list(command)
+    try:
+        with engine(url) as client:
+            result = client.containers.get(container).exec_run(words, demux=True)
+            code, (out, err) = cast(tuple[int, tuple[bytes | None, bytes | None]], result)
+    except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:
+        raise OSError(f"{command[0]}: {error}") from error
+    if code:
+        raise OSError(f"{command[0]}: {(err or b'').decode().strip() or f'exit code {code}'}")
+    return (out or b"").decode()

@@ -1,0 +1,118 @@
+"""What a run's containers are given: addresses, limits, devices, and what they see of this machine. Values only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from chaos.experiment import Experiment
+from harness.backends.container import COORDINATOR
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.devices import num_devices
+from mecefo_runtime.layout import Cluster
+
+# A container whose network that of a part is.
+HOLDER_PREFIX = "links-of-"
+# Private addresses that neither the engine's own networks nor most companies use.
+_RANGES = IPv4Network("10.96.0.0/12")
+_PREFIX_LENGTH = 20
+_FIRST_NODE = 16
+# Long quotas are uneven: of 100 ms, a rank would run for the first ones and then stand still.
+_PERIOD_MICROSECONDS = 10_000
+_MIN_QUOTA_MICROSECONDS = 1_000
+_MAX_PROCESSES = 16_384
+_SHARED_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the containers of a run are made of.
+
+    `cpus` (of a core's time, None: no limit) and `memory_bytes` limit a node; `gpus` are this machine's that all nodes
+    share out; `folders` may be written to, `data` is only read. With `has_links` each container's network is held by
+    another one, from which it can be changed.
+    """
+
+    image: str
+    cluster: Cluster
+    folders: Sequence[Path]
+    data: str | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    gpus: int = 0
+    has_links: bool = False
+
+    def mounts(self) -> list[tuple[Path, str, bool]]:
+        """Folders and files of this machine: (which, where inside, whether it may be written to)."""
+        read_only = [] if not self.data else [(Path(self.data).absolute(), str(Path(self.data).absolute()), False)]
+        return [*((folder.absolute(), str(folder.absolute()), True) for folder in self.folders), *read_only]
+
+    def settings(self, part: str, mounts: Sequence[tuple[Path, str, bool]]) -> dict[str, Any]:
+        """What the SDK's `containers.create` is told of the container of `part`, beside its name and its network."""
+        import docker
+
+        is_node = part != COORDINATOR and not part.startswith(HOLDER_PREFIX)
+        settings: dict[str, Any] = {
+            "user": f"{os.geteuid()}:{os.getegid()}",
+            "working_dir": "/tmp",
+            "read_only": True,
+            "tmpfs": {"/tmp": "rw,nosuid,nodev,mode=1777"},
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "pids_limit": _MAX_PROCESSES,
+            "shm_size": _SHARED_MEMORY_BYTES,
+            "auto_remove": True,
+            "mounts": [
+                docker.types.Mount(inside, str(outside), type="bind", read_only=not may_write)
+                for outside, inside, may_write in mounts
+            ],
+        }
+        if part.startswith(HOLDER_PREFIX):
+            # Only root's processes can hold a capability that no file gives them. DAC_OVERRIDE: the run's socket and
+            # folder are its user's.
+            settings |= {"user": "0:0", "cap_add": ["NET_ADMIN", "DAC_OVERRIDE"]}
+        if is_node and self.cpus is not None:
+            quota = max(_MIN_QUOTA_MICROSECONDS, round(self.cpus * _PERIOD_MICROSECONDS))
+            settings |= {"cpu_period": _PERIOD_MICROSECONDS, "cpu_quota": quota}
+        if is_node and self.memory_bytes is not None:
+            settings |= {"mem_limit": self.memory_bytes, "memswap_limit": self.memory_bytes}
+        if is_node and (indices := self.gpus_of(int(part.removeprefix("node-")))):
+            request = docker.types.DeviceRequest(device_ids=[str(i) for i in indices], capabilities=[["gpu"]])
+            settings["device_requests"] = [request]
+        return settings
+
+    def gpus_of(self, node: int) -> tuple[int, ...]:
+        """The GPUs of this machine that the containers of `node` see: in turn, and shared where there are too few."""
+        if not self.gpus:
+            return ()
+        return tuple(sorted({rank % self.gpus for rank in self.cluster.ranks_of(node)}))
+
+
+def ground_of(experiment: Experiment, job: JobConfig, folders: Sequence[Path], *, has_links: bool) -> Ground:
+    """What the containers of `experiment` are made of; the run and its nodes write to `folders`."""
+    own = [folder.absolute() for folder in folders]
+    # One inside another is there already.
+    outermost = [one for one in own if not any(one != other and one.is_relative_to(other) for other in own)]
+    return Ground(
+        experiment.containers.image,
+        job.cluster(),
+        outermost,
+        job.data,
+        experiment.containers.cpus,
+        experiment.containers.memory,
+        0 if job.device == "cpu" else num_devices(),
+        has_links,
+    )
+
+
+def plan_addresses(num_nodes: int, run: str) -> Iterator[tuple[IPv4Network, Mapping[str, str]]]:
+    """Ranges of addresses that a run may take, the first one drawn from its name, with each container's address."""
+    subnets = list(_RANGES.subnets(new_prefix=_PREFIX_LENGTH))
+    first = int(run[:8], 16) % len(subnets)
+    for subnet in (*subnets[first:], *subnets[:first]):
+        nodes = {f"node-{node}": str(subnet[_FIRST_NODE + node]) for node in range(num_nodes)}
+        yield subnet, {COORDINATOR: str(subnet[2]), **nodes}

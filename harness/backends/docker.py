@@ -1,0 +1,338 @@
+"""The Docker backend: every node is a container with an address of its own, and the coordinator is in another.
+
+The containers are unprivileged, see neither the engine nor the outside, run as the user who runs `chaos`, and are all
+on one network, which the run makes and removes. They get their orders over the run's hub, a Unix socket, to which it
+does not matter what becomes of a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chaos import containers
+from chaos.errors import EnvironmentFailure
+from chaos.faults.base import OwnedProcess
+from chaos.residue.processes import RUN_VARIABLE
+from harness.backends.base import AnyConfig
+from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
+from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
+from harness.backends.node_container import NodeContainer
+from harness.backends.node_job import NodeJob
+from harness.hub import Hub
+from harness.network.container_links import ContainerLinks
+from harness.outside import OutsidePids
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.events import Emitter
+from mecefo_runtime.process import ProcessId
+from mecefo_runtime.wire import UNIX
+
+if TYPE_CHECKING:
+    import docker
+    from docker.models.networks import Network
+
+ResultT = TypeVar("ResultT")
+
+# Inside a container nobody else listens: the first job's coordinator has this port, the twin's the next.
+FIRST_PORT = 29400
+# A node that is started again gets its address back, which the engine may still be taking from the dead one.
+ADDRESS_RETRY_SECONDS = 10.0
+_RETRY_SECONDS = 0.2
+# The run's socket as containers see it.
+_HUB_FOLDER = "/run/mecefo-chaos"
+
+
+class DockerBackend:
+    """Starts jobs in containers; `token` is the run's, `logs` takes the output of every process."""
+
+    # A container goes on without us until it notices that nobody gives it orders.
+    may_outlive = True
+
+    def __init__(
+        self,
+        hub: Hub,
+        token: str,
+        logs: Path,
+        emitter: Emitter,
+        ground: Ground,
+        engine: str,
+        modules: Sequence[str] = (),
+    ) -> None:
+        self._hub = hub
+        self._token = token
+        self._logs = logs
+        self._emitter = emitter
+        self._ground = ground
+        self._engine = engine
+        self._modules = tuple(modules)
+        self._client: docker.DockerClient | None = None
+        self._network: Network | None = None
+        self._addresses: Mapping[str, str] = {}
+        self._run = ""
+        self._outside = OutsidePids()
+        self._containers: dict[str, NodeContainer] = {}
+        self._by_report: dict[str, NodeContainer] = {}
+        self._num_starts: dict[str, int] = {}
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._ports: dict[str, int] = {}
+        self._is_closing = False
+        self.jobs: list[NodeJob] = []
+        hub.nodes = self
+
+    # ---- the ground ----
+
+    async def open(self) -> None:
+        """Make the network, start all containers, and wait until they take orders."""
+        self._run = os.environ[RUN_VARIABLE]
+        self._client = await asyncio.to_thread(containers.connect, self._engine)
+        self._network, self._addresses = await self._call(self._make_network)
+        async with asyncio.TaskGroup() as group:
+            for name in self._addresses:
+                group.create_task(self._ready(name))
+
+    async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A container reports to the hub; see `harness.hub.NodeDesk`."""
+        container = self._by_report.get(name)
+        if container is not None:
+            await container.serve(pid, reader, writer)
+
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> NodeJob:
+        """Everything but the start: whoever is to hold ranks can get ready in between."""
+        assert isinstance(job, JobConfig)
+        self._ports[name] = FIRST_PORT + len(self._ports)
+        coordinator = await self._ready(COORDINATOR)
+        address = await coordinator.listen(name, self._ports[name])
+        environment = {
+            "MECEFO_JOB": json.dumps(job.to_dict()),
+            "MECEFO_JOB_NAME": name,
+            "MECEFO_TOKEN": self._token,
+            "MECEFO_COORDINATOR": address,
+            "MECEFO_EVENTS": self._hub_inside(),
+        }
+        if with_agents:
+            environment |= {
+                "MECEFO_HOOKS": "chaos.agent:install",
+                "CHAOS_AGENT": self._hub_inside(),
+                "CHAOS_TOKEN": self._token,
+            }
+        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter)
+        self.jobs.append(running)
+        return running
+
+    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
+        """Have a process started where it belongs; its container is started first if it does not run."""
+        name = COORDINATOR if command["command"] == "coordinator" else f"node-{command['node']}"
+        container = await self._ready(name)
+        return await container.fork({**command, "logs": str(self._logs)})
+
+    def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The first process of each node's container."""
+        found = [(node, self._containers.get(f"node-{node}")) for node in nodes]
+        return tuple(
+            OwnedProcess("container", container.process, node=node)
+            for node, container in found
+            if container is not None and container.is_running and container.process is not None
+        )
+
+    def links(self, mark: str) -> ContainerLinks | None:
+        """What changes the links between the containers, where they can be changed; `mark` is its rules'."""
+        if not self._ground.has_links:
+            return None
+        holders = {part: str(self._containers[HOLDER_PREFIX + part].container.id) for part in self._addresses}
+        return ContainerLinks(self._ground.cluster, holders, self._addresses, self._engine, mark, self._ask_holder)
+
+    async def _ask_holder(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+        return await self._containers[HOLDER_PREFIX + part].ask(question, timeout_seconds)
+
+    async def close(self) -> None:
+        """Stop what runs, and remove all that was made in the engine.
+
+        Raises:
+            EnvironmentFailure: something is still there.
+        """
+        for job in self.jobs:
+            await job.stop()
+        self._is_closing = True
+        for container in self._containers.values():
+            container.forget()
+        if self._client is None:
+            return
+        try:
+            await asyncio.to_thread(containers.remove, self._client, self._run)
+        finally:
+            self._client.close()
+
+    # ---- containers ----
+
+    async def _ready(self, name: str) -> NodeContainer:
+        """The container of that name, once it takes orders; a new one if there is none that runs."""
+        async with self._starting.setdefault(name, asyncio.Lock()):
+            known = self._containers.get(name)
+            if known is not None and known.is_running:
+                return known
+            if self._is_closing:
+                raise EnvironmentFailure("the run is over")
+            if self._ground.has_links and not name.startswith(HOLDER_PREFIX):
+                await self._ready(HOLDER_PREFIX + name)
+            container = await self._start(name)
+            await container.ready()
+            if name == COORDINATOR:
+                for job, port in self._ports.items():
+                    await container.listen(job, port)
+            return container
+
+    async def _start(self, name: str) -> NodeContainer:
+        self._num_starts[name] = number = self._num_starts.get(name, 0) + 1
+        report = name if number == 1 else f"{name}.{number}"
+        log = self._logs / f"container-{name}.log"
+        if name.startswith(HOLDER_PREFIX):
+            arguments = ["-m", "harness.network.holder", report]
+        else:
+            arguments = ["-m", "harness.backends.container", report, self._ground.data or "", *self._modules]
+        created = await self._retry(
+            partial(
+                self._create,
+                f"mecefo-chaos-{self._run}-{report}",
+                name,
+                # With its output in the run's folder: what it says before it reports must not go with it.
+                ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments],
+            )
+        )
+        container = NodeContainer(report, created, log, self._outside, self._on_exit)
+        self._by_report[report] = self._containers[name] = container
+        await self._retry(created.start)
+        await self._call(container.reload)
+        container.watch()
+        return container
+
+    def _create(self, name: str, part: str, command: list[str]) -> Any:
+        assert self._client is not None
+        address = self._addresses[part.removeprefix(HOLDER_PREFIX)]
+        return self._client.containers.create(
+            self._ground.image,
+            command,
+            name=name,
+            entrypoint=[],
+            labels={containers.LABEL: self._run, containers.PART_LABEL: part},
+            environment={
+                RUN_VARIABLE: self._run,
+                HUB_VARIABLE: self._hub_inside(),
+                TOKEN_VARIABLE: self._token,
+                ADDRESS_VARIABLE: address,
+                "HOME": "/tmp",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            **self._where(part, address),
+            **self._ground.settings(part, self._mounts()),
+        )
+
+    def _where(self, part: str, address: str) -> dict[str, Any]:
+        """The network that a container is in: one of its own, or its holder's."""
+        assert self._client is not None and self._network is not None
+        holder = self._containers.get(HOLDER_PREFIX + part)
+        if holder is not None:
+            return {"network_mode": f"container:{holder.container.id}"}
+        host = self._client.api.create_endpoint_config(ipv4_address=address)
+        name = str(self._network.name)
+        return {"hostname": part, "network": name, "networking_config": {name: host}}
+
+    def _mounts(self) -> list[tuple[Path, str, bool]]:
+        """What containers see of this machine: (folder or file, where inside, whether they may write to it)."""
+        hub = Path(self._hub.address.removeprefix(UNIX)).resolve().parent
+        return [*self._ground.mounts(), (hub, _HUB_FOLDER, True)]
+
+    def _hub_inside(self) -> str:
+        return f"{UNIX}{_HUB_FOLDER}/{Path(self._hub.address.removeprefix(UNIX)).name}"
+
+    def _make_network(self) -> tuple[Network, Mapping[str, str]]:
+        import docker
+
+        assert self._client is not None
+        refused = ""
+        for subnet, addresses in plan_addresses(self._ground.cluster.nodes, self._run):
+            pool = docker.types.IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
+            try:
+                network = self._client.networks.create(
+                    f"mecefo-chaos-{self._run}",
+                    driver="bridge",
+                    internal=True,
+                    ipam=docker.types.IPAMConfig(pool_configs=[pool]),
+                    labels={containers.LABEL: self._run},
+                    check_duplicate=True,
+                )
+            except docker.errors.APIError as error:
+                # Taken by another network, of the engine's or of the machine's.
+                if "overlap" not in str(error):
+                    raise
+                refused = str(error.explanation)
+                continue
+            return network, addresses
+        raise EnvironmentFailure(f"there is no free range of addresses for the run's network: {refused}")
+
+    def _on_exit(self, process: ProcessId, code: int) -> None:
+        for job in self.jobs:
+            job.on_exit(process, code)
+
+    # ---- the engine ----
+
+    async def _call(self, ask: Callable[[], ResultT]) -> ResultT:
+        """Ask the engine, beside the event loop.
+
+        Raises:
+            EnvironmentFailure: it refuses, or does not answer.
+        """
+        import docker
+        import requests
+
+        try:
+            return await asyncio.to_thread(ask)
+        except docker.errors.ImageNotFound as error:
+            raise EnvironmentFailure(no_image(self._ground.image)) from error
+        except docker.errors.APIError as error:
+            raise EnvironmentFailure(f"the Docker engine refuses: {error.explanation or error}") from error
+        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+            raise EnvironmentFailure(containers.why_no_engine(error)) from error
+
+    async def _retry(self, ask: Callable[[], ResultT]) -> ResultT:
+        """As `_call`, again where what is in the way is a dead node's address that is not free yet."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ADDRESS_RETRY_SECONDS
+        while True:
+            try:
+                return await self._call(ask)
+            except EnvironmentFailure as error:
+                if "Address already in use" not in str(error) or loop.time() > deadline:
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def no_image(image: str) -> str:
+    """What to say where the engine has no such image."""
+    return (
+        f"the Docker engine has no image {image}: build it from this project's folder, "
+        "`docker build -t mecefo-chaos -f docker/Dockerfile .`, or name another one with --image"
+    )
+
+
+def require_image(image: str) -> str:
+    """Before anything is made; returns where the engine is.
+
+    Raises:
+        EnvironmentFailure: there is no engine, or it has no such image.
+    """
+    import docker
+    import requests
+
+    with containers.engine() as client:
+        try:
+            client.images.get(image)
+            return containers.url_of(client)
+        except docker.errors.ImageNotFound as error:
+            raise EnvironmentFailure(no_image(image)) from error
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise EnvironmentFailure(containers.why_no_engine(error)) from error

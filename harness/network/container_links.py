@@ -1,0 +1,122 @@
+"""Changing what goes over the links between containers, from outside: firewall rules in the networks that they are in.
+
+A node's network belongs to a container beside the node's own (`harness.network.holder`), which alone may change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from chaos.errors import EnvironmentFailure
+from chaos.faults.base import End
+from chaos.links.firewall import FirewallRules, restore_text, run_inside
+from harness.backends.container import COORDINATOR
+from harness.network.links import places_of, rules_for
+from mecefo_runtime.layout import Cluster
+
+# Asks the holder of a part's network something, and waits so long for the answer.
+Ask = Callable[[str, Mapping[str, Any], float], Awaitable[Mapping[str, Any]]]
+
+
+class ContainerLinks:
+    """The links among nodes that are containers; see `chaos.faults.base.LinkHost`. A rank's are those of its node.
+
+    `holders` are the containers that hold the networks, and `addresses` those of the networks, by part (`node-3`,
+    `coordinator`); `engine` is where the containers are, and `mark` tells this run's rules from all others.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        holders: Mapping[str, str],
+        addresses: Mapping[str, str],
+        engine: str,
+        mark: str,
+        ask: Ask,
+    ) -> None:
+        self._cluster = cluster
+        self._holders = holders
+        self._addresses = addresses
+        self._engine = engine
+        self._mark = mark
+        self._ask_holder = ask
+        self._num_planned = 0
+
+    def ends(self) -> tuple[End, ...]:
+        """The coordinator and the nodes, by name."""
+        return tuple(self._addresses)
+
+    def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One record for each network in which something is to be done; `rule` as in `NamespaceLinks`."""
+        at: dict[str, dict[tuple[str, str], None]] = {}
+        for link in links:
+            near, far = map(self._part, link)
+            for end, chain, peer in places_of(near, far, str(rule["action"]), str(rule.get("way", "both"))):
+                # Many links between ranks can be one between their nodes.
+                at.setdefault(str(end), {})[chain, str(peer)] = None
+        return [self._plan(part, list(places), rule) for part, places in at.items()]
+
+    def _plan(self, part: str, places: list[tuple[str, str]], rule: Mapping[str, Any]) -> dict[str, Any]:
+        self._num_planned += 1
+        number, action = self._num_planned, str(rule["action"])
+        comment = f"chaos:{self._mark}:{number}"
+        is_shaped = action == "shape"
+        return {
+            "how": FirewallRules.how,
+            "at": part,
+            "engine": self._engine,
+            "container": self._holders[part],
+            "comment": comment,
+            "rules": [
+                words
+                for chain, peer in places
+                for words in rules_for(chain, self._addresses[peer], action, number, comment)
+            ],
+            "queue": number if is_shaped else None,
+            "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
+        }
+
+    async def apply_rules(self, records: list[dict[str, Any]]) -> None:
+        """Add the planned rules, those of one network all at once."""
+        await asyncio.gather(*(self._apply(record) for record in records))
+
+    async def _apply(self, record: Mapping[str, Any]) -> None:
+        if record["queue"] is not None:
+            question = {"do": "shape", "queue": record["queue"], "shape": record["shape"]}
+            await self._ask(str(record["at"]), question, 0.0)
+        text = restore_text("-I", record["rules"])
+        try:
+            await asyncio.to_thread(run_inside, record, ["iptables-restore", "--noflush"], text)
+        except OSError as error:
+            raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error}") from error
+
+    async def probe(self, link: tuple[End, End], timeout_seconds: float) -> dict[str, Any]:
+        """One packet from the first end's network to the second's and back."""
+        near, far = map(self._part, link)
+        question = {"do": "probe", "to": self._addresses[far], "timeout_seconds": timeout_seconds}
+        told = await self._ask(near, question, timeout_seconds)
+        return {"reached": told["reached"], "round_trip_seconds": told["round_trip_seconds"]}
+
+    async def measure_rate(self, link: tuple[End, End], num_bytes: int, timeout_seconds: float) -> float:
+        """Bytes per second from the first end's network to the second's, over one connection."""
+        near, far = map(self._part, link)
+        to = self._addresses[far]
+        question = {"do": "measure", "to": to, "num_bytes": num_bytes, "timeout_seconds": timeout_seconds}
+        return float((await self._ask(near, question, timeout_seconds))["bytes_per_second"])
+
+    async def close(self) -> None:
+        """Nothing of it outlives the networks."""
+
+    async def _ask(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+        answer = await self._ask_holder(part, question, timeout_seconds)
+        if "error" in answer:
+            raise EnvironmentFailure(f"at {part}: {answer['error']}")
+        return answer
+
+    def _part(self, end: End) -> str:
+        """Where an end is; a link to the coordinator goes to its own container."""
+        if isinstance(end, int):
+            return f"node-{self._cluster.node_of(end)}"
+        return end if end in self._addresses else COORDINATOR
