@@ -6,6 +6,8 @@ anybody: at the end of the run, by the watchdog, by `chaos heal`.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 LABEL = "mecefo-chaos.run"
 # What a container or network is for: node-3, coordinator, links-of-node-3.
 PART_LABEL = "mecefo-chaos.part"
+UNIX = "unix://"
+DEFAULT_URL = f"{UNIX}/var/run/docker.sock"
+KNOCK_TIMEOUT_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 30
 REMOVE_TIMEOUT_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -47,15 +52,32 @@ def connect(url: str | None = None, timeout_seconds: int = REQUEST_TIMEOUT_SECON
     import docker
     import requests
 
+    client = None
     try:
         if url is None:
+            _knock(os.environ.get("DOCKER_HOST") or DEFAULT_URL)
             client = docker.from_env(timeout=timeout_seconds)
         else:
+            _knock(url)
             client = docker.DockerClient(base_url=url, timeout=timeout_seconds)
         client.ping()
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        if client is not None:
+            client.close()
         raise EnvironmentFailure(why_no_engine(error)) from error
     return client
+
+
+def _knock(url: str) -> None:
+    """See whether somebody listens on a Unix socket; the SDK's own way to find out wraps the reason twice.
+
+    Raises:
+        OSError: nobody does, or we may not ask.
+    """
+    if url.startswith(UNIX):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(KNOCK_TIMEOUT_SECONDS)
+            sock.connect(url.removeprefix(UNIX))
 
 
 def url_of(client: docker.DockerClient) -> str:
@@ -64,7 +86,7 @@ def url_of(client: docker.DockerClient) -> str:
     # The SDK's own name for a Unix socket is no address.
     adapter = client.api.get_adapter(url) if url.startswith("http+docker") else None
     path = getattr(adapter, "socket_path", None)
-    return f"unix://{path}" if path else url
+    return f"{UNIX}{path}" if path else url
 
 
 def why_no_engine(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,18 +50,13 @@ class OutsidePids:
         return self._namespaces.get(pid, "")
 
     def _find(self, namespace: str, inner_pid: int) -> int | None:
-        for entry in os.scandir("/proc"):
-            if not entry.name.isdigit():
-                continue
+        for name in (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()):
             # It may be gone at any moment, or be another user's.
             with suppress(OSError):
-                if str(Path(entry.path, "ns", "pid").readlink()) != namespace:
+                if str(Path(f"/proc/{name}/ns/pid").readlink()) != namespace:
                     continue
-                numbers = next(
-                    line.split()[1:]
-                    for line in Path(entry.path, "status").read_text().splitlines()
-                    if line.startswith("NSpid:")
-                )
+                lines = Path(f"/proc/{name}/status").read_text().splitlines()
+                numbers = next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
                 if int(numbers[-1]) == inner_pid:
-                    return int(entry.name)
+                    return int(name)
         return None

@@ -91,9 +91,13 @@ class DockerBackend:
         self._run = os.environ[RUN_VARIABLE]
         self._client = await asyncio.to_thread(containers.connect, self._engine)
         self._network, self._addresses = await self._call(self._make_network)
-        async with asyncio.TaskGroup() as group:
-            for name in self._addresses:
-                group.create_task(self._ready(name))
+        try:
+            async with asyncio.TaskGroup() as starts:
+                for name in self._addresses:
+                    starts.create_task(self._ready(name))
+        except ExceptionGroup as failures:
+            # What was in the way of one is in the way of all.
+            raise failures.exceptions[0] from failures
 
     async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A container reports to the hub; see `harness.hub.NodeDesk`."""
@@ -136,7 +140,7 @@ class DockerBackend:
         return tuple(
             OwnedProcess("container", container.process, node=node)
             for node, container in found
-            if container is not None and container.is_running and container.process is not None
+            if container is not None and container.is_running
         )
 
     def links(self, mark: str) -> ContainerLinks | None:
@@ -208,6 +212,14 @@ class DockerBackend:
         await self._retry(created.start)
         await self._call(container.reload)
         container.watch()
+        process = container.process
+        self._emitter.emit(
+            "process_started",
+            role="container",
+            container=name,
+            started_pid=process.pid,
+            start_ticks=process.start_ticks,
+        )
         return container
 
     def _create(self, name: str, part: str, command: list[str]) -> Any:

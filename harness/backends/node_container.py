@@ -49,7 +49,7 @@ class NodeContainer:
         self._next_id = 0
         self._running: set[ProcessId] = set()
         self._descriptor: int | None = None
-        self.process: ProcessId | None = None
+        self._process = ProcessId(0, 0)
 
     def reload(self) -> None:
         """Ask the engine how it is; blocks."""
@@ -63,12 +63,17 @@ class NodeContainer:
         """
         pid = int(self.container.attrs["State"]["Pid"])
         try:
-            self.process = ProcessId.of(pid)
+            self._process = ProcessId.of(pid)
             self._descriptor = os.pidfd_open(pid)
         except (OSError, ValueError) as error:
             raise self._failure("it ended at once") from error
         self._owed["report"] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._descriptor, self._on_end)
+
+    @property
+    def process(self) -> ProcessId:
+        """Its first process, by the pid that it has out here."""
+        return self._process
 
     @property
     def is_running(self) -> bool:
@@ -87,13 +92,13 @@ class NodeContainer:
                 case "listening":
                     self._settle(f"listening {reply['job']}", reply["address"])
                 case "started":
-                    process = self._process(reply)
+                    process = self._of_reply(reply)
                     self._running.add(process)
                     self._settle(f"started {reply['id']}", process)
                 case "answer":
                     self._settle(f"answer {reply['id']}", reply)
                 case "exited":
-                    process = self._process(reply)
+                    process = self._of_reply(reply)
                     self._running.discard(process)
                     self._on_exit(process, int(reply["exit"]))
 
@@ -139,7 +144,7 @@ class NodeContainer:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _process(self, reply: Mapping[str, Any]) -> ProcessId:
+    def _of_reply(self, reply: Mapping[str, Any]) -> ProcessId:
         return ProcessId(self._outside.of(self._peer_pid, int(reply["pid"])), int(reply["start_ticks"]))
 
     def _command(self, command: Mapping[str, Any]) -> None:

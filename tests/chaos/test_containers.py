@@ -1,0 +1,83 @@
+"""The engine that is not there, may not be used, or is another one: each is told apart, with what to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+
+from chaos import containers, residue
+from chaos.errors import EnvironmentFailure, HealError
+from chaos.residue.base import Ground
+
+pytestmark = pytest.mark.unit
+
+
+def test_no_engine(tmp_path):
+    with pytest.raises(EnvironmentFailure, match="no Docker engine that answers: start it"):
+        containers.connect(f"unix://{tmp_path}/none.sock")
+
+
+def test_a_socket_that_nobody_serves(tmp_path):
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    with pytest.raises(EnvironmentFailure, match="start it"):
+        containers.connect(f"unix://{path}")
+
+
+def test_an_engine_that_says_nothing(tmp_path):
+    path = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with pytest.raises(EnvironmentFailure, match="the Docker engine does not answer"):
+            containers.connect(f"unix://{path}", timeout_seconds=1)
+
+
+def test_something_else_that_answers(tmp_path):
+    path = tmp_path / "web.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            # The first one only looks whether somebody is there.
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with pytest.raises(EnvironmentFailure, match="does not answer"):
+            containers.connect(f"unix://{path}", timeout_seconds=5)
+        server.join()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("('Connection aborted.', PermissionError(13, 'Permission denied'))", "usermod -aG docker"),
+        ("('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))", "start it"),
+        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", "start it"),
+        ("500 Server Error: disk full", "disk full"),
+    ],
+)
+def test_what_to_do(said, told):
+    assert told in containers.why_no_engine(Exception(said))
+
+
+def test_where_nobody_can_look_something_may_be_left(tmp_path):
+    url = f"unix://{tmp_path}/none.sock"
+    ground = Ground("r", (tmp_path,), tmp_path / "ledger.jsonl", url)
+    (told,) = residue.look(ground)["container"]
+    assert told.startswith("perhaps some of the run: there is no Docker engine")
+    assert residue.look(Ground("r", (tmp_path,), tmp_path / "ledger.jsonl"))["container"] == frozenset()
+    with pytest.raises(HealError, match="nobody knows whether"):
+        containers.is_container_running(url, "0123456789abcdef")
+    with pytest.raises(OSError, match="no Docker engine"):
+        containers.run_in_container(url, "0123456789abcdef", ["true"])

@@ -1,0 +1,184 @@
+"""The same experiments in containers: nodes that are hosts, links among them, and nothing left in the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.docker.engine import assert_gone, container_of, parts, run_of
+from tests.integration.runs import (
+    SMALL,
+    ChaosRun,
+    Finished,
+    assert_nothing_left,
+    assert_sound,
+    assert_survived,
+    marked_environment,
+    read_log,
+    run_chaos,
+)
+
+pytestmark = [pytest.mark.docker, pytest.mark.integration]
+
+DOCKER = (*SMALL, "--backend", "docker")
+AT = ("--at", "step=10")
+LONG = (*AT, "--steps", "100000", *DOCKER)
+# What is asked of the tool: after its death nothing of it is there.
+CLEAN_WITHIN_SECONDS = 15.0
+
+
+def test_a_node_that_is_killed_is_a_container_that_ends_and_comes_back(tmp_path):
+    run = run_chaos(tmp_path, "kill-node", *AT, "--on", "node=1", "--repair", "5steps", "--steps", "200", *DOCKER)
+    assert_survived(run, 200, at=10)
+    killed = {(process["role"], process["node"]) for process in run.one("injected").fields["processes"]}
+    assert killed == {("supervisor", 1), ("rank", 1), ("container", 1)}
+    containers = [
+        event.fields["container"] for event in run.of("process_started") if event.fields["role"] == "container"
+    ]
+    assert sorted(containers) == ["coordinator", "node-0", "node-1", "node-1"]
+    # Pids are those of this machine: inside, every container counts from 1.
+    assert min(event.fields["started_pid"] for event in run.of("process_started")) > 100
+    assert {event.pid for event in run.events if event.rank == 0} == {
+        event.fields["started_pid"] for event in run.of("process_started") if event.fields.get("started_rank") == 0
+    }
+    assert_gone_after(run)
+
+
+def test_containers_have_no_rights_and_their_limits(tmp_path):
+    limits = ("--node-cpus", "0.5", "--node-memory", "1GiB")
+    with ChaosRun(tmp_path, ["run", "kill-node", "--at", "step=99999", "--steps", "100000", *DOCKER, *limits]) as run:
+        run.wait_for("step_committed")
+        name = run_of(tmp_path / "state")
+        settings = container_of(name, "node-0").attrs
+        inside = container_of(name, "node-0").exec_run(
+            ["sh", "-c", "id -u; grep CapBnd /proc/1/status; ls /var/run/docker.sock; touch /x; getent hosts pypi.org"]
+        )
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 2
+    host = settings["HostConfig"]
+    assert (host["Privileged"], host["ReadonlyRootfs"], host["CapDrop"], host["CapAdd"]) == (False, True, ["ALL"], None)
+    assert (host["Memory"], host["CpuQuota"] / host["CpuPeriod"]) == (1 << 30, 0.5)
+    assert host["PidMode"] != "host" and host["NetworkMode"] != "host"
+    user, capabilities, socket, touched, *resolved = inside.output.decode().splitlines()
+    assert user == str(os.geteuid())
+    assert int(capabilities.split()[1], 16) == 0
+    assert "No such file" in socket and "Read-only" in touched and resolved == []
+    assert_gone(name, CLEAN_WITHIN_SECONDS)
+
+
+def test_a_link_that_is_cut_between_two_nodes(tmp_path):
+    run = run_chaos(tmp_path, "drop-link", "--on", "link=1-2", "--for", "40steps", *AT, "--steps", "300", *DOCKER)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, 300)
+    detected = run.of("detected")
+    assert {event.fields["how"] for event in detected} == {"peers"}
+    back = {rank for event in run.of("rejoined") for rank in event.fields["ranks"]}
+    assert back == {rank for event in detected for rank in event.fields["lost"]}
+    assert run.one("undone").fields["evidence"]["rules"], "rules were removed one by one"
+    assert_gone_after(run)
+
+
+def test_a_link_that_is_slow_is_not_a_dead_one(tmp_path):
+    slow = ("slow-link", "--on", "link=0-2", "-p", "delay=60ms", "--for", "10steps")
+    run = run_chaos(tmp_path, *slow, *AT, "--steps", "40", *DOCKER)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, 40)
+    assert run.of("detected") == []
+    speed = run.summary["throughput_tokens_per_second"]
+    assert speed["during"] < speed["before"] / 2
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path):
+    arguments = ["run", "kill-node", *AT, "--repair", "none", "--steps", "30", *DOCKER]
+    with ChaosRun(tmp_path / "one", arguments) as one, ChaosRun(tmp_path / "two", arguments) as other:
+        one.wait_for("job_started")
+        other.wait_for("job_started")
+        assert (one.wait(), other.wait()) == (0, 0), one.stderr + other.stderr
+    names = [name_of(run) for run in (one, other)]
+    assert len(set(names)) == 2
+    for name in names:
+        assert_gone(name, 1.0)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "fault",
+    [("pause-node", "--on", "node=1", "--for", "600s"), ("drop-link", "--on", "link=0-2", "--for", "600s")],
+    ids=lambda fault: fault[0],
+)
+def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
+    with ChaosRun(tmp_path, ["run", *fault, *LONG]) as run:
+        run.wait_for("verified")
+        name = run_of(tmp_path / "state")
+        assert parts(name)["containers"] and parts(name)["networks"]
+        run.process.kill()
+        run.wait()
+        assert_gone(name, CLEAN_WITHIN_SECONDS)
+        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
+
+
+@pytest.mark.crash
+def test_killed_with_its_watchdog_heal_removes_what_is_left(tmp_path):
+    with ChaosRun(tmp_path, ["run", "pause-node", "--on", "node=1", "--for", "600s", *LONG]) as run:
+        run.wait_for("verified")
+        name = run_of(tmp_path / "state")
+        (entry,) = (tmp_path / "state").glob("*.json")
+        watchdog = json.loads(entry.read_text())["watchdog"][0]
+        os.kill(run.process.pid, signal.SIGSTOP)
+        os.kill(watchdog, signal.SIGKILL)
+        run.process.kill()
+        run.wait()
+        assert parts(name)["networks"], "nobody was there to remove it"
+        code, _, told = chaos(run, "run", "kill-node", *LONG)
+        assert (code, "`chaos heal`" in told, f"network mecefo-chaos-{name}" in told) == (6, True, True), told
+        code, out, _ = chaos(run, "heal")
+        assert (code, f"removed: network mecefo-chaos-{name}" in out) == (0, True), out
+        assert_gone(name, 1.0)
+
+
+def test_a_container_that_is_removed_by_hand_is_a_lost_node(tmp_path):
+    with ChaosRun(tmp_path, ["run", "kill-node", "--at", "step=99999", "--steps", "100000", *DOCKER]) as run:
+        run.wait_for("step_committed", step=10)
+        name = run_of(tmp_path / "state")
+        container_of(name, "node-1").remove(force=True)
+        run.wait_for("regrouped", reason="loss")
+        step = run.wait_for("regrouped", reason="loss").fields
+        assert sorted(step["members"]) == [0, 1]
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 2
+    assert_gone(name, CLEAN_WITHIN_SECONDS)
+
+
+def test_without_an_image_it_is_refused_and_nothing_is_made(tmp_path):
+    with ChaosRun(tmp_path, ["run", "kill-node", *LONG, "--image", "there-is-none"]) as run:
+        assert run.wait() == 3
+    assert "no image there-is-none" in run.stderr and "docker build" in run.stderr
+    assert not list(run.out.glob("*/*"))
+
+
+def name_of(run: ChaosRun | Finished) -> str:
+    """The name of an ended run, as its ledger has it."""
+    return json.loads((run.folder / "ledger.jsonl").read_text().splitlines()[0])["run"]
+
+
+def assert_gone_after(run: Finished) -> None:
+    """That an ended run left nothing in the engine."""
+    assert_gone(name_of(run), 0.0)
+
+
+def chaos(run: ChaosRun, *arguments: str) -> tuple[int, str, str]:
+    """Another `chaos` command of the same user on the same OUT: (exit code, standard output, standard error)."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
+        env=marked_environment(run.mark, run.out.parent),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -1,0 +1,77 @@
+"""What containers are given: addresses of their own, this machine's GPUs in turn, no more rights than they need."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from ipaddress import IPv4Address
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.backends.container import COORDINATOR
+from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
+from mecefo_runtime.config import JobConfig
+
+pytestmark = pytest.mark.unit
+GROUND = Ground(
+    "image", JobConfig(nodes=2, gpus_per_node=3, data_parallel=3, pipeline=2).cluster(), (Path("/runs/one"),)
+)
+
+
+@given(st.integers(1, 1024), st.text("0123456789abcdef", min_size=16, max_size=16))
+def test_every_container_has_an_address_of_its_own_in_the_runs_range(num_nodes, run):
+    for subnet, addresses in islice(plan_addresses(num_nodes, run), 3):
+        assert addresses.keys() == {COORDINATOR, *(f"node-{node}" for node in range(num_nodes))}
+        taken = {IPv4Address(address) for address in addresses.values()}
+        assert len(taken) == num_nodes + 1
+        assert all(address in subnet for address in taken)
+        # The network's own, its gateway's, and the broadcast address are nobody's.
+        assert not taken & {subnet[0], subnet[1], subnet[-1]}
+
+
+def test_the_ranges_of_a_run_are_all_different_and_begin_with_one_of_its_own():
+    subnets = [subnet for subnet, _ in plan_addresses(1, "00000001" * 2)]
+    assert len(set(subnets)) == len(subnets) > 100
+    assert subnets[0] != next(plan_addresses(1, "00000002" * 2))[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(0, [(), ()]), (1, [(0,), (0,)]), (2, [(0, 1), (0, 1)]), (6, [(0, 1, 2), (3, 4, 5)])]
+)
+def test_gpus_are_shared_out_over_the_nodes(gpus, expected):
+    ground = replace(GROUND, gpus=gpus)
+    assert [ground.gpus_of(node) for node in range(2)] == expected
+    has_request = "device_requests" in ground.settings("node-0", [])
+    assert has_request is bool(gpus)
+    assert "device_requests" not in ground.settings(COORDINATOR, [])
+
+
+def test_limits_are_a_nodes_and_periods_are_short():
+    ground = replace(GROUND, cpus=1.5, memory_bytes=1 << 30)
+    settings = ground.settings("node-1", [])
+    assert settings["cpu_quota"] / settings["cpu_period"] == 1.5
+    assert settings["cpu_period"] == 10_000
+    assert settings["mem_limit"] == settings["memswap_limit"] == 1 << 30
+    for part in (COORDINATOR, f"{HOLDER_PREFIX}node-1"):
+        assert not {"cpu_quota", "mem_limit"} & ground.settings(part, []).keys()
+
+
+def test_only_who_holds_a_network_may_change_one():
+    for part in (COORDINATOR, "node-0"):
+        settings = GROUND.settings(part, [])
+        assert (settings["cap_drop"], settings.get("cap_add")) == (["ALL"], None)
+        assert settings["user"] == f"{os.geteuid()}:{os.getegid()}"
+        assert settings["read_only"] and settings["security_opt"] == ["no-new-privileges"]
+    holder = GROUND.settings(f"{HOLDER_PREFIX}node-0", [])
+    assert (holder["cap_drop"], holder["cap_add"]) == (["ALL"], ["NET_ADMIN", "DAC_OVERRIDE"])
+
+
+def test_the_runs_folders_may_be_written_to_and_its_data_only_read(tmp_path):
+    ground = replace(GROUND, data=str(tmp_path))
+    assert ground.mounts() == [(Path("/runs/one"), "/runs/one", True), (tmp_path, str(tmp_path), False)]
+    mounts = ground.settings("node-0", ground.mounts())["mounts"]
+    assert [(mount["Target"], mount["ReadOnly"]) for mount in mounts] == [("/runs/one", False), (str(tmp_path), True)]
