@@ -21,6 +21,7 @@ from chaos.needs import NEEDS, capabilities_of, check_needs
 from chaos.schedule import Incident, Plan, make_plan
 from chaos.state import writable_folder
 from harness.backends.base import AnyConfig
+from harness.backends.container_settings import is_shared
 from harness.backends.docker import require_image
 from harness.conductor import EVENTS_FILE, Conductor
 from harness.gates import Gate, GateError, HaltCondition
@@ -74,7 +75,7 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
             raise all_of([_with_reason(complaint, experiment) for complaint in complaints])
         if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
             raise UsageError(reason, key="network")
-        _check_faults(plan.incidents, job)
+        _check_faults(plan.incidents, job, experiment.backend)
         if isinstance(job, CommandConfig):
             check_command(job)
             return job, plan
@@ -191,7 +192,7 @@ def _with_reason(complaint: UsageError, experiment: Experiment) -> UsageError:
     return UsageError(f"{complaint.message}, and {reason}")
 
 
-def _check_faults(incidents: Sequence[Incident], job: AnyConfig) -> None:
+def _check_faults(incidents: Sequence[Incident], job: AnyConfig, backend: str) -> None:
     """Let every fault refuse what it can know to be impossible.
 
     Raises:
@@ -199,7 +200,7 @@ def _check_faults(incidents: Sequence[Incident], job: AnyConfig) -> None:
     """
     checkpoint = job.checkpoint if isinstance(job, JobConfig) else None
     folder = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder else None
-    ground = Ground(job.cluster(), folder)
+    ground = Ground(job.cluster(), folder, sees_mounts=backend == "local" or is_shared(folder or Path.cwd()))
     for incident in incidents:
         kind = registry()[incident.fault]
         try:

@@ -159,10 +159,14 @@ class Emit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints."""
+    """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints.
+
+    `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
+    """
 
     cluster: Cluster
     checkpoint_folder: Path | None = None
+    sees_mounts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

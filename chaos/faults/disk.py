@@ -65,8 +65,15 @@ class FillDisk(Fault[FillParameters]):
 
     def check(self, target: ResolvedTarget, ground: Ground) -> None:
         """Refuse what would fill a disk that is not the run's own."""
-        if not small_disk.may_mount() and not self._is_small(ground.checkpoint_folder):
+        if self._is_small(ground.checkpoint_folder):
+            return
+        if not small_disk.may_mount():
             raise UsageError(self._complaint(ground.checkpoint_folder or "the run's folder"))
+        if not ground.sees_mounts:
+            raise UsageError(
+                "containers here do not see the small disk that is put over the checkpoint folder: let them, with "
+                "`mount --make-rshared /`, or choose a --checkpoint-folder on a small filesystem of its own"
+            )
 
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:
         """See which of the two ways there is."""

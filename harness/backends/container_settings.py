@@ -67,7 +67,14 @@ class Ground:
             "shm_size": _SHARED_MEMORY_BYTES,
             "auto_remove": True,
             "mounts": [
-                docker.types.Mount(inside, str(outside), type="bind", read_only=not may_write)
+                docker.types.Mount(
+                    inside,
+                    str(outside),
+                    type="bind",
+                    read_only=not may_write,
+                    # What a fault mounts there later is to be seen inside.
+                    propagation="rslave" if is_shared(outside) else "rprivate",
+                )
                 for outside, inside, may_write in mounts
             ],
         }
@@ -90,6 +97,17 @@ class Ground:
         if not self.gpus:
             return ()
         return tuple(sorted({rank % self.gpus for rank in self.cluster.ranks_of(node)}))
+
+
+def is_shared(path: Path) -> bool:
+    """Whether what is mounted on `path` later can be seen in containers (mount propagation, proc_pid_mountinfo(5))."""
+    place, best, found = path.resolve(), -1, False
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        words = line.split(" - ")[0].split()
+        point = Path(words[4].replace("\\040", " "))
+        if place.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), any(word.startswith("shared:") for word in words[6:])
+    return found
 
 
 def ground_of(experiment: Experiment, job: JobConfig, folders: Sequence[Path], *, has_links: bool) -> Ground:
