@@ -38,6 +38,7 @@ QUICK_NUM_STEPS, QUICK_NUM_SEEDS = 20, 1
     help="Sequences of a step, for each of the 8 replicas.",
 )
 @click.option("--data", help="Text to train on: a file or a folder. Default: Python's standard library.")
+@click.option("--only", metavar="TEXT", help="Only the cases with this in their names, and those without failures.")
 @click.option("--only-done", is_flag=True, help="Train nothing: report on the runs that are in --out.")
 def main(
     as_json: bool,
@@ -48,12 +49,14 @@ def main(
     seeds: int,
     samples: int,
     data: str | None,
+    only: str | None,
     only_done: bool,
 ) -> None:
     """Entry point."""
     if quick:
         steps, seeds = QUICK_NUM_STEPS, QUICK_NUM_SEEDS
-    planned = [(case, seed, case.run(seed, steps, samples)) for case, seed in list_cases(seeds)]
+    cases = [(case, seed) for case, seed in list_cases(seeds) if case.process is None or (only or "") in str(case)]
+    planned = [(case, seed, case.run(seed, steps, samples)) for case, seed in cases]
     outcomes: dict[Case, dict[int, Outcome]] = {}
     with run_folder(out) as folder:
         for case, seed, outcome in _train_all(planned, data, folder, 0 if only_done else jobs):

@@ -120,7 +120,8 @@ def report(outcomes: Outcomes, num_steps: int, samples_per_step: int, machine: M
     curve, figures = curve_of(outcomes), figures_of(outcomes)
     worth = ", ".join(f"{ratio:.0%}: {math.exp(above) - 1:+.1%}" for ratio, above in curve.points)
     standard = [found for found in figures if found.case.length_ratio == 1]
-    uncorrected = [found for found in standard if found.case.correction is None]
+    varied = [found for found in standard if found.case.approximation is not None]
+    uncorrected = [found for found in standard if found.case.correction is None and found.case.approximation is None]
     plain = [found for found in uncorrected if found.case.degraded_share_limit == 1]
     budgets = [found for found in uncorrected if found.case.policy == "mecefo"]
     corrected = [found for found in standard if found.case.correction is not None]
@@ -135,6 +136,8 @@ def report(outcomes: Outcomes, num_steps: int, samples_per_step: int, machine: M
     ]
     if corrected:
         sections.append("corrections (ours)\n" + _quality_table(corrected) + "\n\n" + _speed_table(corrected))
+    if varied:
+        sections.append("approximations; the default is r = 16 of 64, left-singular\n" + _quality_table(varied))
     if longer:
         sections.append("longer runs, against the failure-free run of 100% of the steps\n" + _longer_table(longer))
     return "\n\n".join(sections)
@@ -154,6 +157,7 @@ def to_document(outcomes: Outcomes, num_steps: int, samples_per_step: int, machi
                 "process": found.case.process,
                 "degraded_share_limit": found.case.degraded_share_limit,
                 "correction": found.case.correction,
+                "approximation": found.case.approximation,
                 "length_ratio": found.case.length_ratio,
                 "down_ranks": found.down_ranks,
                 "degraded_ratio": found.degraded_ratio,

@@ -15,12 +15,13 @@ import torch
 from benchmarks.convergence.failures import PROCESSES, alive_by_step
 from benchmarks.convergence.policies import CLUSTER, Policy, Share, plan_steps
 from benchmarks.convergence.training import NO_CORRECTION, Correction, Group, Training, split_text
-from mecefo_runtime.config import JobConfig
+from mecefo_runtime.config import ApproximationConfig, JobConfig
 from mecefo_runtime.data import samples_of_step
 
 # A gradient's error costs two more steps to find out.
 PROBE_EVERY_STEPS = 50
 SAMPLES_PER_REPLICA = 3
+DEFAULT_APPROXIMATION = ApproximationConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Run:
     num_steps: int
     correction: Correction = NO_CORRECTION
     samples_per_replica: int = SAMPLES_PER_REPLICA
+    approximation: ApproximationConfig = DEFAULT_APPROXIMATION
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -54,6 +56,7 @@ class Run:
             microbatch_size=1,
             microbatches_per_replica=self.samples_per_replica,
             warmup_steps=50,
+            approximation=self.approximation,
         )
 
     def alive_by_step(self) -> list[frozenset[int]]:
