@@ -112,7 +112,7 @@ _WANTED: Mapping[str, str] = {
 _EXAMPLES: Mapping[str | int, str] = {
     "at": ": say when, such as step=100 or time=10s",
     "every_steps": ": say every how many steps one is written, such as 20",
-    "groups": ": say which ranks can still reach each other, such as 0,1|2,3",
+    "groups": ": say which ranks can still reach each other, such as 0,1|2,3 or 0,1,coordinator|2,3",
     "kind": ": say which fault; `chaos faults` lists them",
     "name": ": give the experiment a name",
 }

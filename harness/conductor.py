@@ -27,16 +27,10 @@ from chaos.injector import Injector
 from chaos.schedule import Incident
 from chaos.watch import Watch
 from harness.backends.base import AnyConfig, Outcome, RunningJob
-from harness.backends.command import CommandBackend
-from harness.backends.container_settings import ground_of
-from harness.backends.docker import DockerBackend
-from harness.backends.local import LocalBackend
+from harness.backends.choice import checkpoint_folders, choose_backend
 from harness.gates import HaltCondition
 from harness.hub import Hub
 from harness.live import RunView
-from harness.network.container_links import ContainerLinks
-from harness.network.links import NamespaceLinks
-from harness.network.machine import wants_networks
 from harness.recorder import Recorder
 from harness.repairs import Repairs
 from mecefo_runtime.config import JobConfig
@@ -46,10 +40,6 @@ from mecefo_runtime.wire import new_token
 
 EVENTS_FILE = "events.jsonl"
 LOGS_FOLDER = "logs"
-# Enough to tell the rules of runs that go on at the same time apart.
-MARK_BYTES = 4
-# What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
-CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_writer")
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
 STALL_SECONDS = 60.0
 STALL_STEPS = 50
@@ -82,34 +72,19 @@ class Conductor:
         self._faults = registry() if faults is None else faults
         self._recorder = Recorder(folder / EVENTS_FILE)
         self._emitter = Emitter(self._on_event, "conductor")
-        self._has_networks = False
         self._hub = Hub(token := new_token(), self._on_event)
         logs = folder / LOGS_FOLDER
         try:
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
-        self._backend: LocalBackend | CommandBackend | DockerBackend
-        folders: tuple[Path, ...] = ()
-        if isinstance(job, CommandConfig):
-            self._backend = CommandBackend(self._hub, token, logs, self._emitter)
-        else:
-            modules = () if job.checkpoint is None else CHECKPOINT_MODULES
-            folders = () if job.checkpoint is None else (Path(job.checkpoint.folder),)
-            needs = [self._faults[incident.fault].needs for incident in incidents]
-            has_links = wants_networks(experiment, needs)
-            if engine is None:
-                networked = job.cluster() if has_links else None
-                self._backend = LocalBackend(self._hub, token, logs, job.data, self._emitter, modules, networked)
-            else:
-                ground = ground_of(experiment, job, (folder, *folders), has_links=has_links)
-                self._backend = DockerBackend(self._hub, token, logs, self._emitter, ground, engine, modules)
-            self._has_networks = has_links or engine is not None
+        needs = [self._faults[incident.fault].needs for incident in incidents]
+        self._backend = choose_backend(experiment, job, needs, folder, logs, self._hub, token, self._emitter, engine)
+        folders = checkpoint_folders(job)
         self._guard = Guard(
             folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
         )
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
-        self._links: NamespaceLinks | ContainerLinks | None = None
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
@@ -169,12 +144,9 @@ class Conductor:
     async def _open(self) -> None:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
         self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
-        await self._hub.open(self._folder if self._has_networks else None)
+        is_ours = isinstance(self._job, JobConfig)
+        await self._hub.open(self._folder if self._backend.has_networks else None, may_be_relative=is_ours)
         await self._backend.open()
-        if isinstance(self._backend, LocalBackend) and self._backend.networks is not None:
-            self._links = NamespaceLinks(self._backend.networks, os.urandom(MARK_BYTES).hex())
-        if isinstance(self._backend, DockerBackend):
-            self._links = self._backend.links(os.urandom(MARK_BYTES).hex())
         await self._guard.ready()
 
     async def _run_main(self) -> None:
@@ -210,7 +182,8 @@ class Conductor:
             run_folder=self._folder,
             checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
             emit=emitter.emit,
-            links=self._links,
+            links=running.links,
+            cluster=self._job.cluster(),
         )
 
     async def _run_twin(self) -> None:
@@ -274,8 +247,6 @@ class Conductor:
         return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
 
     async def _close(self, reason: str, message: str) -> None:
-        if self._links is not None:
-            await self._links.close()
         with suppress(ChaosError):
             await self._backend.close()
         await self._hub.close()

@@ -200,7 +200,12 @@ def _check_faults(incidents: Sequence[Incident], job: AnyConfig, backend: str) -
     """
     checkpoint = job.checkpoint if isinstance(job, JobConfig) else None
     folder = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder else None
-    ground = Ground(job.cluster(), folder, sees_mounts=backend == "local" or is_shared(folder or Path.cwd()))
+    ground = Ground(
+        job.cluster(),
+        folder,
+        sees_mounts=backend == "local" or is_shared(folder or Path.cwd()),
+        ranks_are_hosts=isinstance(job, CommandConfig),
+    )
     for incident in incidents:
         kind = registry()[incident.fault]
         try:

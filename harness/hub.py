@@ -68,15 +68,17 @@ class Hub:
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
         self.address = ""
 
-    async def open(self, folder: Path | None = None) -> None:
+    async def open(self, folder: Path | None = None, *, may_be_relative: bool = True) -> None:
         """Listen on a free loopback port, or on a Unix socket: in `folder`, or, if its path is too long, elsewhere.
+
+        Its path `may_be_relative` where all who connect share our working folder.
 
         Raises:
             chaos.errors.EnvironmentFailure: the machine refuses.
         """
         if folder is not None:
             try:
-                self._socket_file = SocketFile(folder)
+                self._socket_file = SocketFile(folder, may_be_relative=may_be_relative)
                 self._server = await asyncio.start_unix_server(
                     self._on_connection, sock=self._socket_file.socket, limit=MAX_LINE_BYTES
                 )

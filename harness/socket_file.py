@@ -17,17 +17,19 @@ _BACKLOG = 1024
 class SocketFile:
     """A listening `socket` at `path`, which only this user may open.
 
-    The path is relative to the working folder where that makes it short enough: whoever connects must share that
-    folder. Where a run's folder is too deep or cannot hold a socket, it is a fresh folder for temporary files.
+    The path is relative to the working folder where that makes it short enough and it `may_be_relative`: whoever
+    connects must share that folder. Where a run's folder is too deep or cannot hold a socket, it is a fresh folder for
+    temporary files.
 
     Raises:
         OSError: there is no place for it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, may_be_relative: bool = True) -> None:
         self._temporary: Path | None = None
         place = folder.resolve() / _NAME
-        candidates = [path for path in (str(place), os.path.relpath(place)) if len(os.fsencode(path)) <= MAX_PATH_BYTES]
+        paths = (str(place), os.path.relpath(place)) if may_be_relative else (str(place),)
+        candidates = [path for path in paths if len(os.fsencode(path)) <= MAX_PATH_BYTES]
         if candidates:
             # Not every file system can hold one.
             with suppress(OSError):

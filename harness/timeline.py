@@ -99,11 +99,18 @@ class Incident:
     @property
     def is_phase_order_valid(self) -> bool:
         """Whether the phases came in the order that makes sense: each not before the one that causes it."""
-        chain = [self.injected, self.detected, self.isolated, self.regrouped, self.committed, self.restored]
+        # Without a regroup training did not wait for the detection: of a coordinator that lost its links, say.
+        change = () if self.regrouped is None else (self.detected, self.isolated, self.regrouped)
+        chain = [self.injected, *change, self.committed, self.restored]
         times = [time for time in chain if time is not None]
         is_ascending = all(earlier <= later for earlier, later in pairwise(times))
         has_cause = self.regrouped is None or (self.detected is not None and self.isolated is not None)
-        causes_of = ((self.held, self.injected), (self.injected, self.verified), (self.injected, self.rejoined))
+        causes_of = (
+            (self.held, self.injected),
+            (self.injected, self.verified),
+            (self.injected, self.detected),
+            (self.injected, self.rejoined),
+        )
         return is_ascending and has_cause and all(not _is_before(effect, cause) for cause, effect in causes_of)
 
     def recovered(self, is_over: bool, is_complete: bool) -> bool | None:

@@ -62,6 +62,8 @@ class Membership:
         self._connected = Roster()
         self._losses = Losses(rules.cluster)
         self._absent: set[int] = set()
+        # Members that are lost and may well live: nobody told of their end.
+        self._silent: set[int] = set()
         self._inquiry: Inquiry | None = None
         self._num_inquiries = 0
         self._cut_off: set[int] = set()
@@ -107,6 +109,7 @@ class Membership:
             # The successor is faster than the news of the death.
             self._lose(rank, "connection")
         self._connected[rank] = member
+        self._silent.discard(rank)
         member.nccl_device = message.get("nccl_device")
         if message.get("costs") is not None:
             member.costs = Costs.from_dict(message["costs"])
@@ -289,6 +292,7 @@ class Membership:
 
     def _lose_silent(self) -> None:
         for rank in self._connected.take_silent(self._clock(), self._heartbeat_timeout_seconds):
+            self._silent.add(rank)
             self._lose(rank, "heartbeat")
             # Should it wake up, it must find out that it is out, by having to say hello again.
             self._effects.hang_up(rank)
@@ -375,7 +379,8 @@ class Membership:
                 self._start()
             else:
                 missing = sorted(set(range(self._cluster.num_ranks)) - set(self._connected))
-                self._fail(f"ranks {missing} did not start within {START_TIMEOUT_SECONDS:.0f} s; see their logs")
+                did_not = "come back" if self._begun_epoch else "start"
+                self._fail(f"ranks {missing} did not {did_not} within {START_TIMEOUT_SECONDS:.0f} s; see their logs")
         elif self.stage is Stage.TRAINING and self._connected.newcomers():
             self._call_to("rejoin")
 
@@ -451,6 +456,25 @@ class Membership:
             self._deadline_seconds = self._clock() + REJOIN_GRACE_SECONDS
         self._advance()
 
+    def _begin_again(self) -> None:
+        """Nobody is heard of any more, and some may live: it is we who are cut off, and they go on training.
+
+        So we wait for them as whoever is started in our place would, who learns from their hellos where they are.
+        """
+        self._begun_epoch = max(self._begun_epoch, self.epoch)
+        self._effects.emit(
+            "warning",
+            message=f"nobody of {sorted(self.members)} is heard of any more: the coordinator may be cut off, and waits",
+        )
+        self._learned = self._inquiry = self._retry_seconds = self.layout = None
+        self._silent.clear()
+        self._losses.clear()
+        self._reason, self._is_successor = "loss", False
+        self.members = self._entered = frozenset()
+        self.epoch = self.target = 0
+        self.stage = Stage.GATHERING
+        self._deadline_seconds = self._clock() + START_TIMEOUT_SECONDS
+
     def _belongs(self, member: Member) -> bool:
         """Whether it has part in the epoch: it is in it, on its way into it, or in the one that was to follow.
 
@@ -496,6 +520,9 @@ class Membership:
 
     def _decide(self) -> None:
         """All survivors are parked: say what becomes of the step in flight, who does what, and what moves."""
+        if not self._connected and self._silent & self.members and not self._has_completed:
+            self._begin_again()
+            return
         newcomers = self._connected.newcomers() if self.epoch else sorted(self._connected)
         if self.epoch:
             self._effects.emit("isolated", epoch=self.target)

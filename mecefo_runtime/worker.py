@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from mecefo_runtime.events import MAIN_JOB, Emitter
 from mecefo_runtime.groups import LOOPBACK
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.member import Stopped
+from mecefo_runtime.nccl_log import nccl_log_settings
 from mecefo_runtime.process import ask_for_short_slices
 from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.trainer import Trainer
@@ -27,7 +29,8 @@ def run_worker(environment: Mapping[str, str]) -> int:
 
     Variables: RANK, MECEFO_NODE, MECEFO_ATTEMPT, MECEFO_JOB (JSON), MECEFO_JOB_NAME, MECEFO_COORDINATOR (`host:port`),
     MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback), LOCAL_RANK (its
-    number among the ranks that see the same GPUs; default: RANK, which spreads ranks as evenly).
+    number among the ranks that see the same GPUs; default: RANK, which spreads ranks as evenly), MECEFO_NCCL_LOG (the
+    path of a file, with `{rank}` in it, for what NCCL says of its connections; default: it says nothing).
     """
     torch.set_num_threads(1)
     # `kill -USR1 PID` writes every thread's stack into the rank's log.
@@ -37,6 +40,8 @@ def run_worker(environment: Mapping[str, str]) -> int:
     local_rank = int(environment.get("LOCAL_RANK", rank))
     if job.dilation_ratio > NO_DILATION:
         ask_for_short_slices(SLICE_SECONDS)
+    if nccl_log := environment.get("MECEFO_NCCL_LOG"):
+        os.environ.update(nccl_log_settings(nccl_log.format(rank=rank)))
     emitter = Emitter(
         connect_sink(environment),
         "rank",

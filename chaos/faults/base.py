@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -147,6 +147,26 @@ class LinkHost(Protocol):
         ...
 
 
+@runtime_checkable
+class ConnectionHost(Protocol):
+    """The ability, of a `LinkHost`, to see and to end the TCP connections that go over a link, idle ones too.
+
+    A connection is named once for each end that knows it: `address:port-address:port`, its own place first.
+    """
+
+    async def connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
+        """Those that are being made, established or being closed now."""
+        ...
+
+    async def end_connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
+        """End them as a reset does: whoever waits for them or writes to them gets an error; returns which they were.
+
+        Raises:
+            chaos.errors.EnvironmentFailure: this kernel cannot do that.
+        """
+        ...
+
+
 class Emit(Protocol):
     """Emits an event as the injector."""
 
@@ -162,11 +182,13 @@ class Ground:
     """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints.
 
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
+    `ranks_are_hosts`: the ranks of a node talk over links too, since the node is one in name only.
     """
 
     cluster: Cluster
     checkpoint_folder: Path | None = None
     sees_mounts: bool = True
+    ranks_are_hosts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +205,7 @@ class Host:
     checkpoint_folder: Path | None = None
     links: LinkHost | None = None
     emit: Emit | None = None
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 from chaos.errors import InjectionError
 from chaos.faults.base import Act, End, Ground, Host, NoParameters
 from chaos.faults.link import LinkFault
-from chaos.links.check import Link
+from chaos.links.check import COORDINATOR, Link
 from chaos.target import ResolvedTarget, Scope
-
-COORDINATOR = "coordinator"
 
 
 class _Isolation(LinkFault[NoParameters]):

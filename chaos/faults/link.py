@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import combinations, product
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from chaos.errors import ChaosError, EffectNotSeen, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Act, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
+from chaos.errors import ChaosError, EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
+from chaos.faults.base import Act, ConnectionHost, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
+from chaos.faults.crash import LOGS_FOLDER
 from chaos.links import remove_rules
-from chaos.links.check import Link, check_groups, check_link, name_of, parse_groups
+from chaos.links.check import Link, check_link, name_of
 from chaos.links.look import Look, is_loss, look, probes_for_loss
+from chaos.links.nccl_transport import read_routes, refuse_what_no_rule_touches
 from chaos.quantities import RateText, SecondsFromZeroText, SecondsText, rate_text
 from chaos.target import ResolvedTarget, Scope
 from chaos.trigger import Duration
@@ -53,7 +54,7 @@ class LinkFault(Fault[ParametersT]):
     def check(self, target: ResolvedTarget, ground: Ground) -> None:
         """Refuse links that are none: without two ends, or with both of them on one host."""
         for link in target.links:
-            check_link(link, ground.cluster)
+            check_link(link, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
 
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:
         """Plan the rules."""
@@ -72,8 +73,9 @@ class LinkFault(Fault[ParametersT]):
         )
 
     async def apply(self, act: Act, host: Host) -> None:
-        """See that the links carry traffic, then add the rules."""
+        """See that the links carry traffic, NCCL's included, then add the rules."""
         links = _links_of(act)
+        refuse_what_no_rule_touches(links, read_routes(host.run_folder / LOGS_FOLDER))
         looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS) for link in links]
         self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
@@ -159,43 +161,40 @@ class DropLink(LinkFault[DropParameters]):
 
 
 class ResetLink(LinkFault[NoParameters]):
-    """Breaks the link between two ranks' hosts, loudly: whatever is sent on a connection resets it."""
+    """Breaks the link between two ranks' hosts, loudly: its connections are reset, and so is each that is tried."""
 
     kind: ClassVar[str] = "reset-link"
+
+    def __init__(self, parameters: NoParameters) -> None:
+        super().__init__(parameters)
+        self._ended: dict[Link, list[str]] = {}
+        self._why_not: str | None = None
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """After the rules, end the connections that there are: an idle one would not notice them before it is used."""
+        await super().apply(act, host)
+        if not isinstance(host.links, ConnectionHost):
+            self._why_not = "connections cannot be listed here: an idle one notices when it is used"
+            return
+        try:
+            for link in _links_of(act):
+                self._ended[link] = await host.links.end_connections(link, PROBE_TIMEOUT_SECONDS)
+        except EnvironmentFailure as error:
+            self._why_not = f"an idle connection notices when it is used: {error}"
 
     def _rule(self) -> dict[str, Any]:
         return {"action": "reset"}
 
-
-class PartitionParameters(BaseModel):
-    """Who can still reach whom."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    groups: str = Field(examples=["0,1|2,3"], description="ranks that reach each other; every rank is in exactly one")
-
-    @field_validator("groups")
-    @classmethod
-    def _are_groups(cls, text: str) -> str:
-        parse_groups(text)
-        return text
-
-
-class Partition(LinkFault[PartitionParameters]):
-    """Splits the job's network into groups of ranks: no packet goes from one group to another."""
-
-    kind: ClassVar[str] = "partition"
-    scope: ClassVar[Scope] = "job"
-    Parameters: ClassVar[type[BaseModel]] = PartitionParameters
-
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
-        """Refuse groups that are not a partition of the job's ranks, or that split a host."""
-        check_groups(parse_groups(self.parameters.groups), ground.cluster)
-
-    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
-        groups = parse_groups(self.parameters.groups)
-        pairs = (pair for one, other in combinations(groups, 2) for pair in product(one, other))
-        return tuple(sorted((min(pair), max(pair)) for pair in pairs))
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        """No probe comes back, and no connection is left."""
+        told = await super()._see(link, host)
+        if self._why_not is not None or not isinstance(host, ConnectionHost):
+            return {**told, "summary": f"{told['summary']}; {self._why_not}"}
+        if left := await host.connections(link, PROBE_TIMEOUT_SECONDS):
+            raise EffectNotSeen(f"link {name_of(link)} still has connections: {', '.join(left)}")
+        ended = self._ended[link]
+        words = f"its connections were reset ({len(ended)} ends), none is left"
+        return {**told, "summary": f"{told['summary']}; {words}", "connections_reset": ended}
 
 
 class SlowLinkParameters(BaseModel):
@@ -269,8 +268,8 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         told: dict[str, Any] = {"after": seen.to_dict()}
         words = []
         if said.delay_seconds:
-            longer = (seen.round_trip_seconds or 0.0) - (before.round_trip_seconds or 0.0)
-            # Jitter is as often less as more: the median of few is late by at least so much.
+            longer = (seen.least_round_trip_seconds or 0.0) - (before.least_round_trip_seconds or 0.0)
+            # With jitter none is late by less.
             wanted = SEEN_DELAY_RATIO * 2 * (said.delay_seconds - said.jitter)
             if seen.round_trip_seconds is None or longer < wanted:
                 raise EffectNotSeen(

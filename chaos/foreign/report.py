@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos.foreign.identity import Identity
 from mecefo_runtime.events import Emitter, Event
-from mecefo_runtime.wire import encode, limit_send_time, parse_address
+from mecefo_runtime.wire import connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 # Steps that follow each other faster are told several at a time: to send costs as much as all else that we do in one.
@@ -25,8 +25,7 @@ class Report:
     """One rank's events. A collector that is gone, or takes nothing, is given up: training goes on."""
 
     def __init__(self, address: str, token: str, identity: Identity) -> None:
-        sock = socket.create_connection(parse_address(address), timeout=CONNECT_TIMEOUT_SECONDS)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = connect(address, CONNECT_TIMEOUT_SECONDS)
         sock.settimeout(None)
         limit_send_time(sock)
         sock.sendall(encode({"token": token, "role": "events"}))

@@ -29,6 +29,8 @@ class Look:
     num_lost: int
     # Of those that came back, the median; None: none did.
     round_trip_seconds: float | None
+    # Of those, the least: a busy machine makes packets late, and none of them early.
+    least_round_trip_seconds: float | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -41,6 +43,7 @@ class Look:
             "num_sent": self.num_sent,
             "num_lost": self.num_lost,
             "round_trip_seconds": self.round_trip_seconds,
+            "least_round_trip_seconds": self.least_round_trip_seconds,
         }
 
 
@@ -51,7 +54,7 @@ async def look(host: LinkHost, link: tuple[int | str, int | str], num_probes: in
         batch = min(_AT_ONCE, num_probes - len(seen))
         seen += await asyncio.gather(*(host.probe(link, timeout_seconds) for _ in range(batch)))
     times = [float(probe["round_trip_seconds"]) for probe in seen if probe["reached"]]
-    return Look(len(seen), len(seen) - len(times), median(times) if times else None)
+    return Look(len(seen), len(seen) - len(times), median(times) if times else None, min(times, default=None))
 
 
 def round_trip_loss_ratio(loss_ratio: float) -> float:

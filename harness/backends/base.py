@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from chaos.command_job import CommandConfig
-from chaos.faults.base import OwnedProcess, ProcessHost
+from chaos.faults.base import LinkHost, OwnedProcess, ProcessHost
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Event
 
@@ -18,6 +19,11 @@ class RunningJob(ProcessHost, Protocol):
     """A job that was started; also what process faults ask for their targets."""
 
     name: str
+
+    @property
+    def links(self) -> LinkHost | None:
+        """What changes the network between its ranks, where that can be changed."""
+        ...
 
     async def start(self) -> None:
         """Start coordinator and nodes; events go to the hub."""
@@ -48,9 +54,22 @@ class RunningJob(ProcessHost, Protocol):
 
 
 class Backend(Protocol):
-    """A way to run nodes. `may_outlive`: its processes may go on when this process is killed."""
+    """A way to run nodes."""
 
-    may_outlive: bool
+    @property
+    def may_outlive(self) -> bool:
+        """Whether its processes may go on when this process is killed."""
+        ...
+
+    @property
+    def has_networks(self) -> bool:
+        """Whether they have networks of their own, so that only a Unix socket reaches us whatever becomes of one."""
+        ...
+
+    @property
+    def jobs(self) -> Sequence[RunningJob]:
+        """All that were prepared."""
+        ...
 
     async def open(self) -> None:
         """Get ready.

@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,14 +21,18 @@ from chaos.command_job import CommandConfig, command_text
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from chaos.faults.crash import JOB_LOG
+from chaos.foreign.network import NCCL_LOG_VARIABLE
+from chaos.links.nccl_transport import LOG_NAME
 from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig, Outcome
+from harness.backends.command_networks import CommandLinks, CommandNetworks
 from harness.backends.exits import exit_of
 from harness.backends.marked import listener_on, marked_processes, read_environment
 from harness.hub import Hub
 from harness.launcher_log import LauncherLog
 from harness.words import count, exit_text
 from mecefo_runtime.events import Emitter, Event
+from mecefo_runtime.layout import Cluster
 from mecefo_runtime.process import ProcessId
 from mecefo_runtime.wire import Message
 
@@ -56,12 +61,17 @@ NO_AGENT = (
 
 
 class CommandBackend:
-    """Runs commands on this machine; `token` is the run's, `logs` takes what the command prints."""
+    """Runs commands on this machine; `token` is the run's, `logs` takes what the command prints.
+
+    Of `networked`, whoever starts the ranks and every rank get networks of their own; None: they have the machine's.
+    """
 
     # What a launcher starts does not die with it, nor with us.
     may_outlive: ClassVar[bool] = True
 
-    def __init__(self, hub: Hub, token: str, logs: Path, emitter: Emitter) -> None:
+    def __init__(self, hub: Hub, token: str, logs: Path, emitter: Emitter, networked: Cluster | None = None) -> None:
+        self._networked = networked
+        self.has_networks = networked is not None
         self._hub = hub
         self._token = token
         self._logs = logs
@@ -84,8 +94,14 @@ class CommandBackend:
                 "CHAOS_AGENT": self._hub.address,
                 "CHAOS_TOKEN": self._token,
             }
+        if self._networked is not None:
+            environment[NCCL_LOG_VARIABLE] = str(self._logs.resolve() / LOG_NAME)
         running = CommandRun(self._hub, name, job, run_id, environment, self._logs / JOB_LOG, self._emitter)
         self.jobs.append(running)
+        if self._networked is not None:
+            await running.make_networks(self._networked)
+            message = "the command's ranks have networks of their own, from which nothing outside can be reached"
+            self._emitter.emit("warning", message=message)
         return running
 
     async def close(self) -> None:
@@ -127,6 +143,19 @@ class CommandRun:
         self._rank_of_pid: dict[int, int] = {}
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._is_stopping = False
+        self._networks: CommandNetworks | None = None
+        self.links: CommandLinks | None = None
+
+    async def make_networks(self, cluster: Cluster) -> None:
+        """Make a network for each rank of `cluster`, and have the command wait in its own until it is started.
+
+        Raises:
+            EnvironmentFailure: they cannot be made.
+        """
+        with CommandNetworks(cluster) as networks:
+            self._child = await self._spawn([*networks.prefix(), *self._job.command], networks.descriptors)
+            held = await networks.wait_for(self._child, self._log)
+        self._networks, self.links = networks, CommandLinks(held, self.rank_processes)
 
     async def start(self) -> None:
         """Start the command in a session of its own.
@@ -135,6 +164,17 @@ class CommandRun:
             EnvironmentFailure: it cannot be started.
         """
         self._hub.on_agent = self.on_agent
+        if self._networks is None:
+            self._child = await self._spawn(self._job.command)
+        else:
+            self._networks.let_go()
+        assert self._child is not None
+        with suppress(ProcessLookupError):
+            self._launcher = OwnedProcess("launcher", ProcessId.of(self._child.pid))
+            self._emit_start(self._launcher)
+        self._waiting = asyncio.create_task(self._wait_for_end(self._child))
+
+    async def _spawn(self, words: Sequence[str], descriptors: Sequence[int] = ()) -> asyncio.subprocess.Process:
         parent = os.getpid()
 
         def end_with_us() -> None:
@@ -145,23 +185,20 @@ class CommandRun:
 
         try:
             with self._log.open("ab") as log:
-                self._child = await asyncio.create_subprocess_exec(
-                    *self._job.command,
+                return await asyncio.create_subprocess_exec(
+                    *words,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd=self._job.folder,
                     env=self._environment,
                     start_new_session=True,
+                    pass_fds=descriptors,
                     preexec_fn=end_with_us,
                 )
         except OSError as error:
             command = command_text(self._job.command)
             raise EnvironmentFailure(f"the command {command!r} cannot be started: {error.strerror}") from error
-        with suppress(ProcessLookupError):
-            self._launcher = OwnedProcess("launcher", ProcessId.of(self._child.pid))
-            self._emit_start(self._launcher)
-        self._waiting = asyncio.create_task(self._wait_for_end(self._child))
 
     # ---- what injectors ask ----
 
@@ -319,6 +356,10 @@ class CommandRun:
             await asyncio.sleep(POLL_SECONDS)
         if self._waiting is not None:
             await self._waiting
+        elif self._child is not None and self._networks is not None:
+            # It was made ready and never started.
+            self._networks.close()
+            await self._child.wait()
         if exits := list(self._exits.values()):
             await asyncio.wait(exits, timeout=STOP_TIMEOUT_SECONDS)
         for task in exits:

@@ -26,6 +26,7 @@ from harness.backends.node_container import NodeContainer
 from harness.backends.node_job import NodeJob
 from harness.hub import Hub
 from harness.network.container_links import ContainerLinks
+from harness.network.links import new_mark
 from harness.outside import OutsidePids
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Emitter
@@ -52,6 +53,7 @@ class DockerBackend:
 
     # A container goes on without us until it notices that nobody gives it orders.
     may_outlive = True
+    has_networks = True
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class DockerBackend:
         self._network: Network | None = None
         self._addresses: Mapping[str, str] = {}
         self._run = ""
+        self._mark = ""
         self._outside = OutsidePids()
         self._containers: dict[str, NodeContainer] = {}
         self._by_report: dict[str, NodeContainer] = {}
@@ -91,6 +94,7 @@ class DockerBackend:
         self._run = os.environ[RUN_VARIABLE]
         self._client = await asyncio.to_thread(containers.connect, self._engine)
         self._network, self._addresses = await self._call(self._make_network)
+        self._mark = new_mark()
         try:
             async with asyncio.TaskGroup() as starts:
                 for name in self._addresses:
@@ -124,7 +128,7 @@ class DockerBackend:
                 "CHAOS_AGENT": self._hub_inside(),
                 "CHAOS_TOKEN": self._token,
             }
-        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter)
+        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links())
         self.jobs.append(running)
         return running
 
@@ -143,12 +147,14 @@ class DockerBackend:
             if container is not None and container.is_running
         )
 
-    def links(self, mark: str) -> ContainerLinks | None:
-        """What changes the links between the containers, where they can be changed; `mark` is its rules'."""
+    def _links(self) -> ContainerLinks | None:
+        """What changes the links between the containers, where they can be changed."""
         if not self._ground.has_links:
             return None
         holders = {part: str(self._containers[HOLDER_PREFIX + part].container.id) for part in self._addresses}
-        return ContainerLinks(self._ground.cluster, holders, self._addresses, self._engine, mark, self._ask_holder)
+        return ContainerLinks(
+            self._ground.cluster, holders, self._addresses, self._engine, self._mark, self._ask_holder
+        )
 
     async def _ask_holder(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
         return await self._containers[HOLDER_PREFIX + part].ask(question, timeout_seconds)

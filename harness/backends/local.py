@@ -16,9 +16,11 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.links.nccl_transport import LOG_NAME
 from harness.backends.base import AnyConfig
 from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
 from harness.hub import Hub
+from harness.network.links import NamespaceLinks, new_mark
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Emitter
@@ -56,7 +58,8 @@ class LocalBackend:
         self._modules = tuple(modules)
         self._emitter = emitter
         self._networked = networked
-        self.networks: HeldNetworks | None = None
+        self.has_networks = networked is not None
+        self._links: NamespaceLinks | None = None
         self._server: asyncio.subprocess.Process | None = None
         self._replies: asyncio.Task[None] | None = None
         # The answers that the fork server owes.
@@ -75,7 +78,8 @@ class LocalBackend:
         self._replies = asyncio.create_task(self._read_replies(self._server))
         networks = await self._answer("ready")
         if networks is not None:
-            self.networks = HeldNetworks(ProcessId.of(self._server.pid), Networks.from_json(networks))
+            held = HeldNetworks(ProcessId.of(self._server.pid), Networks.from_json(networks))
+            self._links = NamespaceLinks(held, new_mark())
 
     async def _start_server(self) -> asyncio.subprocess.Process:
         first: tuple[str, ...] = ()
@@ -108,18 +112,23 @@ class LocalBackend:
             "MECEFO_COORDINATOR": address,
             "MECEFO_EVENTS": self._hub.address,
         }
+        if self._networked is not None and job.device != "cpu":
+            # What a rule on a link does to NCCL depends on the way that it takes.
+            environment["MECEFO_NCCL_LOG"] = str(self._logs.resolve() / LOG_NAME)
         if with_agents:
             environment |= {
                 "MECEFO_HOOKS": "chaos.agent:install",
                 "CHAOS_AGENT": self._hub.address,
                 "CHAOS_TOKEN": self._token,
             }
-        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter)
+        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links)
         self.jobs.append(running)
         return running
 
     async def close(self) -> None:
         """Stop what runs, then the fork server."""
+        if self._links is not None:
+            await self._links.close()
         for job in self.jobs:
             await job.stop()
         self._is_closing = True

@@ -29,8 +29,10 @@ def read_environment(pid: int) -> dict[str, str]:
 
 def listener_on(port: int, processes: Collection[ProcessId]) -> ProcessId | None:
     """Which of `processes` listens on the TCP port; None when none of them does."""
-    inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening_inodes(table, port)}
     for process in processes:
+        # Of its own network, which need not be ours.
+        tables = (f"/proc/{process.pid}/net/{table}" for table in ("tcp", "tcp6"))
+        inodes = {f"socket:[{inode}]" for table in tables for inode in _listening_inodes(table, port)}
         with suppress(OSError):
             for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
                 with suppress(OSError):
@@ -40,9 +42,9 @@ def listener_on(port: int, processes: Collection[ProcessId]) -> ProcessId | None
 
 
 def _listening_inodes(table: str, port: int) -> list[str]:
-    """Inodes of the sockets that listen on `port`, from /proc/net/TABLE (proc(5))."""
+    """Inodes of the sockets that listen on `port`, from a table as /proc/net/tcp is one (proc(5))."""
     try:
-        lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        lines = Path(table).read_text().splitlines()[1:]
     except OSError:
         return []
     rows = (line.split() for line in lines)

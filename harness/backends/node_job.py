@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.errors import ChaosError
-from chaos.faults.base import OwnedProcess
+from chaos.faults.base import LinkHost, OwnedProcess
 from harness.backends.base import Outcome
 from harness.hub import Hub
 from mecefo_runtime.config import JobConfig
@@ -55,10 +55,12 @@ class NodeJob:
         environment: dict[str, str],
         logs: Path,
         emitter: Emitter,
+        links: LinkHost | None = None,
     ) -> None:
         self._backend = backend
         self._hub = hub
         self.name = name
+        self.links = links
         self._cluster = job.cluster()
         self._environment = environment
         self._logs = logs

@@ -17,10 +17,18 @@ from typing import Any
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
 from chaos.links.firewall import FirewallRules, environment, inside, restore_text
+from chaos.residue.processes import RUN_VARIABLE
 from harness.network.plan import HeldNetworks
 from mecefo_runtime.own_network import OwnNetwork
 
 TOOL_TIMEOUT_SECONDS = 10.0
+# Enough to tell the rules of runs that go on at the same time apart.
+_MARK_BYTES = 4
+
+
+def new_mark() -> str:
+    """A word by which one run's rules are told from all others."""
+    return os.urandom(_MARK_BYTES).hex()
 
 
 @dataclass(slots=True)
@@ -121,6 +129,7 @@ class NamespaceLinks:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=_own_environment(),
             start_new_session=True,
         )
         self._shapers.append(_Helper(process))
@@ -145,6 +154,24 @@ class NamespaceLinks:
         """Bytes per second from the first rank's network to the second's, over one connection."""
         told = await self._ask(link, timeout_seconds, {"do": "measure", "num_bytes": num_bytes})
         return float(told["bytes_per_second"])
+
+    async def connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
+        """See `chaos.faults.base.ConnectionHost`."""
+        return await self._ask_both(link, timeout_seconds, "connections")
+
+    async def end_connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
+        """See `chaos.faults.base.ConnectionHost`."""
+        # The reset of the one end would be the end of the other before it is listed.
+        known = await self.connections(link, timeout_seconds)
+        await self._ask_both(link, timeout_seconds, "end")
+        return known
+
+    async def _ask_both(self, link: tuple[End, End], timeout_seconds: float, do: str) -> list[str]:
+        """Each end for itself: on a link that carries nothing neither hears of what the other does."""
+        told = await asyncio.gather(
+            *(self._ask(one, timeout_seconds, {"do": do}) for one in (link, (link[1], link[0])))
+        )
+        return [str(connection) for one in told for connection in one["connections"]]
 
     async def _ask(self, link: tuple[End, End], timeout_seconds: float, question: Mapping[str, Any]) -> dict[str, Any]:
         async with self._starting:
@@ -179,6 +206,7 @@ class NamespaceLinks:
                 *inside(anywhere, words),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                env=_own_environment(),
                 start_new_session=True,
             )
         )
@@ -197,6 +225,11 @@ class NamespaceLinks:
         await asyncio.gather(*(helper.end() for helper in helpers))
         if self._answers is not None:
             await self._answers
+
+
+def _own_environment() -> dict[str, str]:
+    """Of our helpers: without the mark by which the processes of the run's job are known, for they are none of them."""
+    return {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
 
 
 def _to_list(network: OwnNetwork) -> list[Any]:

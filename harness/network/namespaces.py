@@ -12,14 +12,13 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from chaos.foreign.network import INTERFACE as INTERFACE
 from harness.network.plan import PREFIX_LENGTH, Networks, Site
 from harness.network.rtnetlink import RoutingSocket
 from mecefo_runtime.own_network import CLONE_NEWNET, OwnNetwork
 
 CLONE_NEWUSER = 0x10000000
 BRIDGE = "bridge"
-# The name of the only interface, beside the loopback, that a rank has.
-INTERFACE = "eth0"
 
 
 def leave_for_own_namespaces() -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.foreign.network import NETWORKS_VARIABLE as NETWORKS_VARIABLE
 from mecefo_runtime.own_network import OwnNetwork
 from mecefo_runtime.process import ProcessId
 
-# The environment variable in which a process finds the networks that it holds.
-NETWORKS_VARIABLE = "CHAOS_NETWORKS"
 PREFIX_LENGTH = 16
 _PREFIX = "10.77"
 # The third number of an address says what is there; each of these may go on for 250 / 3 of them.

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from harness.network.sock_diag import Connection, ConnectionSocket
 from mecefo_runtime.own_network import OwnNetwork
 from mecefo_runtime.process import die_with_parent
 
@@ -35,11 +36,16 @@ class Prober:
         self._asked: dict[bytes, asyncio.Future[float]] = {}
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the question says: `probe`, or `measure` a rate."""
+        """Do what the question says: `probe`, `measure` a rate, list the `connections`, or `end` them."""
         near, far = (self._network(question[end]) for end in ("from", "to"))
         timeout_seconds = float(question["timeout_seconds"])
-        if question["do"] == "probe":
-            return await self._probe(near, far, timeout_seconds)
+        match question["do"]:
+            case "probe":
+                return await self._probe(near, far, timeout_seconds)
+            case "connections":
+                return {"connections": [str(connection) for connection in _between(near, far)]}
+            case "end":
+                return {"connections": _end_all(near, far)}
         return {"bytes_per_second": await self._measure(near, far, int(question["num_bytes"]), timeout_seconds)}
 
     async def _probe(self, near: OwnNetwork, far: OwnNetwork, timeout_seconds: float) -> dict[str, Any]:
@@ -121,6 +127,22 @@ class Prober:
                 sock.sendto(_ANSWERING + nonce, sender)
             elif (came := self._asked.get(nonce)) is not None and not came.done():
                 came.set_result(time.monotonic())
+
+
+def _between(near: OwnNetwork, far: OwnNetwork) -> list[Connection]:
+    """The ends in `near` of all connections with `far`."""
+    with near.entered(), ConnectionSocket() as here:
+        return [connection for connection in here.connections() if connection.peer_address == far.address]
+
+
+def _end_all(near: OwnNetwork, far: OwnNetwork) -> list[str]:
+    """End them; returns those that had not ended by themselves."""
+    ended = []
+    with near.entered(), ConnectionSocket() as here:
+        for connection in here.connections():
+            if connection.peer_address == far.address and here.end(connection):
+                ended.append(str(connection))
+    return ended
 
 
 async def _serve(holder_pid: int) -> None:

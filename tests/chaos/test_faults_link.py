@@ -14,7 +14,7 @@ from chaos.faults import registry
 from chaos.faults.base import Ground, Host
 from chaos.injector import Injector
 from chaos.ledger import Ledger, read_pending
-from chaos.links.check import parse_groups
+from chaos.links.check import Group, parse_groups
 from chaos.links.look import Look, is_loss, probes_for_loss
 from chaos.schedule import Incident
 from chaos.target import ResolvedTarget
@@ -266,6 +266,10 @@ def test_a_link_that_is_none_is_refused(link, reason):
         ("0,2|1,3", "loopback"),
         ("0,1|", "no groups"),
         ("a|b", "no groups"),
+        ("0,1,coordinator|2,3,coordinator", "coordinator is in .* more than once"),
+        ("0,1,coordinater|2,3", "no groups: .*0,1,coordinator"),
+        ("0,1,coordinator", "one group"),
+        ("0,1,coordinator|2", "rank 3 is in none"),
         ("-1|2", "no groups"),
     ],
 )
@@ -276,7 +280,9 @@ def test_groups_that_are_no_partition_are_refused(groups, reason):
 
 
 def test_groups_are_read_in_any_order():
-    assert parse_groups(" 3, 2|1 ,0") == ((2, 3), (0, 1))
+    assert parse_groups(" 3, 2|1 ,0") == (Group((2, 3)), Group((0, 1)))
+    assert parse_groups("2, coordinator ,3|0,1") == (Group((2, 3), has_coordinator=True), Group((0, 1)))
+    assert parse_groups("coordinator|0,1") == (Group((), has_coordinator=True), Group((0, 1)))
 
 
 @pytest.mark.parametrize(

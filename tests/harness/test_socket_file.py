@@ -46,6 +46,15 @@ def test_where_the_path_is_too_long_from_the_root_it_is_taken_from_here(deep, mo
     made.remove()
 
 
+def test_a_path_that_must_hold_from_anywhere_is_not_taken_from_here(deep, monkeypatch):
+    monkeypatch.chdir(deep)
+    made = SocketFile(deep, may_be_relative=False)
+    assert Path(made.path).is_absolute() and not Path(made.path).is_relative_to(deep)
+    made.socket.close()
+    made.remove()
+    assert not Path(made.path).parent.exists()
+
+
 def test_where_the_path_is_too_long_in_any_case_it_is_elsewhere_and_nothing_of_it_stays(deep, monkeypatch):
     monkeypatch.chdir("/")
     made = SocketFile(deep)

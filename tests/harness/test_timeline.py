@@ -136,6 +136,13 @@ def test_a_detection_before_the_verification_takes_no_time():
     assert incident.is_phase_order_valid
 
 
+def test_a_detection_that_led_to_no_regroup_may_come_after_the_next_step():
+    incident = Incident(0, "partition", "the job", 10, "forward", injected=1.0, committed=1.5, detected=3.0)
+    assert incident.is_phase_order_valid
+    assert not replace(incident, isolated=3.1, regrouped=3.2).is_phase_order_valid
+    assert not replace(incident, detected=0.5).is_phase_order_valid
+
+
 def test_phases_out_of_order_are_seen():
     assert not only(build(moved(run(), "detected", 0.012))).is_phase_order_valid  # after isolated
     assert not only(build(moved(run(), "verified", -0.01))).is_phase_order_valid  # before injected

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from chaos.ledger import read_pending
 from harness.network.machine import why_no_networks
 from tests.integration.runs import (
     SMALL,
@@ -14,6 +15,8 @@ from tests.integration.runs import (
     assert_nothing_left,
     assert_sound,
     assert_survived,
+    read_log,
+    read_run,
     run_chaos,
 )
 
@@ -23,6 +26,7 @@ pytestmark = [
 ]
 
 STEPS = 300
+CLEAN_WITHIN_SECONDS = 15.0
 AT = ("--at", "step=10")
 LONG = (*AT, "--steps", str(STEPS), *SMALL)
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
@@ -64,6 +68,29 @@ def test_of_a_partition_one_side_trains_and_the_other_stops_and_comes_back(tmp_p
     assert_back_after_the_undo(run, [2, 3])
 
 
+@pytest.mark.parametrize(("groups", "alone"), [("0,1,coordinator|2,3", (2, 3)), ("0,1|2,3,coordinator", (0, 1))])
+def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tmp_path, groups, alone):
+    run = run_chaos(tmp_path, "partition", "-p", f"groups={groups}", "--for", "60steps", *LONG)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, STEPS)
+    assert {event.fields["how"] for event in run.of("detected")} == {"heartbeat"}
+    assert sorted(rank for event in run.of("detected") for rank in event.fields["lost"]) == list(alone)
+    assert_one_cluster_trained(run, outside=alone)
+    assert_back_after_the_undo(run, list(alone))
+
+
+def test_a_coordinator_that_is_cut_off_from_all_finds_them_in_the_epoch_in_which_it_lost_them(tmp_path):
+    run = run_chaos(tmp_path, "partition", "-p", "groups=coordinator|0,1,2,3", "--for", "60steps", *LONG)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, STEPS)
+    assert sorted(rank for event in run.of("detected") for rank in event.fields["lost"]) == [0, 1, 2, 3]
+    # Without it they went on, and it had no other job begun meanwhile.
+    (back,) = run.of("coordinator_restarted")
+    assert back.fields["members"] == [0, 1, 2, 3]
+    assert [event.fields["reason"] for event in run.of("regrouped")] == ["start"]
+    assert {event.fields["epoch"] for event in run.of("step_committed")} == {1}
+
+
 def test_a_node_that_is_cut_off_even_from_the_coordinator_commits_nothing_until_it_is_back(tmp_path):
     # The node of the rank that leads until then.
     run = run_chaos(tmp_path, "isolate-node", "--on", "node=0", "--for", "100steps", *LONG)
@@ -86,6 +113,29 @@ def test_a_slow_link_is_not_a_dead_one(tmp_path):
     assert speed["during"] < speed["before"] / 2
 
 
+def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
+    bad = ("slow-link", "--on", "link=0-2", "-p", "delay=200ms", "-p", "loss=0.05", "--for", "5steps")
+    run = run_chaos(tmp_path, *bad, *AT, "--steps", "40", *SMALL)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, 40)
+    assert run.of("detected") == []
+    assert [event.fields["reason"] for event in run.of("regrouped")] == ["start"]
+    speed = run.summary["throughput_tokens_per_second"]
+    assert speed["during"] < speed["before"] / 2
+    assert "slower steps under the fault" in (run.folder / "report.html").read_text()
+
+
+def test_two_runs_at_once_each_cut_links_of_their_own(tmp_path):
+    cut = ("drop-link", "--on", "link=0-2", "--for", "60steps", *LONG)
+    with ChaosRun(tmp_path / "one", ["run", *cut]) as one, ChaosRun(tmp_path / "other", ["run", *cut]) as other:
+        assert [one.wait(), other.wait()] == [0, 0]
+        for run, running in ((read_run(running.folder, 0), running) for running in (one, other)):
+            assert_sound(run, STEPS)
+            assert [event.fields["cut_links"] for event in run.of("detected")] == [[[0, 2]]]
+            assert_back_after_the_undo(run, [2])
+            assert_nothing_left(running, run.events)
+
+
 def test_rules_that_are_not_added_are_no_fault(tmp_path):
     run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", *AT, "--steps", "30", *SMALL, patch=DO_NOTHING)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5)
@@ -101,13 +151,28 @@ def test_without_networks_a_link_cannot_be_cut(tmp_path):
     assert not run.out.exists()
 
 
-def test_nothing_of_the_networks_outlives_a_command_that_is_killed(tmp_path):
-    slow = ("slow-link", "--on", "link=0-2", "-p", "delay=20ms", "--for", "1000steps")
-    with ChaosRun(tmp_path, ["run", *slow, *LONG]) as run:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("slow-link", "--on", "link=0-2", "-p", "delay=20ms"),
+        ("drop-link", "--on", "link=0-2", "-p", "way=out"),
+        ("reset-link", "--on", "link=0-2"),
+        ("flap-link", "--on", "link=0-2", "-p", "down=200ms", "-p", "up=200ms"),
+        ("partition", "-p", "groups=0,1,coordinator|2,3"),
+        ("isolate-node", "--on", "node=1"),
+        ("drop-coordinator-link", "--on", "rank=1"),
+    ],
+    ids=lambda fault: fault[0],
+)
+def test_nothing_of_the_networks_outlives_a_command_that_is_killed(tmp_path, fault):
+    with ChaosRun(tmp_path, ["run", *fault, "--for", "100000steps", *AT, "--steps", "100000", *SMALL]) as run:
         run.wait_for("verified")
+        assert read_pending(run.folder / "ledger.jsonl")
         run.process.send_signal(signal.SIGKILL)
         run.wait()
-        assert_nothing_left(run)
+        # Processes of the run hold the networks: with them the networks are gone, and with the networks the rules.
+        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
+        assert read_pending(run.folder / "ledger.jsonl") == ()
 
 
 def assert_one_cluster_trained(run: Finished, outside: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,7 @@ from chaos.links import remove_rules
 from harness.network.links import NamespaceLinks
 from harness.network.machine import why_no_networks
 from harness.network.plan import HeldNetworks, Networks
+from mecefo_runtime.own_network import OwnNetwork
 from mecefo_runtime.process import ProcessId
 
 pytestmark = [
@@ -91,6 +93,48 @@ def test_all_reach_each_other_until_a_link_is_cut_and_again_when_it_is_not():
             assert evidence["removed"] == len(records[0]["rules"])
             assert await num_reached(links, LINK) == NUM_PROBES
 
+    in_networks(work)
+
+
+async def connect(links: NamespaceLinks, near: int, far: int) -> tuple[socket.socket, socket.socket]:
+    """A connection from one rank's network to the other's, by descriptors of the process that holds them."""
+    own = {}
+    for rank in (near, far):
+        network = links._held.networks.of(rank)
+        path = f"/proc/{links._held.holder.pid}/fd/{network.descriptor}"
+        own[rank] = OwnNetwork(os.open(path, os.O_RDONLY | os.O_CLOEXEC), network.address)
+    with own[far].entered():
+        listener = socket.create_server((own[far].address, 0))
+    with listener, own[near].entered():
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    for network in own.values():
+        os.close(network.descriptor)
+    return one, other
+
+
+def test_connections_of_a_link_are_listed_and_ended_also_idle_ones_and_no_others():
+    async def work(links: NamespaceLinks, _: object) -> None:
+        one, other = await connect(links, *LINK)
+        third, fourth = await connect(links, *OTHER)
+        with one, other, third, fourth:
+            assert len(await links.connections(LINK, PROBE_SECONDS)) == 2
+            # Nobody has ever said anything over it.
+            await links.apply_rules(links.plan_rules((LINK,), {"action": "reset"}))
+            ended = await links.end_connections(LINK, PROBE_SECONDS)
+            own, far = (":".join(map(str, end.getsockname())) for end in (one, other))
+            assert sorted(ended) == sorted([f"{own}-{far}", f"{far}-{own}"])
+            assert await links.connections(LINK, PROBE_SECONDS) == []
+            assert await links.end_connections(LINK, PROBE_SECONDS) == []
+            for end in (one, other):
+                end.settimeout(5.0)
+                with pytest.raises(OSError, match=r"abort|reset"):
+                    end.recv(1)
+            third.sendall(b".")
+            assert fourth.recv(1) == b"."
+
+    if os.geteuid() != 0:
+        pytest.skip("only root enters the networks of another process without its user namespace")
     in_networks(work)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mecefo_runtime.membership import START_TIMEOUT_SECONDS
 from mecefo_runtime.roster import Stage
 from tests.mecefo_runtime.membership_model import HEARTBEAT_TIMEOUT_SECONDS, World
 
@@ -47,6 +48,48 @@ def test_a_rank_that_stays_silent_is_lost_all_the_same() -> None:
     world.ranks[1].is_hung = True
     world.pass_time(1.5 * HEARTBEAT_TIMEOUT_SECONDS)
     assert members_lost(world) == [1]
+
+
+def silence(world: World) -> None:
+    """All of them are there and nothing of them is heard, until they are found lost."""
+    for rank in world.ranks.values():
+        rank.is_hung = True
+    world.pass_time(1.5 * HEARTBEAT_TIMEOUT_SECONDS)
+    world.pass_time(0.2)
+    assert sorted(members_lost(world)) == [0, 1, 2, 3]
+
+
+def test_a_coordinator_that_hears_nobody_waits_for_them_and_goes_on_with_them_in_their_epoch() -> None:
+    world = in_training()
+    silence(world)
+    assert world.coordinator.stage is Stage.GATHERING
+    assert world.coordinator.failure is None
+    for rank in world.ranks.values():
+        rank.is_hung = False
+    world.settle()
+    assert world.coordinator.failure is None
+    # They were never told another one.
+    assert [kind for kind, _ in world.events].count("layout") == 1
+    (back,) = [fields for kind, fields in world.events if kind == "coordinator_restarted"]
+    assert (back["epoch"], back["members"]) == (1, [0, 1, 2, 3])
+
+
+def test_a_coordinator_that_hears_nobody_does_not_wait_for_ever() -> None:
+    world = in_training()
+    silence(world)
+    world.pass_time(2 * START_TIMEOUT_SECONDS)
+    assert world.coordinator.failure == "ranks [0, 1, 2, 3] did not come back within 120 s; see their logs"
+
+
+def test_a_coordinator_that_hears_nobody_begins_no_second_cluster_with_who_is_started_anew() -> None:
+    world = in_training()
+    silence(world)
+    for rank in (2, 3):
+        world.kill(rank)
+        world.start(rank)
+    go_on(world, 30)
+    assert world.coordinator.stage is Stage.GATHERING
+    assert [kind for kind, _ in world.events].count("layout") == 1
 
 
 def test_news_of_an_epoch_that_has_begun_while_one_of_its_members_is_already_lost() -> None:

@@ -69,11 +69,18 @@ def _watch(module: ModuleType) -> None:
 
 
 def _load() -> Any:
-    """`chaos.foreign.start.optimizer_created`, from where this file is, in whatever environment the script has."""
-    import importlib.util
-
+    """`chaos.foreign.start.optimizer_created`."""
     # Whoever imports it before there is an optimizer means to call `chaos.agent.step`.
     is_explicit = "chaos.agent" in sys.modules
+    start = _import("chaos.foreign.start")
+    start.begin(is_explicit=is_explicit)
+    return start.optimizer_created
+
+
+def _import(name: str) -> Any:
+    """A module of ours, from where this file is, in whatever environment the script has."""
+    import importlib.util
+
     spec = importlib.util.find_spec("chaos")
     if spec is not None and not _is_ours(spec):
         raise ImportError(f"the script has a package `chaos` of its own, {spec.origin}")
@@ -81,11 +88,18 @@ def _load() -> Any:
     # version of ours may be installed.
     sys.path.insert(0, _PACKAGES)
     try:
-        start = importlib.import_module("chaos.foreign.start")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(_PACKAGES)
-    start.begin(is_explicit=is_explicit)
-    return start.optimizer_created
+
+
+def _move() -> None:
+    """Into the network that was made for this rank, before anything is opened."""
+    try:
+        _import("chaos.foreign.network").move(os.environ)
+    except Exception as error:
+        # Links to it are not cut then, which is found out when one is to be.
+        print(f"chaos: this process has no network of its own: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _is_ours(spec: ModuleSpec) -> bool:
@@ -109,6 +123,8 @@ def _run_next() -> None:
 
 if __name__ == "sitecustomize":
     if os.environ.get("CHAOS_AGENT") and os.environ.get("CHAOS_RUN"):
+        if os.environ.get("CHAOS_NETWORKS") and os.environ.get("RANK"):
+            _move()
         if _AWAITED in sys.modules:
             _watch(sys.modules[_AWAITED])
         else:

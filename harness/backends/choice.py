@@ -1,0 +1,53 @@
+"""Which backend runs an experiment, made ready with all that it needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from chaos.command_job import CommandConfig
+from chaos.experiment import Experiment
+from harness.backends.base import AnyConfig, Backend
+from harness.backends.command import CommandBackend
+from harness.backends.container_settings import ground_of
+from harness.backends.docker import DockerBackend
+from harness.backends.local import LocalBackend
+from harness.hub import Hub
+from harness.network.machine import wants_networks
+from mecefo_runtime.events import Emitter
+
+# What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
+CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_writer")
+
+
+def choose_backend(
+    experiment: Experiment,
+    job: AnyConfig,
+    needs: Iterable[tuple[str, ...]],
+    folder: Path,
+    logs: Path,
+    hub: Hub,
+    token: str,
+    emitter: Emitter,
+    engine: str | None,
+) -> Backend:
+    """The backend of a run in `folder`; `needs` are those of each of its incidents' faults.
+
+    `engine` is the address of the Docker engine in which nodes are containers; None: they are on this machine.
+    """
+    has_links = wants_networks(experiment, needs)
+    networked = job.cluster() if has_links else None
+    if isinstance(job, CommandConfig):
+        return CommandBackend(hub, token, logs, emitter, networked)
+    modules = () if job.checkpoint is None else CHECKPOINT_MODULES
+    if engine is None:
+        return LocalBackend(hub, token, logs, job.data, emitter, modules, networked)
+    ground = ground_of(experiment, job, (folder, *checkpoint_folders(job)), has_links=has_links)
+    return DockerBackend(hub, token, logs, emitter, ground, engine, modules)
+
+
+def checkpoint_folders(job: AnyConfig) -> tuple[Path, ...]:
+    """Where the job writes its checkpoints, if it writes any."""
+    if isinstance(job, CommandConfig) or job.checkpoint is None:
+        return ()
+    return (Path(job.checkpoint.folder),)

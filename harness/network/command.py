@@ -1,0 +1,54 @@
+"""`python -m harness.network.command PARENT NODES RANKS TOLD GO COMMAND...`: run COMMAND on networks of its own.
+
+What starts the ranks is where the coordinator of a job of ours is; each rank moves into its own network as its Python
+starts (`chaos.foreign.network`). Which networks there are goes to the descriptor TOLD; then a byte from GO is waited
+for. The process that becomes COMMAND holds the networks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from chaos.foreign.network import HOLDER_VARIABLE, NETWORKS_VARIABLE
+from harness.network.namespaces import leave_for_own_namespaces, make_networks
+from harness.network.plan import sites
+
+_PR_SET_PDEATHSIG = 1
+# What a shell says of a command that it cannot run.
+_CANNOT_RUN = 127
+
+
+def main() -> None:
+    """Make the networks, tell them, wait, and become COMMAND."""
+    parent, num_nodes, num_ranks, told, go = (int(word) for word in sys.argv[1:6])
+    try:
+        leave_for_own_namespaces()
+        # The bridge is in this one, and would go with it.
+        os.set_inheritable(os.open("/proc/self/ns/net", os.O_RDONLY), True)
+        networks = make_networks(sites(num_nodes, num_ranks))
+        networks.coordinator.enter()
+    except OSError as error:
+        sys.exit(f"networks cannot be made: {error}")
+    # Upon SIGTERM launchers end their ranks. It was set before, and forgotten with the change of rights.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+    os.write(told, networks.to_json().encode())
+    os.close(told)
+    if not os.read(go, 1):
+        sys.exit(1)
+    os.close(go)
+    command = sys.argv[6:]
+    environment = {**os.environ, NETWORKS_VARIABLE: networks.to_json(), HOLDER_VARIABLE: str(os.getpid())}
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        print(f"{command[0]} cannot be run: {error.strerror}", file=sys.stderr)
+        sys.exit(_CANNOT_RUN)
+
+
+if __name__ == "__main__":
+    main()

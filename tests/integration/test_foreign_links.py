@@ -1,0 +1,128 @@
+"""Links of somebody else's job, whose ranks each get a network as their Python starts: `chaos run FAULT -- COMMAND`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.ledger import read_pending
+from harness.network.machine import why_no_networks
+from tests.integration.runs import ChaosRun, assert_nothing_left, read_log, run_chaos
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
+]
+
+TRAINING = str(Path(__file__).parent / "foreign_training.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+ONE_LAUNCHER = (*TORCHRUN, "--nproc-per-node", "2")
+RESTARTING = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+LINK = ("--on", "link=0-1", "--at", "step=8")
+CLEAN_WITHIN_SECONDS = 15.0
+# Every rank is forked by the script: its Python started when nobody knew yet which rank it would be.
+FORKED = """
+import os
+import torch
+
+def train(rank):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="0")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(12):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+children = []
+for rank in (0, 1):
+    if (child := os.fork()) == 0:
+        train(rank)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def training(tmp_path, steps):
+    return (TRAINING, str(steps), str(tmp_path / "c.pt"))
+
+
+def two_launchers(tmp_path, steps):
+    """One for each node, as on two machines."""
+    script = " ".join(training(tmp_path, steps))
+    launcher = f"{' '.join(TORCHRUN)} --nnodes 2 --nproc-per-node 1 --master-port 29517 --node-rank"
+    return ("sh", "-c", f"{launcher} 0 {script} & {launcher} 1 {script} & wait")
+
+
+def test_a_link_that_is_cut_holds_the_ranks_up_until_it_is_whole(tmp_path):
+    run = run_chaos(tmp_path, "drop-link", *LINK, "--for", "2s", command=(*ONE_LAUNCHER, *training(tmp_path, 30)))
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert run.summary["steps_committed"] == 30 and run.summary["attempts"] == 1
+    verified, undone = run.one("verified"), run.one("undone")
+    assert "0 of 5 probes come back, before it were 5 of 5" in verified.fields["evidence"]["summary"]
+    # Held until it was seen; and then neither of them came any further.
+    between = [e for e in run.of("step_committed") if verified.monotonic_seconds < e.monotonic_seconds]
+    assert between and all(event.monotonic_seconds > undone.monotonic_seconds for event in between)
+
+
+def test_a_link_that_is_slow_slows_them(tmp_path):
+    slow = ("slow-link", *LINK, "-p", "delay=100ms", "--for", "5steps")
+    run = run_chaos(tmp_path, *slow, command=(*ONE_LAUNCHER, *training(tmp_path, 40)))
+    assert run.exit_code == 0, run.summary["reasons"]
+    times = [event.monotonic_seconds for event in run.of("step_committed") if event.rank == 0]
+    verified, undone = (run.one(kind).monotonic_seconds for kind in ("verified", "undone"))
+    during = [at for at in times if verified < at < undone]
+    # An all-reduce over it waits for one way at the least.
+    assert len(during) >= 2
+    assert (during[-1] - during[0]) / (len(during) - 1) >= 0.1
+
+
+def test_a_link_that_is_reset_ends_them_and_their_launcher_starts_them_again_over_the_same_link(tmp_path):
+    command = (*RESTARTING, *training(tmp_path, 30))
+    run = run_chaos(tmp_path, "reset-link", *LINK, "--for", "2s", command=command)
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert run.summary["steps_committed"] == 30 and run.summary["attempts"] == 2
+    (link,) = run.one("verified").fields["evidence"]["links"]
+    assert len(link["connections_reset"]) >= 2
+    assert all(name.startswith("10.77.84.") for name in link["connections_reset"])
+
+
+def test_nodes_are_launchers_where_there_are_several(tmp_path):
+    shape = ("--nodes", "2", "--gpus-per-node", "1")
+    run = run_chaos(tmp_path, "drop-link", *LINK, "--for", "2s", *shape, command=two_launchers(tmp_path, 30))
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert {event.node for event in run.of("rank_started")} == {0, 1}
+    assert run.one("verified").fields["evidence"]["links"][0]["after"]["num_lost"] == 5
+
+
+def test_ranks_that_are_not_in_their_networks_are_not_said_to_be_cut_off(tmp_path):
+    script = tmp_path / "forked.py"
+    script.write_text(FORKED)
+    shape = ("--nodes", "1", "--gpus-per-node", "2")
+    run = run_chaos(tmp_path, "drop-link", *LINK, "--for", "2s", *shape, command=(sys.executable, str(script)))
+    assert (run.exit_code, run.summary["verdict"]) == (5, "inconclusive")
+    assert run.of("injected") == []
+    assert "must have RANK in its environment" in run.one("unverified").fields["reason"]
+
+
+def test_without_networks_it_is_refused(tmp_path):
+    arguments = ["run", "drop-link", *LINK, "--network", "loopback"]
+    with ChaosRun(tmp_path, arguments, command=(*ONE_LAUNCHER, *training(tmp_path, 30))) as run:
+        assert run.wait() == 4
+        assert "drop-link needs ranks with networks of their own" in run.stderr
+    assert not run.out.exists()
+
+
+def test_nothing_outlives_a_command_that_is_killed(tmp_path):
+    arguments = ["run", "drop-link", *LINK, "--for", "1h"]
+    with ChaosRun(tmp_path, arguments, command=(*ONE_LAUNCHER, *training(tmp_path, 100000))) as run:
+        run.wait_for("verified")
+        assert read_pending(run.folder / "ledger.jsonl")
+        run.process.send_signal(signal.SIGKILL)
+        run.wait()
+        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
+        assert read_pending(run.folder / "ledger.jsonl") == ()
