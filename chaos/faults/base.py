@@ -123,6 +123,10 @@ class LinkHost(Protocol):
         """Whatever has a network of its own."""
         ...
 
+    def between_ranks(self, link: tuple[End, End]) -> tuple[tuple[int, int], ...]:
+        """The links between ranks that are one with this: more than one where a node's ranks share its network."""
+        ...
+
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The undo records of what `apply_rules` would add: one declarative record for each rule, nothing changed."""
         ...

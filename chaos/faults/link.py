@@ -67,10 +67,8 @@ class LinkFault(Fault[ParametersT]):
         return self._act(target, host, {"rules": rules, "links": [list(link) for link in links]})
 
     def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
-        links = self._links(target)
-        return Act(
-            undo_record=record, links=tuple((a, b) for a, b in links if isinstance(a, int) and isinstance(b, int))
-        )
+        pairs = {pair for link in self._links(target) for pair in _host(host).between_ranks(link)}
+        return Act(undo_record=record, links=tuple(sorted(pairs)))
 
     async def apply(self, act: Act, host: Host) -> None:
         """See that the links carry traffic, NCCL's included, then add the rules."""

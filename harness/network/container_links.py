@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import product
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
@@ -47,6 +48,14 @@ class ContainerLinks:
     def ends(self) -> tuple[End, ...]:
         """The coordinator and the nodes, by name."""
         return tuple(self._addresses)
+
+    def between_ranks(self, link: tuple[End, End]) -> tuple[tuple[int, int], ...]:
+        """All links between the ranks of the two nodes: they share their node's network."""
+        near, far = link
+        if not (isinstance(near, int) and isinstance(far, int)):
+            return ()
+        ends = [self._cluster.ranks_of(self._cluster.node_of(end)) for end in (near, far)]
+        return tuple((min(pair), max(pair)) for pair in product(*ends))
 
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One record for each network in which something is to be done; `rule` as in `NamespaceLinks`."""
@@ -105,6 +114,28 @@ class ContainerLinks:
         to = self._addresses[far]
         question = {"do": "measure", "to": to, "num_bytes": num_bytes, "timeout_seconds": timeout_seconds}
         return float((await self._ask(near, question, timeout_seconds))["bytes_per_second"])
+
+    async def connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
+        """See `chaos.faults.base.ConnectionHost`."""
+        return await self._ask_both(link, timeout_seconds, "connections")
+
+    async def end_connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
+        """See `chaos.faults.base.ConnectionHost`."""
+        # The reset of the one end would be the end of the other before it is listed.
+        known = await self.connections(link, timeout_seconds)
+        await self._ask_both(link, timeout_seconds, "end")
+        return known
+
+    async def _ask_both(self, link: tuple[End, End], timeout_seconds: float, do: str) -> list[str]:
+        """Each end for itself: on a link that carries nothing neither hears of what the other does."""
+        near, far = map(self._part, link)
+        told = await asyncio.gather(
+            *(
+                self._ask(here, {"do": do, "to": self._addresses[there]}, timeout_seconds)
+                for here, there in ((near, far), (far, near))
+            )
+        )
+        return [str(connection) for one in told for connection in one["connections"]]
 
     async def close(self) -> None:
         """Nothing of it outlives the networks."""

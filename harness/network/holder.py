@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from harness.backends.container import ADDRESS_VARIABLE, report_to_hub
+from harness.network.sock_diag import connections_with, end_connections_with
 from mecefo_runtime.process import set_name
 
 PROBE_PORT, RATE_PORT = 7707, 7708
@@ -47,13 +48,17 @@ class Holder(asyncio.DatagramProtocol):
         await asyncio.start_server(_count, self._address, RATE_PORT)
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the question says: `probe` an address, `measure` the rate to it, or start to `shape`."""
+        """Do what the question says: `probe` an address or `measure` the rate to it, list or `end` connections, `shape`."""
         match question["do"]:
             case "probe":
                 return await self._probe(str(question["to"]), float(question["timeout_seconds"]))
             case "measure":
                 seconds, num_bytes = float(question["timeout_seconds"]), int(question["num_bytes"])
                 return {"bytes_per_second": await self._measure(str(question["to"]), num_bytes, seconds)}
+            case "connections":
+                return {"connections": connections_with(str(question["to"]))}
+            case "end":
+                return {"connections": end_connections_with(str(question["to"]))}
             case "shape":
                 return await self._shape(int(question["queue"]), question["shape"])
         return {"error": f"there is no {question['do']} here"}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from harness.network.sock_diag import Connection, ConnectionSocket
+from harness.network.sock_diag import connections_with, end_connections_with
 from mecefo_runtime.own_network import OwnNetwork
 from mecefo_runtime.process import die_with_parent
 
@@ -43,9 +43,11 @@ class Prober:
             case "probe":
                 return await self._probe(near, far, timeout_seconds)
             case "connections":
-                return {"connections": [str(connection) for connection in _between(near, far)]}
+                with near.entered():
+                    return {"connections": connections_with(far.address)}
             case "end":
-                return {"connections": _end_all(near, far)}
+                with near.entered():
+                    return {"connections": end_connections_with(far.address)}
         return {"bytes_per_second": await self._measure(near, far, int(question["num_bytes"]), timeout_seconds)}
 
     async def _probe(self, near: OwnNetwork, far: OwnNetwork, timeout_seconds: float) -> dict[str, Any]:
@@ -127,22 +129,6 @@ class Prober:
                 sock.sendto(_ANSWERING + nonce, sender)
             elif (came := self._asked.get(nonce)) is not None and not came.done():
                 came.set_result(time.monotonic())
-
-
-def _between(near: OwnNetwork, far: OwnNetwork) -> list[Connection]:
-    """The ends in `near` of all connections with `far`."""
-    with near.entered(), ConnectionSocket() as here:
-        return [connection for connection in here.connections() if connection.peer_address == far.address]
-
-
-def _end_all(near: OwnNetwork, far: OwnNetwork) -> list[str]:
-    """End them; returns those that had not ended by themselves."""
-    ended = []
-    with near.entered(), ConnectionSocket() as here:
-        for connection in here.connections():
-            if connection.peer_address == far.address and here.end(connection):
-                ended.append(str(connection))
-    return ended
 
 
 async def _serve(holder_pid: int) -> None:

@@ -156,3 +156,16 @@ def _info(attributes: bytes) -> bytes:
             return attributes[place + 4 : place + length]
         place += (max(length, 4) + 3) & ~3
     return b""
+
+
+def connections_with(address: str) -> list[str]:
+    """The ends, in the calling thread's network, of all connections with `address`."""
+    with ConnectionSocket() as here:
+        return [str(connection) for connection in here.connections() if connection.peer_address == address]
+
+
+def end_connections_with(address: str) -> list[str]:
+    """End them; returns those that had not ended by themselves."""
+    with ConnectionSocket() as here:
+        found = [connection for connection in here.connections() if connection.peer_address == address]
+        return [str(connection) for connection in found if here.end(connection)]
