@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.doctor import doctor
 from chaos.commands.faults import faults
 from chaos.commands.heal import heal
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
@@ -154,6 +155,7 @@ chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 t
 chaos faults                         what can be broken
 chaos report                         the newest run, judged again from its log
 chaos heal                           undo what an interrupted run left behind
+chaos doctor                         what runs need, and this machine has or lacks
 
 Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
 5 inconclusive, 6 something was left behind.
@@ -262,7 +264,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 
 
-for command in (faults, heal, replay, shrink):
+for command in (doctor, faults, heal, replay, shrink):
     cli.add_command(command)
 
 

@@ -54,9 +54,14 @@ def num_devices() -> int:
     Raises:
         RuntimeError: the child failed; why stands in this process's standard error.
     """
-    if not any(path.exists() for path in _DRIVER_FILES):
+    if not has_driver():
         return 0
     return int(run_apart(lambda: str(num_devices_here())))
+
+
+def has_driver() -> bool:
+    """Whether this machine, or this container, has an NVIDIA driver."""
+    return any(path.exists() for path in _DRIVER_FILES)
 
 
 def num_devices_here() -> int:

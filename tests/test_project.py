@@ -125,7 +125,7 @@ def test_the_command_line_answers_without_heavy_imports():
     assert json.loads(answer.stdout.splitlines()[-1]) == [0, []]
 
 
-COMMANDS = ("faults", "heal", "plan", "replay", "report", "run", "runs", "schema", "shrink")
+COMMANDS = ("doctor", "faults", "heal", "plan", "replay", "report", "run", "runs", "schema", "shrink")
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
     *("--profile", "--param", "-p", "--nodes-per-rack"),

@@ -18,8 +18,8 @@ from mecefo_runtime.layout import Cluster
 # A container whose network that of a part is.
 HOLDER_PREFIX = "links-of-"
 # Private addresses that neither the engine's own networks nor most companies use.
-_RANGES = IPv4Network("10.96.0.0/12")
-_PREFIX_LENGTH = 20
+ADDRESSES = IPv4Network("10.96.0.0/12")
+PREFIX_LENGTH = 20
 _FIRST_NODE = 16
 # Long quotas are uneven: of 100 ms, a rank would run for the first ones and then stand still.
 _PERIOD_MICROSECONDS = 10_000
@@ -129,7 +129,7 @@ def ground_of(experiment: Experiment, job: JobConfig, folders: Sequence[Path], *
 
 def plan_addresses(num_nodes: int, run: str) -> Iterator[tuple[IPv4Network, Mapping[str, str]]]:
     """Ranges of addresses that a run may take, the first one drawn from its name, with each container's address."""
-    subnets = list(_RANGES.subnets(new_prefix=_PREFIX_LENGTH))
+    subnets = list(ADDRESSES.subnets(new_prefix=PREFIX_LENGTH))
     first = int(run[:8], 16) % len(subnets)
     for subnet in (*subnets[first:], *subnets[:first]):
         nodes = {f"node-{node}": str(subnet[_FIRST_NODE + node]) for node in range(num_nodes)}

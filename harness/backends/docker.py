@@ -24,6 +24,7 @@ from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIAB
 from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
 from harness.backends.node_container import NodeContainer
 from harness.backends.node_job import NodeJob
+from harness.doctor.engine import docker_findings
 from harness.hub import Hub
 from harness.network.container_links import ContainerLinks
 from harness.network.links import new_mark
@@ -332,8 +333,8 @@ class DockerBackend:
 def no_image(image: str) -> str:
     """What to say where the engine has no such image."""
     return (
-        f"the Docker engine has no image {image}: build it from this project's folder, "
-        "`docker build -t mecefo-chaos -f docker/Dockerfile .`, or name another one with --image"
+        f"the Docker engine has no image {image}: build it in this project's folder with `docker/build`, or name "
+        "another one with --image"
     )
 
 
@@ -341,16 +342,10 @@ def require_image(image: str) -> str:
     """Before anything is made; returns where the engine is.
 
     Raises:
-        EnvironmentFailure: there is no engine, or it has no such image.
+        EnvironmentFailure: there is no engine that would do, or it has no such image, or one of other sources.
     """
-    import docker
-    import requests
-
+    for finding in docker_findings(image):
+        if finding.stops("docker"):
+            raise EnvironmentFailure(f"{finding.name}: {finding.found}. {finding.remedy}")
     with containers.engine() as client:
-        try:
-            client.images.get(image)
-            return containers.url_of(client)
-        except docker.errors.ImageNotFound as error:
-            raise EnvironmentFailure(no_image(image)) from error
-        except (docker.errors.DockerException, requests.RequestException) as error:
-            raise EnvironmentFailure(containers.why_no_engine(error)) from error
+        return containers.url_of(client)

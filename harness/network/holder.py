@@ -48,7 +48,7 @@ class Holder(asyncio.DatagramProtocol):
         await asyncio.start_server(_count, self._address, RATE_PORT)
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the question says: `probe` an address or `measure` the rate to it, list or `end` connections, `shape`."""
+        """Do what the question says: `probe` an address, `measure` the rate to it, list or end connections, `shape`."""
         match question["do"]:
             case "probe":
                 return await self._probe(str(question["to"]), float(question["timeout_seconds"]))

@@ -1,0 +1,41 @@
+"""All checks, in the order in which they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from harness.backends.image import DEFAULT_IMAGE
+from harness.doctor import engine, fault_ground, machine
+from harness.doctor.finding import Finding
+from harness.doctor.torch_build import TorchLook
+
+
+def examine(out: Path, image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
+    """What this machine has of what runs need, one finding after the other as it is known; `out` is for their files.
+
+    Nothing is changed; what is tried out is gone again when its finding comes.
+    """
+    yield (first := machine.SYSTEM.looked(machine.system))
+    yield machine.PYTHON.looked(machine.python)
+    if first.outcome != "ok":
+        # Everything else is Linux's.
+        return
+    torch = TorchLook()
+    with torch:
+        yield machine.CORES.looked(machine.cores)
+        yield machine.MEMORY.looked(machine.memory)
+        yield machine.SHARED.looked(machine.shared_memory)
+        yield machine.PROCESSES.looked(machine.process_table)
+        yield machine.RUNS.looked(partial(machine.runs_folder, out))
+        yield (temporary := machine.TEMPORARY.looked(machine.temporary_files))
+        if temporary.outcome == "ok":
+            yield machine.STATE.looked(machine.state_folder)
+            yield machine.EARLIER.looked(machine.earlier_runs)
+        yield fault_ground.NETWORKS.looked(fault_ground.networks)
+        yield fault_ground.QUEUES.looked(fault_ground.packet_queue)
+        yield fault_ground.MEMORY_GROUPS.looked(fault_ground.memory_groups)
+        yield fault_ground.MOUNTS.looked(fault_ground.mounts)
+        yield from torch.findings()
+    yield from engine.docker_findings(image)

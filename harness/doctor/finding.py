@@ -1,0 +1,67 @@
+"""What one look at the machine found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Outcome = Literal["ok", "missing", "wrong"]
+Backend = Literal["local", "docker"]
+EVERY_BACKEND: tuple[Backend, ...] = ("local", "docker")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`found` says what is there, `purpose` what it is for, and `remedy` what to do unless it is ok.
+
+    `missing`: it is not there; `wrong`: it is, but not as it has to be. `needed_by`: the backends that cannot do
+    without; where it is empty, only what `purpose` names is missed.
+    """
+
+    name: str
+    outcome: Outcome
+    found: str
+    purpose: str
+    remedy: str = ""
+    needed_by: tuple[Backend, ...] = ()
+
+    def stops(self, backend: Backend) -> bool:
+        """Whether no experiment can run on `backend` for this."""
+        return self.outcome != "ok" and backend in self.needed_by
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"needed_by": list(self.needed_by)}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look for: its name, what it is for, and who needs it, whatever is found."""
+
+    name: str
+    purpose: str
+    needed_by: tuple[Backend, ...] = ()
+
+    def ok(self, found: str) -> Finding:
+        """It is as it has to be."""
+        return self._finding("ok", found, "")
+
+    def missing(self, found: str, remedy: str) -> Finding:
+        """It is not there."""
+        return self._finding("missing", found, remedy)
+
+    def wrong(self, found: str, remedy: str) -> Finding:
+        """It is there, but not as it has to be."""
+        return self._finding("wrong", found, remedy)
+
+    def looked(self, look: Callable[[], Finding]) -> Finding:
+        """What `look` finds; a look that fails has found that something is wrong."""
+        try:
+            return look()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return self.wrong(f"could not be looked at: {reason}", "a mistake of this tool or a very unusual machine")
+
+    def _finding(self, outcome: Outcome, found: str, remedy: str) -> Finding:
+        return Finding(self.name, outcome, found, self.purpose, remedy, self.needed_by)
