@@ -25,6 +25,7 @@ from chaos.fields import ProfileText, Said, Text
 from chaos.job import Approximation, Checkpoint, Containers, Health, Job
 from chaos.limits import Limits
 from chaos.profile import ProfileSpec
+from chaos.schema_words import with_words
 from chaos.target import WITHOUT_TARGET
 from chaos.yaml_lines import Dumper, KeyPath, plain, read
 from mecefo_runtime.layout import Cluster
@@ -265,7 +266,7 @@ def to_yaml(experiment: Experiment) -> str:
 
 def json_schema(*, registry: Registry | None = None, strategies: Collection[str] | None = None) -> dict[str, Any]:
     """The JSON Schema (2020-12) of experiment files."""
-    schema = Experiment.model_json_schema()
+    schema = with_words(Experiment.model_json_schema())
     definitions = schema["$defs"]
     definitions["Job"]["properties"]["strategy"]["enum"] = list(
         _installed_planners() if strategies is None else strategies

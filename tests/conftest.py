@@ -1,4 +1,4 @@
-"""Tests that need a Docker engine are skipped where there is none that would do, and say why."""
+"""What all tests share: no deadlines on a busy machine; and what needs a Docker engine says why it is left out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import functools
 import os
 
 import pytest
+from hypothesis import settings
 
 from harness.backends.image import DEFAULT_IMAGE
 from harness.doctor.engine import why_no_docker
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 @functools.cache

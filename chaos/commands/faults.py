@@ -24,7 +24,7 @@ def faults(kind: str | None, as_json: bool) -> int:
     known = registry()
     if kind is not None and kind not in known:
         raise UsageError(f"there is no fault {shown(kind)}: `chaos faults` lists them", suggestion=nearest(kind, known))
-    rows = [_describe(fault) for name, fault in known.items() if kind in (None, name)]
+    rows = [describe(fault) for name, fault in known.items() if kind in (None, name)]
     for plugin, reason in broken_plugins().items():
         click.echo(f"chaos: the plug-in {plugin} {reason}; its faults are left out", err=True)
     if as_json:
@@ -34,7 +34,8 @@ def faults(kind: str | None, as_json: bool) -> int:
     return 0
 
 
-def _describe(fault: type[Fault[Any]]) -> dict[str, Any]:
+def describe(fault: type[Fault[Any]]) -> dict[str, Any]:
+    """What there is to be said of a kind of fault, as plain JSON values."""
     # With defaults as a user would write them: 512MiB, not bytes.
     schema = fault.Parameters.model_json_schema(mode="serialization")
     return {
@@ -50,7 +51,7 @@ def _describe(fault: type[Fault[Any]]) -> dict[str, Any]:
             name: {
                 "default": field.get("default"),
                 "required": name in schema.get("required", ()),
-                "accepts": _accepts(field),
+                "accepts": accepts(field),
                 "description": field.get("description", ""),
             }
             for name, field in schema.get("properties", {}).items()
@@ -64,14 +65,14 @@ def _lifetime(fault: type[Fault[Any]]) -> str | None:
     return "until the job ends" if fault.default_lifetime is None else str(fault.default_lifetime)
 
 
-def _accepts(field: dict[str, Any]) -> str:
+def accepts(field: dict[str, Any]) -> str:
     """What a value may be, in a few words."""
     if "enum" in field:
         return "|".join(map(str, field["enum"]))
     if "const" in field:
         return str(field["const"])
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_accepts(choice) for choice in field["anyOf"] if choice.get("type") != "null"))
+        return " or ".join(dict.fromkeys(accepts(choice) for choice in field["anyOf"] if choice.get("type") != "null"))
     if field.get("type") == "string" and field.get("examples"):
         return f"such as {' or '.join(map(str, field['examples']))}"
     bounds = [
@@ -97,11 +98,12 @@ def _text(row: dict[str, Any]) -> str:
     if row["lifetime"] is not None:
         lines.append(f"    goes on: {row['lifetime']}, unless --for says otherwise")
     for name, parameter in row["parameters"].items():
-        default = "required" if parameter["required"] else f"default {_value(parameter['default'])}"
+        default = "required" if parameter["required"] else f"default {default_text(parameter['default'])}"
         about = f": {parameter['description']}" if parameter["description"] else ""
         lines.append(f"    {name} ({parameter['accepts']}; {default}){about}")
     return "\n".join(lines)
 
 
-def _value(value: object) -> str:
+def default_text(value: object) -> str:
+    """A default as a user would write it."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,83 @@
+"""One example of every kind of fault: short, complete, and the one that its picture was taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from textwrap import dedent
+
+# Two nodes of two ranks: done in ten seconds to half a minute.
+_SMALL = "--nodes 2 --steps 60 --no-twin"
+# A fault that lasts for seconds leaves room for steps before and after it.
+_LONG = "--nodes 2 --steps 200 --no-twin"
+FILE = "damaged-checkpoint.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """`arguments` of `chaos run`, in which `FILE` is the experiment file with the text `file`, where there is one."""
+
+    arguments: str
+    file: str | None = None
+
+    @property
+    def command(self) -> str:
+        """The line that a user types."""
+        return f"chaos run {self.arguments}"
+
+
+def _damaged(fault: str) -> Example:
+    """A damaged checkpoint is noticed by a job that needs it: every rank of a stage dies two steps later."""
+    text = f"""\
+        name: damaged-checkpoint
+        job: {{nodes: 2, steps: 60, checkpoint: {{every_steps: 8}}}}
+        twin: false
+        faults:
+          - {{{fault}}}
+          - {{kind: kill-process, on: stage=0, at: {{step: 22}}, repair: 1step}}
+        """
+    return Example(FILE, dedent(text))
+
+
+EXAMPLES: Mapping[str, Example] = {
+    "abort": Example(f"abort --on rank=1 --at step=20 --repair 20steps {_SMALL}"),
+    "bit-flip": Example(f"bit-flip --on rank=2 --at step=20 -p where=parameters -p bit=exponent {_SMALL}"),
+    "device-assert": Example(f"device-assert --on rank=1 --at step=20 --repair 20steps {_SMALL}"),
+    "drop-coordinator-link": Example(f"drop-coordinator-link --on rank=1 --at step=40 --for 5s {_LONG}"),
+    "drop-link": Example(f"drop-link --on link=0-3 --at step=40 --for 5s {_LONG}"),
+    "ecc-telemetry": Example(f"ecc-telemetry --on rank=3 --at step=20 -p xid=94 {_SMALL}"),
+    "exit": Example(f"exit --on rank=1 --at step=20 --repair 20steps -p code=9 {_SMALL}"),
+    "fill-disk": Example(f"fill-disk --at step=12 --for 20steps --checkpoint-every 8 {_SMALL}"),
+    "flap-link": Example(f"flap-link --on link=0-3 --at step=40 --for 8s -p down=1s -p up=2s {_LONG}"),
+    "flip-checkpoint-bit": _damaged("kind: flip-checkpoint-bit, at: {step: 20}"),
+    "gpu-hang": Example(f"gpu-hang --on rank=1 --at step=20 -p seconds=20 {_SMALL}"),
+    "gpu-oom": Example(f"gpu-oom --on rank=1 --at step=20 --for 2steps {_SMALL}"),
+    "hang-gil": Example(f"hang-gil --on rank=1 --at step=40 --for 5s {_LONG}"),
+    "hide-checkpoint": _damaged("kind: hide-checkpoint, at: {step: 20}"),
+    "isolate-node": Example(f"isolate-node --on node=1 --at step=40 --for 5s {_LONG}"),
+    "kill-node": Example(f"kill-node --on node=1 --at step=20 --repair 20steps {_SMALL}"),
+    "kill-process": Example(f"kill-process --on rank=2 --at step=20,phase=backward --repair 20steps {_SMALL}"),
+    "leak-memory": Example(f"leak-memory --on rank=1 --at step=20 --repair 20steps -p limit=256MiB {_SMALL}"),
+    "partition": Example(f'partition --at step=40 --for 5s -p "groups=0,1|2,3" {_LONG}'),
+    "pause-node": Example(f"pause-node --on node=1 --at step=40 --for 5s {_LONG}"),
+    "pause-process": Example(f"pause-process --on rank=3 --at step=20 --for 1s {_SMALL}"),
+    "raise": Example(
+        f"raise --on rank=1 --at step=20,phase=backward --repair 20steps -p exception=OverflowError {_SMALL}"
+    ),
+    "remove-checkpoint-shard": _damaged("kind: remove-checkpoint-shard, at: {step: 20}, unit: layer.3"),
+    "reset-link": Example(f"reset-link --on link=0-3 --at step=40 --for 5s {_LONG}"),
+    "scale": Example(
+        f"scale --on rank=1 --at step=20 -p where=activations -p tensor=layer.3.ffn -p factor=50 {_SMALL}"
+    ),
+    "segfault": Example(f"segfault --on rank=1 --at step=20 --repair 20steps {_SMALL}"),
+    "set-inf": Example(f"set-inf --on rank=3 --at step=20 -p where=activations {_SMALL}"),
+    "set-nan": Example(f"set-nan --on rank=3 --at step=20 -p where=gradients -p share=0.01 {_SMALL}"),
+    "slow-checkpoint": Example(
+        f"slow-checkpoint --on node=1 --at step=16 --for 32steps -p delay=400ms --checkpoint-every 8 {_SMALL}"
+    ),
+    "slow-data": Example(f"slow-data --on rank=1 --at step=20,phase=data --for 20steps -p delay=150ms {_SMALL}"),
+    "slow-link": Example(f"slow-link --on link=0-3 --at step=40 --for 5s -p delay=20ms -p loss=0.01 {_LONG}"),
+    "slow-rank": Example(f"slow-rank --on rank=2 --at step=20 --for 20steps -p factor=3 {_SMALL}"),
+    "stale-gradient": Example(f"stale-gradient --on rank=0 --at step=20 {_SMALL}"),
+    "truncate-checkpoint": _damaged("kind: truncate-checkpoint, at: {step: 20}, keep_ratio: 0.25, unit: head"),
+}

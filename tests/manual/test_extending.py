@@ -1,0 +1,192 @@
+"""The code on the pages about extending, executed as it stands there."""
+
+import asyncio
+import importlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from chaos import residue
+from chaos.residue import auditors, left_behind, look
+from chaos.residue.base import Ground
+from harness import gates
+from harness.backends.local import LocalBackend
+from harness.hub import Hub
+from mecefo_runtime import planners
+from mecefo_runtime.config import JobConfig
+from mecefo_runtime.events import Emitter
+from tests.harness import synthetic
+from tests.integration.runs import run_chaos
+from tests.manual.documents import ROOT, Document, blocks
+from tests.mecefo_runtime import test_planners_contract as contract
+
+
+def code_of(page):
+    """The one Python block of a page."""
+    document = Document(page, (ROOT / "docs" / page).read_text())
+    (block,) = (block for block in blocks(document) if block.language == "python")
+    return block.text
+
+
+def executed(page):
+    names = {"__name__": "page"}
+    exec(compile(code_of(page), page, "exec"), names)
+    return names
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("page", ["planner", "auditor", "gate", "backend"])
+def test_the_code_is_written_as_ours_is(page, tmp_path):
+    path = tmp_path / f"{page}.py"
+    path.write_text(code_of(f"adding-a{'n' if page == 'auditor' else ''}-{page}.md"))
+    for command in (["check"], ["format", "--diff"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), "--no-cache", path]
+        done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+# ---- a planner ----
+
+
+@pytest.fixture
+def rest(tmp_path, monkeypatch):
+    """The page's planner, where planners are found."""
+    (tmp_path / "rest.py").write_text(code_of("adding-a-planner.md"))
+    monkeypatch.setattr(planners, "__path__", [*planners.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    return planners.find("rest")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    "test",
+    [
+        contract.test_a_layout_is_sound_and_runs_on_the_living,
+        contract.test_the_same_survivors_give_the_same_layout,
+        contract.test_with_everybody_alive_it_is_the_configured_layout,
+        contract.test_without_survivors_there_is_no_layout,
+        contract.test_any_single_survivor_carries_on,
+    ],
+)
+def test_the_planner_keeps_the_contract(rest, test):
+    test(name="rest")
+
+
+@pytest.mark.unit
+def test_the_planner_lets_a_hit_replica_rest(rest):
+    @settings(max_examples=50)
+    @given(situation=contract.situations())
+    def holds(situation):
+        cluster = situation.cluster
+        hit = {cluster.cell_of(rank)[0] for rank in range(cluster.num_ranks) if rank not in situation.alive}
+        resting = hit if len(hit) < cluster.data_parallel else set()
+        assert not resting & {replica.replica for replica in rest(situation).replicas}
+
+    holds()
+
+
+FIND_IT = """
+import importlib.abc, importlib.util, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "mecefo_runtime.planners":
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            spec.submodule_search_locations.append({folder!r})
+            return spec
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.integration
+def test_the_planner_runs_a_job(tmp_path):
+    folder = tmp_path / "planners"
+    folder.mkdir()
+    (folder / "rest.py").write_text(code_of("adding-a-planner.md"))
+    arguments = "kill-process --on rank=2 --at step=10 --repair 10steps --steps 40 --strategy rest --nodes 2 --no-twin"
+    run = run_chaos(tmp_path / "run", *arguments.split(), patch=FIND_IT.format(folder=str(folder)))
+    assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
+    layouts = [event.fields for event in run.events if event.kind == "layout" and event.fields["reason"] == "loss"]
+    assert layouts and all(len(fields["layout"]["replicas"]) == 1 for fields in layouts)
+
+
+# ---- an auditor ----
+
+
+@pytest.mark.unit
+def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
+    (tmp_path / "shared_memory.py").write_text(code_of("adding-an-auditor.md"))
+    monkeypatch.setattr(residue, "__path__", [*residue.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    auditors.cache_clear()
+    try:
+        shared = tmp_path / "shm"
+        shared.mkdir()
+        monkeypatch.setattr(importlib.import_module("chaos.residue.shared_memory"), "FOLDER", shared)
+        ground = Ground("a-run", (), tmp_path / "ledger.jsonl")
+        before = look(ground)
+        assert "shared memory" in before
+        (shared / "mecefo-chaos-left").touch()
+        (shared / "of-somebody-else").touch()
+        after = look(ground)
+        found = [left for left in left_behind(before, after) if left["kind"] == "shared memory"]
+        assert found == [{"kind": "shared memory", "what": str(shared / "mecefo-chaos-left")}]
+        (shared / "mecefo-chaos-left").unlink()
+        assert left_behind(before, look(ground)) == []
+    finally:
+        auditors.cache_clear()
+
+
+# ---- a gate ----
+
+
+@pytest.mark.unit
+def test_the_metric_decides(monkeypatch):
+    page = executed("adding-a-gate.md")
+    events = synthetic.run()
+    sizes = [e.fields["transfer_bytes"] for e in events if e.kind == "regrouped" and e.fields["reason"] != "start"]
+    measured = page["largest_transfer_bytes"](events)
+    assert measured == max(sizes) > 0
+    metric = page["LARGEST_TRANSFER"]
+    monkeypatch.setattr(gates, "find", lambda name: metric if name == metric.name else None)
+    summary = {"status": "completed", "largest_transfer_bytes": measured}
+    passed = {
+        limit: gates.evaluate(gates.Gate.parse(f"largest_transfer_bytes < {limit}"), summary).passed
+        for limit in (measured, measured + 1)
+    }
+    assert passed == {measured: False, measured + 1: True}
+
+
+@pytest.mark.unit
+def test_the_metric_of_nothing_is_not_zero():
+    page = executed("adding-a-gate.md")
+    assert page["largest_transfer_bytes"]([]) is None
+    gate = gates.Gate("x", page["LARGEST_TRANSFER"], "max", "<", 1.0)
+    assert gates.evaluate(gate, {"status": "completed", "largest_transfer_bytes": None}).passed is None
+
+
+# ---- a backend ----
+
+
+@pytest.mark.integration
+def test_a_job_comes_through_on_the_local_backend(tmp_path):
+    comes_through = executed("adding-a-backend.md")["comes_through"]
+    events = []
+
+    async def run():
+        hub = Hub("a-token", events.append)
+        await hub.open()
+        backend = LocalBackend(hub, "a-token", tmp_path, None, Emitter(events.append, "conductor"))
+        try:
+            return await comes_through(backend, replace(JobConfig(), nodes=2, data_parallel=2, steps=3))
+        finally:
+            await hub.close()
+
+    assert asyncio.run(run()) == "completed"
+    assert {event.step for event in events if event.kind == "step_committed"} == {1, 2, 3}
+    started = {event.fields["started_pid"] for event in events if event.kind == "process_started"}
+    assert started and not [pid for pid in started if Path(f"/proc/{pid}").exists()]

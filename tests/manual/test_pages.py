@@ -1,0 +1,148 @@
+"""The pages and pictures that are made from the code: whole, and of today."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chaos.cli import cli
+from chaos.experiment import json_schema
+from chaos.faults import registry
+from chaos.schema_words import WORDS
+from manual import fault_pages, hooks, reference
+from manual.examples import EXAMPLES
+from manual.pictures import PICTURES, picture
+from tests.harness import synthetic
+from tests.manual.documents import OVERVIEW, ROOT
+
+pytestmark = pytest.mark.unit
+
+SVG = "{http://www.w3.org/2000/svg}"
+NEED_A_GPU = {kind for kind, fault in registry().items() if "cuda" in fault.needs}
+MAX_PICTURE_BYTES = 40_000
+
+
+def test_every_fault_has_an_example_a_family_and_a_place_in_the_overview():
+    assert set(EXAMPLES) == set(registry())
+    assert fault_pages.kinds() == sorted(registry())
+    for kind in registry():
+        heading = fault_pages.section_about(kind, OVERVIEW)
+        assert kind in f"{heading}{OVERVIEW.split(heading, 1)[1]}"
+
+
+@pytest.mark.parametrize("kind", registry())
+def test_a_page_tells_what_the_class_says(kind):
+    page, fault = fault_pages.page(kind, OVERVIEW), registry()[kind]
+    assert page.startswith(f"# {kind}\n")
+    assert fault.fidelity in page
+    for name in fault.Parameters.model_fields:
+        assert f"| `{name}` |" in page
+
+
+def test_the_list_of_faults_leads_to_all_of_them():
+    assert sorted(re.findall(r"^\| \[([\w-]+)\]\(\1\.md\) \|", fault_pages.index(), re.MULTILINE)) == sorted(registry())
+
+
+def test_a_fault_that_no_page_tells_of_is_named():
+    with pytest.raises(ValueError, match="kill-cat"):
+        fault_pages.section_about("kill-cat", OVERVIEW)
+
+
+@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+def test_a_picture_is_of_the_example_as_it_stands(kind):
+    path = PICTURES / f"{kind}.svg"
+    if kind in NEED_A_GPU and not path.exists():
+        assert "no picture" in fault_pages.page(kind, OVERVIEW)
+        return
+    assert path.stat().st_size <= MAX_PICTURE_BYTES
+    root = ElementTree.parse(path).getroot()
+    command, effect, verdict, _ = root.findtext(f"{SVG}desc").splitlines()
+    assert command == EXAMPLES[kind].command, f"take it again: python -m manual.pictures {kind}"
+    assert effect.startswith("Effect seen: ")
+    assert not re.search(r"/(tmp|home|root|var)/", effect + verdict), "it tells where the run was kept"
+    assert re.match(r"Verdict: (pass|fail|inconclusive) ", verdict)
+    lanes = [text.text for text in root.iter(f"{SVG}text") if text.text.startswith("rank ")]
+    assert lanes == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def test_no_picture_is_of_nothing():
+    used = set(registry())
+    assert {path.stem for path in PICTURES.glob("*.svg")} <= used
+
+
+def test_a_picture_shows_who_was_struck_and_when_it_came_back():
+    events = synthetic.run()
+    summary = {
+        "incidents": [{"evidence": {"summary": "gone <from> /r/the table"}}],
+        "verdict": "pass",
+        "reasons": ["x"],
+    }
+    root = ElementTree.fromstring(picture("kill-node", [with_machine(event) for event in events], summary, Path("/r")))
+    words = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"kill-node", "repair", "back in the job", "not in the job", "tokens/s"} <= set(words)
+    assert root.findtext(f"{SVG}desc").splitlines()[1] == "Effect seen: gone <from> the table."
+    gone = [rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "gone"]
+    assert len(gone) == 2 + 1, "a stretch for each rank of the node, and the legend's"
+
+
+def with_machine(event):
+    if event.kind == "run_started":
+        event.fields["machine"] = {"cores": 2, "python": "3.11.7"}
+    return event
+
+
+def test_the_command_line_reference_has_every_option():
+    page = reference.command_line()
+    for name, command in cli.commands.items():
+        (section,) = re.findall(rf"^## chaos {name}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert all(f"`{option}" in section for option in (*parameter.opts, *parameter.secondary_opts))
+    assert "\b" not in page
+
+
+def test_the_experiment_reference_has_every_key():
+    schema, page = json_schema(), reference.experiment()
+    models = {"Experiment": schema, **schema["$defs"]}
+    for name, model in models.items():
+        for key in model.get("properties", {}):
+            assert f"| `{key}` |" in page, f"{name}.{key}"
+
+
+def test_every_key_of_an_experiment_has_words():
+    schema = json_schema()
+    models = {"Experiment": schema, **schema["$defs"]}
+    faults = models.pop("FaultSpec")["oneOf"]
+    common = set.intersection(*({*fault["properties"]} for fault in faults)) | {"on", "for"}
+    assert common == WORDS["FaultSpec"].keys()
+    for name, model in models.items():
+        if name in WORDS:
+            assert model["properties"].keys() == WORDS[name].keys(), name
+        silent = [key for key, field in model.get("properties", {}).items() if not field.get("description")]
+        assert not silent, f"{name}: say in chaos/schema_words.py what these keys mean"
+
+
+@pytest.mark.parametrize(
+    ("markdown", "page", "depth", "expected"),
+    [
+        ("[a](events.md#x)", "docs/undo.md", 0, "[a](events.md#x)"),
+        ("[a](../events.md)", "docs/decisions/0001-x.md", 1, "[a](../events.md)"),
+        ("[a](docs/events.md)", "CONTRIBUTING.md", 0, "[a](events.md)"),
+        ("[a](../CONTRIBUTING.md)", "docs/undo.md", 0, "[a](contributing.md)"),
+        ("[the `code`](../mecefo_runtime/layout.py)", "docs/undo.md", 0, "the `code`"),
+        ("[docs/events.md](docs/events.md)", "CONTRIBUTING.md", 0, "[The event log](events.md)"),
+        ("[a](https://example.org/x)", "docs/undo.md", 0, "[a](https://example.org/x)"),
+        ("![a](pictures/a.svg)", "docs/undo.md", 0, "![a](pictures/a.svg)"),
+    ],
+)
+def test_links_lead_to_pages(markdown, page, depth, expected):
+    assert hooks.rewritten(markdown, ROOT / page, page_depth=depth) == expected
+
+
+def test_every_document_is_in_the_navigation():
+    nav = yaml.safe_load(re.sub(r"!\S+", "", (ROOT / "mkdocs.yml").read_text()))["nav"]
+    named = set(re.findall(r"[\w/-]+\.md", str(nav)))
+    # The decisions are put there by the hook.
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= named
