@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from chaos import containers
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.links.nccl_transport import LOG_NAME
 from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
@@ -129,6 +130,8 @@ class DockerBackend:
                 "CHAOS_AGENT": self._hub_inside(),
                 "CHAOS_TOKEN": self._token,
             }
+        if self._ground.gpus and self._ground.has_links:
+            environment["MECEFO_NCCL_LOG"] = str(self._logs.resolve() / LOG_NAME)
         running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links())
         self.jobs.append(running)
         return running

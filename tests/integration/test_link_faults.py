@@ -58,6 +58,17 @@ def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_who
     assert_back_after_the_undo(run, [2])
 
 
+def test_a_link_that_is_reset_is_noticed_although_nobody_sends_and_costs_one_rank(tmp_path):
+    run = run_chaos(tmp_path, "reset-link", "--on", "link=0-2", "--for", "60steps", *LONG)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, STEPS)
+    (link,) = run.one("verified").fields["evidence"]["links"]
+    # Both ranks were held: whatever there was between them was idle.
+    assert len(link["connections_reset"]) >= 2
+    assert [event.fields["lost"] for event in run.of("detected")] == [[2]]
+    assert_back_after_the_undo(run, [2])
+
+
 def test_of_a_partition_one_side_trains_and_the_other_stops_and_comes_back(tmp_path):
     groups = ("-p", "groups=0,1|2,3")
     run = run_chaos(tmp_path, "partition", *groups, "--for", "60steps", *LONG)
@@ -80,9 +91,11 @@ def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tm
 
 
 def test_a_coordinator_that_is_cut_off_from_all_finds_them_in_the_epoch_in_which_it_lost_them(tmp_path):
-    run = run_chaos(tmp_path, "partition", "-p", "groups=coordinator|0,1,2,3", "--for", "60steps", *LONG)
+    # In steps of a length: training goes on meanwhile, and must neither end before it is found nor take too long.
+    cut = ("partition", "-p", "groups=coordinator|0,1,2,3", "--for", "150steps", *AT)
+    run = run_chaos(tmp_path, *cut, "--steps", "240", *SMALL, "--dilation", "2")
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
-    assert_sound(run, STEPS)
+    assert_sound(run, 240)
     assert sorted(rank for event in run.of("detected") for rank in event.fields["lost"]) == [0, 1, 2, 3]
     # Without it they went on, and it had no other job begun meanwhile.
     (back,) = run.of("coordinator_restarted")
