@@ -16,6 +16,7 @@ from chaos.commands.faults import faults
 from chaos.commands.heal import heal
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_json, print_plan, print_report, print_text
+from chaos.commands.pages import write_page, write_pictures
 from chaos.commands.replay import replay
 from chaos.commands.shrink import shrink
 from chaos.commands.stored import legible, read_run
@@ -208,11 +209,19 @@ def plan(subject: str | None, as_json: bool, **options: Any) -> int:
 @click.argument("reference", metavar="RUN", default="latest")
 @OUT_OPTION
 @JSON_OPTION
-def report(reference: str, out: Path, as_json: bool) -> int:
+@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Also write the page to FILE.")
+@click.option(
+    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Also write the charts there, as SVG and PNG."
+)
+def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
     folder, summary, events = read_run(out, reference)
     with legible(folder):
         print_report(summary, folder, as_json, events)
+        if page is not None:
+            write_page(page, folder, summary, events)
+        if pictures is not None:
+            write_pictures(pictures, summary, events)
     return int(summary["exit_code"])
 
 

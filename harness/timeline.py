@@ -371,10 +371,14 @@ def _restored(steps: Sequence[CommittedStep], before_work_per_second: float) -> 
 
 
 def _rejoined(main: Sequence[Event], injected: float, ranks: Sequence[int]) -> float | None:
-    """When the last of `ranks` was back."""
-    missing = set(ranks)
+    """When the last of those of `ranks` was back that the job had given up: of a cut link it is one end only."""
+    missing: set[int] = set()
     for event in main:
-        if event.kind == "rejoined" and event.monotonic_seconds >= injected and missing:
+        if event.monotonic_seconds < injected:
+            continue
+        if event.kind == "detected":
+            missing |= set(ranks) & set(event.fields.get("lost", ()))
+        elif event.kind == "rejoined" and missing:
             missing -= set(event.fields.get("ranks", ()))
             if not missing:
                 return event.monotonic_seconds

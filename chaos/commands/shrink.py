@@ -75,7 +75,9 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
         end = "nothing more can be left out"
     except BudgetSpent:
         end = f"stopped after {max_runs} runs: --max-runs allows more"
-    click.echo(f"{len(faults)} incidents -> {_in_short(best.values)}; {end}", err=True)
+    from harness.words import count
+
+    click.echo(f"{count(len(faults), 'incident')} -> {_in_short(best.values)}; {end}", err=True)
     click.echo(str(path))
     return 0
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any, TypeVar
 
+from harness.attempts import COMMAND_RUNTIME
 from harness.steps import WORK_UNITS, unit_of, work_of
 from mecefo_runtime.events import MAIN_JOB, Event
 from mecefo_runtime.layout import Layout
 
+_T = TypeVar("_T")
 _MARKED = ("injected", "regrouped", "repair_started", "rejoined")
 
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One committed step: when its attempt began and it was committed (seconds since the job started), work, loss."""
+    """One committed step: when the step before it and it itself were committed (seconds since the job started).
+
+    `loss` is None where the job does not tell it, and where it is no finite number: then `is_loss_bad`.
+    """
 
     step: int
     since_seconds: float
     committed_seconds: float
     work: float
     loss: float | None
+    is_loss_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +44,40 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a rank did from step `first_step` up to, but without, `end_step`.
+    """What a rank did between two times, in seconds since the job started.
 
-    `layers` is None for a rank that was not in the job, and empty for one that was in it but idle.
+    `layers` is None for a rank that was not in the job, and empty for one that was in it but idle. Of a command's job,
+    whose layers nobody can see, `attempt` says in which start of its ranks the rank was up.
     """
 
-    first_step: int
-    end_step: int
+    since_seconds: float
+    until_seconds: float
     replica: int | None
     layers: range | None
     degraded: frozenset[int] = frozenset()
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The drawable history of a run: points by step, work in `unit`, `lanes` by rank, everything in ascending order."""
+    """The drawable history of a run: points by step, work in `unit`, `lanes` by rank, everything in ascending order.
+
+    `began_seconds` is when the job started, on the clock of the events.
+    """
 
     main: tuple[StepPoint, ...]
     twin: tuple[StepPoint, ...]
     marks: tuple[Mark, ...]
-    lanes: dict[int, tuple[Holding, ...]]
+    lanes: Mapping[int, tuple[Holding, ...]] = field(default_factory=dict)
     unit: str = WORK_UNITS[0]
+    began_seconds: float = 0.0
+
+    def step_at(self, seconds: float) -> int:
+        """The step that was under way so many seconds after the start of the job; 0 when none was ever committed."""
+        if not self.main:
+            return 0
+        later = bisect_right(self.main, seconds, key=lambda point: point.committed_seconds)
+        return self.main[min(later, len(self.main) - 1)].step
 
 
 def trace(events: Iterable[Event]) -> Curves:
@@ -72,8 +92,13 @@ def trace(events: Iterable[Event]) -> Curves:
     twin = [event for event in ordered if event.job != MAIN_JOB]
     twin_begin = next((e.monotonic_seconds for e in twin if e.kind == "job_started"), begin)
     twin_unit = unit_of([event for event in twin if event.kind == "step_committed"])
-    lanes = _lanes(main, points)
-    return Curves(points, _points(twin, twin_begin, twin_unit), _marks(main, points, begin), lanes, unit)
+    curves = Curves(points, _points(twin, twin_begin, twin_unit), (), unit=unit, began_seconds=begin)
+    is_command = any(e.kind == "job_started" and e.fields.get("runtime") == COMMAND_RUNTIME for e in main)
+    return replace(
+        curves,
+        marks=_marks(main, curves),
+        lanes=(_attempt_lanes if is_command else _layer_lanes)(main, begin),
+    )
 
 
 def mean_rates(points: Sequence[StepPoint], num_bins: int) -> tuple[tuple[float, float], ...]:
@@ -96,12 +121,48 @@ def mean_rates(points: Sequence[StepPoint], num_bins: int) -> tuple[tuple[float,
     return tuple((begin + width * (i + 0.5), (high - low) / width) for i, (low, high) in enumerate(rates))
 
 
+def step_rates(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[float, float], ...]:
+    """(step, work per second) of at most `max_points` points: over equally many consecutive steps where there are more.
+
+    A step lasts from the commit of the one before it, so that a stall shows at the step that waited.
+    """
+    timed = [point for point in points if point.committed_seconds > point.since_seconds]
+    return tuple(
+        (
+            sum(point.step for point in group) / len(group),
+            sum(point.work for point in group) / sum(p.committed_seconds - p.since_seconds for p in group),
+        )
+        for group in _groups(timed, max_points)
+    )
+
+
 def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[float, float], ...]:
     """(step, loss) of at most `max_points` points: means over equally many consecutive steps where there are more."""
     known = [(point.step, point.loss) for point in points if point.loss is not None]
-    size = -(-len(known) // max_points) if known else 1
-    groups = [known[first : first + size] for first in range(0, len(known), size)]
-    return tuple((sum(s for s, _ in g) / len(g), sum(loss for _, loss in g) / len(g)) for g in groups)
+    return _means(known, max_points)
+
+
+def differences(
+    main: Sequence[StepPoint], twin: Sequence[StepPoint], max_points: int
+) -> tuple[tuple[float, float], ...]:
+    """(step, loss over the twin's less 1) of the steps that both know, thinned as `thin_losses`."""
+    others = {point.step: point.loss for point in twin if point.loss}
+    known = [
+        (point.step, point.loss / other - 1.0)
+        for point in main
+        if point.loss is not None and (other := others.get(point.step)) is not None
+    ]
+    return _means(known, max_points)
+
+
+def _groups(things: Sequence[_T], max_groups: int) -> list[Sequence[_T]]:
+    size = -(-len(things) // max_groups) if things else 1
+    return [things[first : first + size] for first in range(0, len(things), size)]
+
+
+def _means(known: Sequence[tuple[float, float]], max_points: int) -> tuple[tuple[float, float], ...]:
+    groups = _groups(known, max_points)
+    return tuple((sum(s for s, _ in g) / len(g), sum(value for _, value in g) / len(g)) for g in groups)
 
 
 def _points(events: Sequence[Event], begin: float, unit: str) -> tuple[StepPoint, ...]:
@@ -121,48 +182,111 @@ def _points(events: Sequence[Event], begin: float, unit: str) -> tuple[StepPoint
             committed,
             work_of(event, unit),
             float(loss) if known and loss is not None else None,
+            is_loss_bad=isinstance(loss, int | float) and not known,
         )
         previous = committed if previous is None else max(previous, committed)
     return tuple(points[step] for step in sorted(points))
 
 
-def _marks(events: Sequence[Event], points: Sequence[StepPoint], begin: float) -> tuple[Mark, ...]:
-    committed = [point.committed_seconds for point in points]
+def _marks(events: Sequence[Event], curves: Curves) -> tuple[Mark, ...]:
     marks = []
     for event in events:
         if event.kind not in _MARKED or event.fields.get("reason") == "start":
             continue
-        seconds = event.monotonic_seconds - begin
-        step = event.step
-        if step is None:
-            step = points[min(bisect_right(committed, seconds), len(points) - 1)].step if points else 0
+        seconds = event.monotonic_seconds - curves.began_seconds
+        step = curves.step_at(seconds) if event.step is None else event.step
         marks.append(Mark(event.kind, seconds, step, event.fields.get("incident")))
     return tuple(marks)
 
 
-def _lanes(events: Sequence[Event], points: Sequence[StepPoint]) -> dict[int, tuple[Holding, ...]]:
-    layouts = [e for e in events if e.kind == "layout" and e.fields.get("layout") and e.fields.get("resume_step")]
-    if not layouts or not points:
+def _layer_lanes(events: Sequence[Event], begin: float) -> dict[int, tuple[Holding, ...]]:
+    """What each rank held, by the layouts that came to be in force: a layout is from its regroup to the next layout."""
+    layouts = [event for event in events if event.kind == "layout" and event.fields.get("layout")]
+    if not layouts:
         return {}
-    ends = [event.fields["resume_step"] for event in layouts[1:]] + [points[-1].step + 1]
-    lanes: dict[int, list[Holding]] = {
-        rank: [] for event in layouts for rank in sorted(Layout.from_dict(event.fields["layout"]).ranks())
-    }
-    for event, end in zip(layouts, ends, strict=True):
-        first = event.fields["resume_step"]
-        if end <= first:
-            # A layout that never ran a step: another loss came while the ranks were still regrouping.
+    end = _end_of(events)
+    regrouped = {event.fields.get("epoch"): event.monotonic_seconds for event in events if event.kind == "regrouped"}
+    lost = _losses(events)
+    shapes = [Layout.from_dict(event.fields["layout"]) for event in layouts]
+    ranks = sorted({rank for shape in shapes for rank in shape.ranks()})
+    lanes: dict[int, list[Holding]] = {rank: [] for rank in ranks}
+    for index, (event, layout) in enumerate(zip(layouts, shapes, strict=True)):
+        # A layout that nobody came to work under: another loss came while the ranks were still regrouping.
+        since = regrouped.get(event.fields.get("epoch"))
+        if since is None:
             continue
-        layout = Layout.from_dict(event.fields["layout"])
+        later = next((later for later in layouts[index + 1 :]), None)
+        until = end if later is None else later.monotonic_seconds
         members = set(event.fields.get("members") or layout.ranks())
-        for rank, lane in lanes.items():
-            place = layout.find(rank)
-            if place is None:
-                lane.append(Holding(first, end, None, range(0) if rank in members else None))
-            else:
-                replica, position = place
-                span = replica.spans[position]
-                lane.append(Holding(first, end, replica.replica, span.layers, span.degraded))
+        for rank in ranks:
+            # Whoever is killed is gone at once, not when the others have agreed on it.
+            own_end = min((at for at in lost.get(rank, ()) if since <= at <= until), default=until)
+            if own_end > since:
+                lanes[rank].append(_holding(layout, rank, members, since - begin, own_end - begin))
+    return {rank: _with_absences(lanes[rank], end - begin) for rank in ranks}
+
+
+def _holding(layout: Layout, rank: int, members: set[int], since: float, until: float) -> Holding:
+    place = layout.find(rank)
+    if place is None:
+        return Holding(since, until, None, range(0) if rank in members else None)
+    replica, position = place
+    span = replica.spans[position]
+    return Holding(since, until, replica.replica, span.layers, span.degraded)
+
+
+def _with_absences(lane: Sequence[Holding], end: float) -> tuple[Holding, ...]:
+    """`lane` with one piece for each time that the rank was away; the pauses of a regroup stay empty."""
+    filled: list[Holding] = []
+    here = [piece for piece in lane if piece.layers is not None]
+    for piece, later in zip(here, [*here[1:], None], strict=True):
+        filled.append(piece)
+        missed = any(
+            other.layers is None and piece.until_seconds <= other.until_seconds
+            for other in lane
+            if later is None or other.since_seconds < later.since_seconds
+        )
+        if missed:
+            filled.append(Holding(piece.until_seconds, end if later is None else later.since_seconds, None, None))
+    return tuple(filled)
+
+
+def _losses(events: Sequence[Event]) -> dict[int, list[float]]:
+    """When each rank's process was ended by a fault."""
+    lost: dict[int, list[float]] = {}
+    for event in events:
+        if event.kind == "injected" and event.fields.get("is_loss") and not event.fields.get("goes_on"):
+            for rank in event.fields.get("ranks") or ():
+                lost.setdefault(rank, []).append(event.monotonic_seconds)
+    return lost
+
+
+def _end_of(events: Sequence[Event]) -> float:
+    """When the job ended, or the last that is known of it."""
+    ended = [event.monotonic_seconds for event in events if event.kind == "job_ended"]
+    return max(ended or [e.monotonic_seconds for e in events if e.kind not in ("residue", "run_ended")], default=0.0)
+
+
+def _attempt_lanes(events: Sequence[Event], begin: float) -> dict[int, tuple[Holding, ...]]:
+    """When each rank of a command's job was up, and in which attempt of its launcher."""
+    end = _end_of(events)
+    exits = {
+        event.fields.get("exited_pid"): event.monotonic_seconds for event in events if event.kind == "process_exited"
+    }
+    lanes: dict[int, list[Holding]] = {}
+    for event in events:
+        said: Mapping[str, Any] = event.fields
+        if event.kind != "process_started" or said.get("role") != "rank" or said.get("started_rank") is None:
+            continue
+        until = exits.get(said.get("started_pid"), end)
+        holding = Holding(
+            event.monotonic_seconds - begin, until - begin, None, None, attempt=int(said.get("rank_attempt") or 1)
+        )
+        lane = lanes.setdefault(int(said["started_rank"]), [])
+        if lane and lane[-1].until_seconds > holding.since_seconds:
+            # Nobody saw it end.
+            lane[-1] = replace(lane[-1], until_seconds=holding.since_seconds)
+        lane.append(holding)
     return {rank: tuple(lanes[rank]) for rank in sorted(lanes)}
 
 

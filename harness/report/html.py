@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.report import svg, wording
-from harness.report.curves import trace
-from harness.words import count, name_seconds, one_line, speed_text
+from harness.report import bars, charts, history, tables, wording
+from harness.report.bars import Part
+from harness.report.curves import Curves, trace
+from harness.report.drawing import NARROW, WIDE
+from harness.report.history import History, Way
+from harness.report.story import about, chronicle, steps_text, story
+from harness.words import count, name_seconds, one_line, speed_text, target_text, when
 from mecefo_runtime.events import Event
 
+_T = TypeVar("_T")
 _TEMPLATE = "report.html.j2"
-_PHASE_COLOURS = 8
+_MANY_INCIDENTS = 2
+"""With more of them, one has to be opened to be seen in full, and a table comes first."""
+_FEW_REASONS = 6
 
 
-def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path | None = None) -> str:
-    """The whole page. `folder` is where the run's files are, for the command that repeats it."""
-    curves = trace(events)
+def render(
+    summary: Mapping[str, Any],
+    events: Iterable[Event],
+    *,
+    folder: Path | None = None,
+    page_folder: Path | None = None,
+) -> str:
+    """The whole page.
+
+    `folder` is where the run's files are, for the links to them and the command that repeats it; the page itself is in
+    `page_folder`, or beside them.
+    """
+    events = tuple(events)
+    broken: list[str] = []
+    curves = _attempt("curves", lambda: trace(events), broken) or Curves((), (), ())
+    past = _attempt("history", lambda: history.read(events), broken) or History()
+    told, left_out = _attempt("chronicle", lambda: chronicle(events), broken) or ([], 0)
     unit, speeds = wording.speeds(summary)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -30,20 +51,30 @@ def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path 
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    incidents = [_incident(index, raw, past, broken) for index, raw in enumerate(summary.get("incidents") or ())]
+    # Of a pass the only reason is the headline once more.
+    reasons = [] if summary.get("verdict") == "pass" else [_sentence(str(r)) for r in summary.get("reasons") or ()]
     return environment.get_template(_TEMPLATE).render(
         summary=summary,
         name=summary.get("name") or "run",
         verdict=str(summary.get("verdict")),
         headline=wording.headline(summary),
+        reasons=reasons[:_FEW_REASONS],
+        more_reasons=reasons[_FEW_REASONS:],
+        about=_attempt("facts", lambda: about(summary, events), broken) or [],
+        story=_attempt("story", lambda: story(summary), broken) or [],
         tiles=_tiles(summary),
-        incidents=[_incident(index, raw) for index, raw in enumerate(summary.get("incidents") or ())],
+        incidents=incidents,
+        has_many_incidents=len(incidents) > _MANY_INCIDENTS,
         unit=unit,
         speeds={key: speed_text(speed) for key, speed in speeds.items()},
-        speed_chart=svg.speed_chart(curves),
-        loss_chart=svg.loss_chart(curves),
+        speed_chart=_drawn("speed over time", lambda w: charts.speed_over_time(curves, past, w), broken),
+        step_chart=_drawn("speed by step", lambda w: charts.speed_by_step(curves, past, w), broken),
+        loss_chart=_drawn("loss", lambda w: charts.loss_by_step(curves, past, w), broken),
         has_twin=bool(curves.twin),
-        lanes_chart=svg.lanes_chart(curves),
-        degraded=any(holding.degraded for lane in curves.lanes.values() for holding in lane),
+        ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),
+        has_degraded=any(piece.degraded for lane in curves.lanes.values() for piece in lane),
+        is_command=bool(summary.get("command")),
         times=_times(summary),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[
@@ -52,12 +83,25 @@ def render(summary: Mapping[str, Any], events: Iterable[Event], *, folder: Path 
                 "value": wording.gate_value(gate),
                 "word": wording.gate_word(gate),
                 "builtin": bool(gate.get("builtin")),
+                "reason": gate.get("reason") or "",
             }
             for gate in summary.get("gates") or ()
         ],
+        run_figures=tables.figures_of_the_run(summary),
+        incident_figures=tables.figures_of_the_incidents(summary),
+        chronicle=told,
+        chronicle_head=f"{count(len(told) + left_out, 'event')} worth a line",
+        num_left_out=left_out,
         repeat=wording.repeat_command(summary, folder),
         folder=folder,
+        files=tables.files(folder, page_folder),
+        broken=broken,
     )
+
+
+def time_parts(summary: Mapping[str, Any]) -> list[Part]:
+    """How the wall clock was spent, as the parts of a bar."""
+    return [Part(words, seconds, f"cause cause-{key}") for key, words, seconds in wording.time_rows(summary)]
 
 
 def _clean(value: object) -> object:
@@ -65,19 +109,41 @@ def _clean(value: object) -> object:
     return value if isinstance(value, Markup) else one_line(value)
 
 
+def _attempt(what: str, compute: Callable[[], _T], broken: list[str]) -> _T | None:
+    """The result of `compute`; None and a line in `broken` when the events are not such as a run writes."""
+    try:
+        return compute()
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        broken.append(f"{what}: {type(error).__name__}: {error}")
+        return None
+
+
+def _drawn(what: str, draw: Callable[[int], Markup], broken: list[str]) -> Markup:
+    """A picture for a screen or paper and one for a phone, of which the style sheet shows one."""
+    pictures = _attempt(
+        what, lambda: [(css, draw(width)) for css, width in (("wide", WIDE), ("narrow", NARROW))], broken
+    )
+    if pictures is None or not pictures[0][1]:
+        return Markup("")
+    return Markup("").join(Markup('<div class="{}">{}</div>').format(css, picture) for css, picture in pictures)
+
+
 def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(figure, what it is, half a sentence of what that means), only for what was measured."""
     recoveries = [s for i in summary.get("incidents") or () if (s := wording.recovery_seconds(i)) is not None]
     tiles: list[tuple[str, str, str]] = []
+    gates = summary.get("gates") or ()
+    if gates:
+        hold = sum(gate.get("passed") is True for gate in gates)
+        tiles.append((f"{hold} of {len(gates)}", "gates hold", "the conditions that decide"))
     if recoveries:
-        worst = "the longest of them, " if len(recoveries) > 1 else ""
+        worst = "the longest, " if len(recoveries) > 1 else ""
         tiles.append((name_seconds(max(recoveries)), "recovery", f"{worst}from the fault to the next committed step"))
     if summary.get("throughput_drop_ratio") is not None:
-        drop = wording.percent(summary["throughput_drop_ratio"], 2)
-        tiles.append((drop, "speed drop", "under the fault, against before"))
+        change = f"{-summary['throughput_drop_ratio']:+.1%}".replace("-", "\N{MINUS SIGN}")
+        tiles.append((change, "speed", "under the fault, against the speed before it"))
     if summary.get("steps_lost") is not None:
-        committed = count(summary.get("steps_committed") or 0, "step")
-        tiles.append((str(summary["steps_lost"]), "steps lost", f"{committed} committed"))
+        tiles.append((str(summary["steps_lost"]), "steps lost", steps_text(summary)))
     if summary.get("loss_deviation_ratio") is not None:
         deviation = wording.percent(summary["loss_deviation_ratio"], 2)
         tiles.append((deviation, "loss deviation", "from the same run without faults"))
@@ -86,24 +152,49 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _incident(index: int, raw: Mapping[str, Any]) -> dict[str, Any]:
-    parts = [
-        svg.Part(words, seconds, f"phase-{place % _PHASE_COLOURS}")
-        for place, (words, seconds) in enumerate(wording.phase_rows(raw))
-    ]
+def _incident(index: int, raw: Mapping[str, Any], past: History, broken: list[str]) -> dict[str, Any]:
+    number = raw.get("incident", index)
+    way = past.ways.get(number, Way((), ())) if raw.get("verified") else Way((), ())
     recovery = wording.recovery_seconds(raw)
+    planned = raw.get("step") is not None or raw.get("at_seconds") is not None
     return {
+        "number": number,
         "title": _sentence(wording.incident_title(index, raw)),
+        "fault": raw.get("fault"),
+        "target": target_text(raw.get("target")),
+        "when": when(raw) if planned else "",
         "verified": bool(raw.get("verified")),
         "effect": _sentence(wording.effect_words(raw)),
+        "short_effect": "seen"
+        if raw.get("verified")
+        else "not applied"
+        if raw.get("injected") is False
+        else "NOT seen",
         "diagnosis": _sentence(wording.diagnosis_words(raw) or ""),
-        "bar": svg.stacked_bar(parts, "The recovery, phase by phase"),
-        "rows": [(part.css, part.words, name_seconds(part.seconds)) for part in parts],
+        "bar": _drawn(f"incident {number}", lambda width: bars.recovery(f"recovery-{index}", way, width), broken),
+        "parts": [(key, words, name_seconds(seconds)) for key, words, seconds in way.parts],
+        "milestones": _milestones(way),
         "recovery": None if recovery is None else name_seconds(recovery),
         "how": wording.how_it_recovered(raw),
         "failure": wording.recovery_words(raw),
-        "later": [(words, name_seconds(seconds)) for words, seconds in wording.later_rows(raw)],
+        "time": _own_time(raw),
+        "back": name_seconds((raw.get("phases_seconds") or {}).get("rejoin")),
     }
+
+
+def _own_time(raw: Mapping[str, Any]) -> str:
+    """What the time went to that an incident answers for; it adds up."""
+    if not raw.get("wall_clock_seconds"):
+        return ""
+    rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(raw)]
+    return f"Of the job's time it answers for {name_seconds(raw['wall_clock_seconds'])}: {', '.join(rows)}."
+
+
+def _milestones(way: Way) -> Sequence[tuple[str, str]]:
+    return [
+        ("0" if milestone.kind == "injected" else f"+{name_seconds(milestone.seconds)}", milestone.words)
+        for milestone in way.milestones
+    ]
 
 
 def _sentence(words: str) -> str:
@@ -114,14 +205,10 @@ def _times(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     wall = summary.get("wall_clock_seconds")
     if not wall:
         return None
-    rows = wording.time_rows(summary)
-    css = [
-        f"phase-{index % _PHASE_COLOURS}" if key != "productive" else "part-holds"
-        for index, (key, _, _) in enumerate(rows)
-    ]
-    parts = [svg.Part(words, seconds, colour) for (_, words, seconds), colour in zip(rows, css, strict=True)]
+    parts = time_parts(summary)
+    title = "How the wall clock was spent"
     return {
-        "bar": svg.stacked_bar(parts, "How the wall clock was spent"),
+        "bar": _drawn("time", lambda width: bars.stacked_bar("time", parts, title, width), []),
         "rows": [(part.css, part.words, name_seconds(part.seconds), f"{part.seconds / wall:.1%}") for part in parts],
         "wall": name_seconds(wall),
     }

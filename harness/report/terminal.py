@@ -14,6 +14,7 @@ from rich.text import Text
 
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
+from harness.report.story import steps_text
 from harness.words import count, name_seconds, one_line, speed_text
 from mecefo_runtime.events import Event
 
@@ -21,6 +22,8 @@ _MAX_WIDTH = 100
 _MAX_BAR_CELLS = 24
 _MAX_LABEL_CELLS = 44
 _VALUE_CELLS = 22
+_TOLD_IN_FULL = 4
+"""Of more incidents than this, each gets one line."""
 _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold red", "dirty": "bold red"}
 _MARK_LETTERS = {"injected": "F", "rejoined": "R"}
 
@@ -48,8 +51,9 @@ class _Report:
         """Everything, in the order in which a reader asks."""
         self._verdict()
         self._what_was_done()
-        for index, incident in enumerate(self._summary.get("incidents") or ()):
-            self._recovery(index, incident)
+        if not self._has_many_incidents:
+            for index, incident in enumerate(self._summary.get("incidents") or ()):
+                self._recovery(index, incident)
         self._speed()
         self._loss()
         self._time()
@@ -70,16 +74,18 @@ class _Report:
     def _what_was_done(self) -> None:
         summary = self._summary
         self._head("What was done")
-        planned = f" of {summary['steps_planned']} planned" if summary.get("steps_planned") else ""
         strategy = f", takeover strategy {summary['strategy']}" if summary.get("strategy") else ""
+        seed = "" if summary.get("seed") is None else f", seed {summary['seed']}"
         what = f"The command {one_line(summary['command'])}" if summary.get("command") else "A training job"
         attempts = f" in {count(summary['attempts'], 'attempt')}" if summary.get("attempts") else ""
         samples = f"; training samples skipped or used twice: {_known(summary.get('samples_lost'))}"
         self._paragraph(
-            f"{what} committed {summary.get('steps_committed')}{planned} steps{attempts}{strategy}, "
-            f"seed {summary.get('seed')}. Steps lost: {_known(summary.get('steps_lost'))}"
-            f"{'' if summary.get('command') else samples}."
+            f"{what} {steps_text(summary)}{attempts}{strategy}{seed}. "
+            f"Steps lost: {_known(summary.get('steps_lost'))}{'' if summary.get('command') else samples}."
         )
+        if self._has_many_incidents:
+            self._incidents_in_short()
+            return
         for index, incident in enumerate(summary.get("incidents") or ()):
             self._paragraph(wording.incident_title(index, incident))
             self._paragraph(wording.effect_words(incident), indent=4)
@@ -87,6 +93,20 @@ class _Report:
                 self._paragraph(diagnosis, indent=4)
         if not summary.get("incidents"):
             self._paragraph("No fault was applied.")
+
+    @property
+    def _has_many_incidents(self) -> bool:
+        return len(self._summary.get("incidents") or ()) > _TOLD_IN_FULL
+
+    def _incidents_in_short(self) -> None:
+        for index, incident in enumerate(self._summary.get("incidents") or ()):
+            recovery, failure = wording.recovery_seconds(incident), wording.recovery_words(incident)
+            if recovery is not None:
+                how = f"recovered in {name_seconds(recovery)}"
+            else:
+                how = failure or wording.effect_words(incident)
+            self._paragraph(f"{wording.incident_title(index, incident)}: {how}", hanging=2)
+        self._paragraph("Phase by phase: report.html in the run's folder, or chaos report --json.")
 
     def _recovery(self, index: int, incident: Mapping[str, Any]) -> None:
         rows = list(wording.phase_rows(incident))
@@ -193,6 +213,8 @@ class _Report:
             # Not wrapped: commands and paths are there to be copied.
             self._line((f"  {wording.repeat_command(self._summary, self._folder)}", ""))
             self._line((f"  all files of this run: {self._folder}", ""))
+            if (page := self._folder / "report.html").exists():
+                self._line((f"  the same with pictures: {page}", ""))
         if identity := self._summary.get("experiment_hash"):
             self._paragraph(f"experiment {identity}: runs with this mark did the same")
 

@@ -49,6 +49,9 @@ BADPUT: Mapping[str, str] = {
 
 def headline(summary: Mapping[str, Any]) -> str:
     """What the verdict means, in one sentence."""
+    gates = summary.get("gates") or ()
+    if summary.get("verdict") == "fail" and gates and all(gate.get("passed") is not False for gate in gates):
+        return "No gate failed, but the job did not come through as it has to."
     return VERDICTS.get(str(summary.get("verdict")), "The run has no verdict that this version knows.")
 
 
@@ -142,6 +145,15 @@ def recovery_words(incident: Mapping[str, Any]) -> str | None:
     return "It did not recover: no step that began after the fault was committed."
 
 
+_HOW_NAMED: Mapping[str, str] = {
+    "supervisor": "its processes had ended",
+    "connection": "its connections had closed",
+    "heartbeat": "its heartbeats had stopped",
+    "peers": "other ranks could not reach it",
+    "health": "it spoilt the steps",
+    "step_unfit": "a step was not fit to be committed",
+    "torchrun": "its launcher said so",
+}
 _DIAGNOSES: Mapping[str, str] = {
     "right": "the job named the cause",
     "partly": "the job named a part of the cause",
@@ -161,16 +173,16 @@ def diagnosis_words(incident: Mapping[str, Any]) -> str | None:
     whom = " and ".join([*([name_ranks(ranks)] if ranks else []), *(f"the {w}" for w in named if isinstance(w, str))])
     seconds = diagnosis.get("seconds")
     after = f", {name_seconds(float(seconds))} after the fault" if isinstance(seconds, int | float) else ""
-    how = f" ({diagnosis['how']})" if diagnosis.get("how") else ""
+    how = f" ({_HOW_NAMED.get(str(diagnosis['how']), diagnosis['how'])})" if diagnosis.get("how") else ""
     return one_line(f"{_DIAGNOSES[score]}: {whom}{after}{how}")
 
 
 def time_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     """(key, words, seconds) of how the wall clock was spent: productive training first, then what took time from it."""
-    rows = [("productive", "productive training", float(summary.get("productive_seconds") or 0.0))]
+    rows = [("productive", cause_words("productive"), float(summary.get("productive_seconds") or 0.0))]
     for key, seconds in (summary.get("badput_seconds") or {}).items():
         if seconds:
-            rows.append((key, BADPUT.get(key, key.replace("_", " ")), float(seconds)))
+            rows.append((key, cause_words(key), float(seconds)))
     return rows
 
 
@@ -181,6 +193,11 @@ def unaccounted_seconds(summary: Mapping[str, Any]) -> float:
         return 0.0
     rest = float(wall) - sum(seconds for _, _, seconds in time_rows(summary))
     return rest if abs(rest) > 1e-3 * float(wall) else 0.0
+
+
+def cause_words(cause: str) -> str:
+    """What the time went to, in words, by the name of the cause."""
+    return "productive training" if cause == "productive" else BADPUT.get(cause, cause.replace("_", " "))
 
 
 def percent(ratio: float | None, digits: int = 1) -> str:

@@ -29,7 +29,7 @@ def test_reports_name_the_unit(figures, unit, speed):
     assert f"The command torchrun t.py committed {LAST} steps in 2 attempts" in text
     assert "Its launcher started it again (attempt 2), and it went on from step 11." in text
     page = html.render(summarize(events), events)
-    assert f"{unit.capitalize()} per second over time" in page and f"{speed} {unit}/s" in page
+    assert f"Training speed over time, in {unit} per second" in page and f"{speed} {unit}/s" in page
     assert "tokens/s" not in page
 
 

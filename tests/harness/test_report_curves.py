@@ -1,10 +1,13 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.report.curves import Holding, StepPoint, mean_rates, thin_losses, trace
+from harness.report.curves import StepPoint, differences, mean_rates, step_rates, thin_losses, trace
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault
+from tests.harness.test_attempts import restarted
 
 pytestmark = pytest.mark.unit
 
@@ -38,25 +41,56 @@ def test_marks_stand_where_things_happened():
 def test_lanes_say_who_held_what_when():
     lanes = trace(synthetic.run()).lanes
     assert sorted(lanes) == list(range(8))
-    assert [(h.first_step, h.end_step) for h in lanes[2]] == [(1, 20), (20, 38), (38, 61)]
-    assert [h.layers is None for h in lanes[2]] == [False, True, False]
-    assert lanes[2][0] == Holding(1, 20, 2, lanes[2][0].layers)
+    before, away, after = lanes[2]
+    assert [piece.layers is None for piece in lanes[2]] == [False, True, False]
+    assert before.replica == 2 and len(before.layers) == 2
+    assert away.since_seconds == before.until_seconds == pytest.approx(1.0 + 19 * 0.1 + 0.05 + 0.004), "at the kill"
+    assert away.until_seconds == after.since_seconds, "until the regroup that took it back"
     assert any(holding.degraded for lane in lanes.values() for holding in lane)
 
 
-def test_every_layer_of_every_replica_is_in_some_lane_at_every_step():
-    lanes = trace(synthetic.run(faults=[Fault(), Fault(step=25, node=2)])).lanes
-    for step in range(1, 61):
-        held = [(h.replica, layer) for lane in lanes.values() for h in lane if h.first_step <= step < h.end_step
-                for layer in h.layers or ()]  # fmt: skip
+def test_every_layer_of_every_replica_is_in_some_lane_whenever_a_step_is_committed():
+    curves = trace(synthetic.run(faults=[Fault(), Fault(step=25, node=2)]))
+    for point in curves.main:
+        at = point.committed_seconds
+        held = [(h.replica, layer) for lane in curves.lanes.values() for h in lane
+                if h.since_seconds <= at <= h.until_seconds for layer in h.layers or ()]  # fmt: skip
         assert len(held) == len(set(held))
         replicas = {replica for replica, _ in held}
         assert replicas and sorted(held) == sorted((r, layer) for r in replicas for layer in range(4))
 
 
-def test_a_layout_that_never_ran_a_step_has_no_lane():
-    lanes = trace(synthetic.run(faults=[Fault(), Fault(node=2, during_regroup=True)])).lanes
-    assert all(h.end_step > h.first_step for lane in lanes.values() for h in lane)
+@pytest.mark.parametrize("faults", [[Fault(), Fault(node=2, during_regroup=True)], [Fault(rejoins=False)], []])
+def test_a_lane_never_says_two_things_at_once_and_ends_with_the_job(faults):
+    events = synthetic.run(faults=faults)
+    curves = trace(events)
+    ended = next(e for e in events if e.kind == "job_ended").monotonic_seconds - curves.began_seconds
+    for lane in curves.lanes.values():
+        assert all(piece.until_seconds > piece.since_seconds for piece in lane)
+        assert all(one.until_seconds <= later.since_seconds for one, later in pairwise(lane))
+        assert lane[-1].until_seconds == pytest.approx(ended)
+
+
+def test_lanes_of_a_command_are_its_attempts():
+    lanes = trace(restarted()).lanes
+    assert lanes and all([piece.attempt for piece in lane] == [1, 2] for lane in lanes.values())
+    assert all(one.until_seconds <= two.since_seconds for one, two in lanes.values())
+
+
+def test_a_step_that_waited_is_slow():
+    points = (
+        StepPoint(1, 0.0, 1.0, 10.0, None),
+        StepPoint(2, 1.0, 6.0, 10.0, None),
+        StepPoint(3, 6.0, 7.0, 10.0, None),
+    )
+    assert step_rates(points, 10) == ((1, 10.0), (2, 2.0), (3, 10.0))
+    assert step_rates(points, 1) == ((2, 30.0 / 7.0),)
+
+
+def test_differences_are_those_of_steps_that_both_know():
+    main = [StepPoint(step, 0.0, 1.0, 1.0, 3.0) for step in (1, 2, 3)]
+    twin = [StepPoint(1, 0.0, 1.0, 1.0, 2.0), StepPoint(2, 0.0, 1.0, 1.0, None), StepPoint(4, 0.0, 1.0, 1.0, 2.0)]
+    assert differences(main, twin, 10) == ((1.0, 0.5),)
 
 
 def test_nothing_gives_nothing():
@@ -72,7 +106,8 @@ def test_a_loss_that_is_no_number_is_unknown():
         for e in synthetic.run(twin=False)
     ]
     points = trace(events).main
-    assert points[2].loss is None
+    assert points[2].loss is None and points[2].is_loss_bad
+    assert not points[3].is_loss_bad
     assert len(thin_losses(points, 1000)) == 59
 
 

@@ -142,7 +142,24 @@ def test_an_empty_run_is_reported_without_a_stumble():
     report = text(EMPTY)
     assert "run: INCONCLUSIVE" in report
     assert "No fault was applied." in report
-    assert "None" not in report.replace("seed None", "")
+    assert "None" not in report
+    nobody_knows = text({**EMPTY, "steps_committed": None, "steps_planned": 7})
+    assert "None" not in nobody_knows and "committed nobody knows how many steps" in nobody_knows
+
+
+def test_many_incidents_get_a_line_each():
+    dead = incident(incident=4, recovery_seconds=None, recovered=False, phases_seconds={})
+    report = text(summary(incidents=[*(incident(incident=index) for index in range(4)), dead]))
+    done = section(report, "What was done")
+    assert "incident 3: kill-node on node 1 at step 20 (backward): recovered in 0.19 s" in " ".join(done.split())
+    assert "It did not recover" in done
+    assert "How the job came through" not in report
+
+
+def test_the_page_is_named_where_there_is_one(tmp_path):
+    assert "report.html" not in text(summary(), folder=tmp_path)
+    (tmp_path / "report.html").write_text("")
+    assert f"the same with pictures: {tmp_path}/report.html" in text(summary(), folder=tmp_path)
 
 
 def test_a_speed_of_nothing_is_a_speed():

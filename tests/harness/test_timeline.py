@@ -175,6 +175,18 @@ def test_rejoined_waits_for_every_rank_of_the_incident():
     assert only(build([*partly, rest])).rejoined == rest.monotonic_seconds
 
 
+def test_of_a_cut_link_only_the_end_that_was_given_up_has_to_come_back():
+    events = []
+    for event in frozen(run(faults=[Fault(repair_steps=15)]), is_lost=True):
+        if event.kind in ("detected", "rejoined"):
+            event = shifted(event, **{"lost" if event.kind == "detected" else "ranks": [3]})
+        events.append(event)
+    incident = only(build(events))
+    assert incident.ranks == (2, 3)
+    assert incident.rejoined == seconds(events, "rejoined")
+    assert incident.lifted == seconds(events, "undone")
+
+
 def test_steps_with_ranks_missing_are_degraded():
     timeline = build(run())
     assert [step.step for step in timeline.steps.first if timeline.is_degraded(step)] == list(range(20, 38))

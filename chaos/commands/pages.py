@@ -1,0 +1,51 @@
+"""`chaos report --html` and `--pictures`: the report of a run as a page, and its charts as files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos.errors import EnvironmentFailure
+
+if TYPE_CHECKING:
+    from mecefo_runtime.events import Event
+
+
+def write_page(path: Path, folder: Path, summary: Mapping[str, Any], events: Sequence[Event]) -> None:
+    """Write the report of the run in `folder` to `path`.
+
+    Raises:
+        EnvironmentFailure: it could not be written.
+    """
+    from harness.execute import write_whole
+    from harness.report.html import render
+
+    write_whole(path, render(summary, events, folder=folder, page_folder=path.absolute().parent))
+
+
+def write_pictures(into: Path, summary: Mapping[str, Any], events: Sequence[Event]) -> None:
+    """Write the charts of a run into the folder `into`, as SVG and, where there is a browser to draw them, as PNG.
+
+    Raises:
+        EnvironmentFailure: they could not be written.
+    """
+    from harness.report.pictures import PictureError, draw, write, write_png
+
+    pictures = draw(summary, events)
+    try:
+        files = write(into, pictures)
+    except PictureError as error:
+        raise EnvironmentFailure(str(error)) from error
+    if not files:
+        click.echo("no pictures: the run committed no step", err=True)
+        return
+    try:
+        for file in files:
+            write_png(file)
+    except PictureError as error:
+        click.echo(f"{len(files)} pictures in {into}, as SVG only: {error}", err=True)
+    else:
+        click.echo(f"{len(files)} pictures in {into}, as SVG and PNG", err=True)

@@ -1,0 +1,190 @@
+"""What happened when, as the reports draw it: the stretches of the wall clock and the way of each incident.
+
+All of it is read off `harness.timeline` and `harness.accounting`, so that a picture and a figure cannot disagree. Times
+are seconds since the job started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from harness import accounting, timeline
+from harness.steps import median_work_per_second
+from harness.timeline import Incident
+from mecefo_runtime.events import MAIN_JOB, Event
+
+_STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")
+_PARTS: Mapping[str, str] = {
+    "detection": "until the job noticed",
+    "isolate": "until the broken step was given up",
+    "regroup": "until the survivors had regrouped",
+    "restart": "until the job was started again",
+    "transfer": "model state moved",
+    "first_step": "until the next step was committed",
+}
+"""The stretches of a recovery, in order; each ends where the next begins, so they add up to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """Something on the way of an incident, `seconds` after its fault."""
+
+    kind: str
+    words: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an incident went: what was reached when, and the stretches (key, words, seconds) of its recovery."""
+
+    milestones: tuple[Milestone, ...]
+    parts: tuple[tuple[str, str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault in force on some ranks."""
+
+    incident: int
+    fault: str
+    ranks: tuple[int, ...]
+    since_seconds: float
+    until_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """`segments` (from, to, cause) fill [0, `end_seconds`]; `stopped` are times in which no step got on."""
+
+    end_seconds: float = 0.0
+    segments: tuple[tuple[float, float, str], ...] = ()
+    stopped: tuple[tuple[float, float], ...] = ()
+    struck: tuple[Struck, ...] = ()
+    ways: Mapping[int, Way] = field(default_factory=dict)
+    before: float | None = None
+
+    @property
+    def in_force(self) -> tuple[tuple[float, float], ...]:
+        """The times in which a fault was in force or its ranks were away, overlapping ones joined."""
+        return _joined((struck.since_seconds, struck.until_seconds) for struck in self.struck)
+
+
+def read(events: Iterable[Event]) -> History:
+    """The history of a run, from its log."""
+    events = tuple(events)
+    times = timeline.build(events)
+    begin, end = times.started_seconds, times.ended_seconds
+    segments = tuple(
+        (piece.start_seconds - begin, piece.end_seconds - begin, piece.cause) for piece in accounting.partition(times)
+    )
+    gone_for_a_time = {
+        int(event.fields["incident"])
+        for event in events
+        if event.job == MAIN_JOB and event.kind == "injected" and event.fields.get("goes_on")
+    }
+    struck = tuple(
+        Struck(one.incident, one.fault, one.ranks, one.injected - begin, _until(one, end) - begin)
+        for one in times.incidents
+        if one.injected is not None and one.verified is not None
+    )
+    return History(
+        end_seconds=end - begin,
+        segments=segments,
+        stopped=_joined((since, until) for since, until, cause in segments if cause in _STANDSTILLS),
+        struck=struck,
+        ways={
+            one.incident: _way(one, one.incident in gone_for_a_time, _restarted(one, times)) for one in times.incidents
+        },
+        before=median_work_per_second(times.baseline),
+    )
+
+
+def shares(
+    segments: Sequence[tuple[float, float, str]], end_seconds: float, num_bins: int
+) -> dict[str, tuple[float, ...]]:
+    """The share of each cause in each of `num_bins` equal stretches of [0, `end_seconds`]; they add up to 1 in each."""
+    if end_seconds <= 0 or num_bins < 1:
+        return {}
+    width = end_seconds / num_bins
+    sums: dict[str, list[float]] = {}
+    for since, until, cause in segments:
+        own = sums.setdefault(cause, [0.0] * num_bins)
+        for index in range(max(0, int(since / width)), min(num_bins, int(until / width) + 1)):
+            own[index] += max(0.0, min(until, (index + 1) * width) - max(since, index * width))
+    return {cause: tuple(seconds / width for seconds in own) for cause, own in sums.items()}
+
+
+def _until(incident: Incident, end: float) -> float:
+    """When the fault was over and its ranks were back; the end of the job when that never came."""
+    if incident.rejoined is not None:
+        return max(incident.rejoined, incident.lifted or incident.rejoined)
+    # Whoever the job has given up does not come back because the fault is over.
+    if incident.lifted is None or (incident.detected is not None and incident.lifted == incident.repair_started):
+        return end
+    return incident.lifted
+
+
+def _restarted(incident: Incident, times: timeline.Timeline) -> float | None:
+    """When the launcher of a command had started its ranks again, if that is how the job came through."""
+    if incident.injected is None or incident.committed is None:
+        return None
+    starts = (attempt.started_seconds for attempt in times.attempts)
+    return next((at for at in starts if incident.injected < at <= incident.committed), None)
+
+
+def _way(incident: Incident, goes_on: bool, restarted: float | None) -> Way:
+    if incident.injected is None:
+        return Way((), ())
+    step = f"step {incident.committed_step}, the next to begin after the fault, committed"
+    reached = [
+        ("injected", "fault applied", incident.injected),
+        ("verified", "its effect seen from outside", incident.verified),
+        ("detected", "noticed by the job", incident.detected),
+        ("isolated", "broken step given up by all survivors", incident.isolated),
+        ("regrouped", "survivors regrouped, model state in place", incident.regrouped),
+        ("restarted", "the job's launcher has started its ranks again", restarted),
+        ("committed", step, incident.committed),
+        ("restored", f"speed back at {timeline.RESTORED_RATIO:.0%} of that before", incident.restored),
+        ("repair_started", "repair: its processes started again", incident.repair_started),
+        ("lifted", "fault over", incident.lifted if goes_on else None),
+        ("rejoined", "lost ranks back in the job", incident.rejoined),
+    ]
+    if incident.progressed != incident.committed:
+        reached.append(("progressed", "first step committed that had not been before", incident.progressed))
+    milestones = [Milestone(kind, words, at - incident.injected) for kind, words, at in reached if at is not None]
+    return Way(tuple(sorted(milestones, key=lambda milestone: milestone.seconds)), tuple(_parts(incident, restarted)))
+
+
+def _parts(incident: Incident, restarted: float | None) -> Iterable[tuple[str, str, float]]:
+    """The recovery cut where something was reached; what was not, or not in order, is not cut off."""
+    if incident.injected is None or incident.committed is None:
+        return
+    reached = (
+        ("detection", incident.detected),
+        ("isolate", incident.isolated),
+        ("regroup", incident.regrouped),
+        ("restart", restarted),
+        ("first_step", incident.committed),
+    )
+    cuts: list[tuple[str, float]] = [("", incident.injected)]
+    for key, at in reached:
+        if at is not None and cuts[-1][1] <= at <= incident.committed:
+            cuts.append((key, at))
+    for (_, since), (key, until) in pairwise(cuts):
+        moved = min(incident.transfer_seconds, until - since) if key == "regroup" else 0.0
+        yield key, _PARTS[key], until - since - moved
+        if moved > 0:
+            yield "transfer", _PARTS["transfer"], moved
+
+
+def _joined(stretches: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    joined: list[tuple[float, float]] = []
+    for since, until in sorted(stretches):
+        if joined and since <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], until))
+        elif until > since:
+            joined.append((since, until))
+    return tuple(joined)

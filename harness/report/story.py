@@ -1,0 +1,159 @@
+"""A run told in a few sentences, for somebody who was not there: what it was, what hit it, what that cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from harness.report import wording
+from harness.words import Narrator, count, name_seconds, one_line, speed_text, target_text, when
+from mecefo_runtime.events import MAIN_JOB, Event
+
+_TOLD_ONE_BY_ONE = 3
+_CHRONICLE_HEAD, _CHRONICLE_TAIL = 150, 50
+
+
+def about(summary: Mapping[str, Any], events: Iterable[Event]) -> list[str]:
+    """What the run was: when, on what, with what. Only what is known."""
+    started: Mapping[str, Any] = {}
+    experiment: Mapping[str, Any] = {}
+    said = []
+    for event in events:
+        if event.job != MAIN_JOB:
+            continue
+        if event.kind == "run_started":
+            began = datetime.fromtimestamp(event.time_seconds, UTC)
+            said.append(f"{began:%Y-%m-%d %H:%M:%S} UTC")
+            experiment = _mapping(event.fields.get("experiment"))
+        elif event.kind == "job_started" and not started:
+            started = event.fields
+    job = _mapping(experiment.get("job"))
+    if summary.get("command"):
+        said.append(f"command {summary['command']}")
+    if isinstance(started.get("num_ranks"), int):
+        nodes = f" on {count(started['nodes'], 'node')}" if isinstance(started.get("nodes"), int) else ""
+        said.append(f"{count(started['num_ranks'], 'rank')}{nodes}")
+    if job.get("model"):
+        said.append(f"model {job['model']}")
+    if isinstance(job.get("data_parallel"), int) and isinstance(job.get("pipeline"), int):
+        said.append(f"{count(job['data_parallel'], 'replica')} of {count(job['pipeline'], 'stage')}")
+    if summary.get("strategy"):
+        said.append(f"takeover strategy {summary['strategy']}")
+    if summary.get("seed") is not None:
+        said.append(f"seed {summary['seed']}")
+    return said
+
+
+def story(summary: Mapping[str, Any]) -> list[str]:
+    """What happened and what it cost, sentence by sentence."""
+    return [*_steps(summary), *_faults(summary), *_cost(summary)]
+
+
+def steps_text(summary: Mapping[str, Any]) -> str:
+    """`committed 117 of 120 planned steps`, as far as it is known."""
+    committed, planned = summary.get("steps_committed"), summary.get("steps_planned")
+    if committed is None:
+        return "committed nobody knows how many steps"
+    if planned:
+        return f"committed {committed} of {planned} planned {'step' if planned == 1 else 'steps'}"
+    return f"committed {count(committed, 'step')}"
+
+
+def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]:
+    """((time, step, sentence) of all that is worth a line, in order; how many in their middle were left out)."""
+    ordered = sorted(events, key=lambda event: event.monotonic_seconds)
+    narrator = Narrator()
+    begin = ordered[0].monotonic_seconds if ordered else 0.0
+    lines = []
+    for event in ordered:
+        sentence = narrator.tell(event)
+        if sentence is not None:
+            step = "" if event.step is None else str(event.step)
+            lines.append((f"{event.monotonic_seconds - begin:.2f} s", step, sentence))
+    if len(lines) <= _CHRONICLE_HEAD + _CHRONICLE_TAIL:
+        return lines, 0
+    return lines[:_CHRONICLE_HEAD] + lines[-_CHRONICLE_TAIL:], len(lines) - _CHRONICLE_HEAD - _CHRONICLE_TAIL
+
+
+def _steps(summary: Mapping[str, Any]) -> Iterator[str]:
+    attempts = summary.get("attempts")
+    starts = f", in {count(attempts, 'attempt')} of its launcher" if attempts else ""
+    lost = summary.get("steps_lost")
+    # Steps that the command's own checkpoint gives back are told by how often they were done.
+    repeated = summary.get("steps_repeated")
+    again = f"; {count(repeated, 'step')} of them had to be done again" if repeated else ""
+    missing = f"; {count(lost, 'step')} lost" if lost and lost != repeated else ""
+    committed, planned = summary.get("steps_committed"), summary.get("steps_planned")
+    whole = "; none was lost" if lost == 0 and committed and committed >= (planned or 0) else ""
+    yield f"The job {steps_text(summary)}{starts}{whole}{again}{missing}."
+
+
+def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
+    incidents: Sequence[Mapping[str, Any]] = summary.get("incidents") or ()
+    if not incidents:
+        yield "No fault was applied."
+    elif len(incidents) <= _TOLD_ONE_BY_ONE:
+        for incident in incidents:
+            yield from _fault(incident)
+    else:
+        kinds = Counter(str(incident.get("fault")) for incident in incidents)
+        named = ", ".join(f"{number} x {kind}" for kind, number in kinds.most_common(6))
+        seen = sum(bool(incident.get("verified")) for incident in incidents)
+        took_effect = "all" if seen == len(incidents) else "none" if not seen else str(seen)
+        yield f"{len(incidents)} faults were planned ({named}); {took_effect} of them took effect."
+        recoveries = [s for incident in incidents if (s := wording.recovery_seconds(incident)) is not None]
+        if recoveries:
+            through = "all" if len(recoveries) == seen else str(len(recoveries))
+            yield (
+                f"The job came through {through} of those, in {name_seconds(median(recoveries))} in the median "
+                f"and {name_seconds(max(recoveries))} at most."
+            )
+
+
+def _fault(incident: Mapping[str, Any]) -> Iterator[str]:
+    fault, target = incident.get("fault"), target_text(incident.get("target"))
+    planned = incident.get("step") is not None or incident.get("at_seconds") is not None
+    at = f" {when(incident)}" if planned else ""
+    if not incident.get("verified"):
+        if incident.get("injected") is False:
+            yield one_line(f"The fault {fault} was to strike {target}{at}, but was never applied.")
+        else:
+            yield one_line(f"The fault {fault} was applied to {target}{at}, but no effect of it was seen.")
+        return
+    noticed, recovery = incident.get("detection_seconds"), wording.recovery_seconds(incident)
+    sentence = f"The fault {fault} struck {target}{at}"
+    said = [f"noticed after {name_seconds(noticed)}"] if isinstance(noticed, int | float) else []
+    if recovery is not None:
+        said.append(f"committed its next step {name_seconds(recovery)} after the fault")
+    if said:
+        sentence += f"; the job {' and '.join(said)}"
+    yield one_line(f"{sentence}.")
+    back = _mapping(incident.get("phases_seconds")).get("rejoin")
+    if isinstance(back, int | float):
+        yield f"Its ranks were back in the job {name_seconds(back)} after the fault."
+    if failure := wording.recovery_words(incident):
+        yield failure
+
+
+def _cost(summary: Mapping[str, Any]) -> Iterator[str]:
+    unit, speeds = wording.speeds(summary)
+    drop = summary.get("throughput_drop_ratio")
+    if drop is not None and {"before", "during"} <= speeds.keys():
+        how = "lower" if drop > 0 else "higher"
+        yield (
+            f"Under the fault the speed was {wording.percent(abs(drop))} {how} than before "
+            f"({speed_text(speeds['before'])} to {speed_text(speeds['during'])} {unit} per second)."
+        )
+    if summary.get("goodput_ratio") is not None and summary.get("wall_clock_seconds"):
+        wall = name_seconds(summary["wall_clock_seconds"])
+        yield f"Of the job's {wall}, {wording.percent(summary['goodput_ratio'])} went into training."
+    if summary.get("loss_deviation_ratio") is not None:
+        apart = wording.percent(summary["loss_deviation_ratio"], 2)
+        yield f"Its loss ended {apart} from that of its twin, the same run without faults."
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
