@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.compare import (
+    compare_strategies,
+    compare_with_baseline,
+    prepare_baseline,
+    refuse_options,
+    single_run_against,
+)
+from chaos.commands.compare import repeat as repeat_run
 from chaos.commands.doctor import doctor
 from chaos.commands.faults import faults
 from chaos.commands.heal import heal
@@ -100,7 +108,9 @@ def experiment_options(command: Any) -> Any:
             help="Text file or folder to train on. Default: the Python standard library's sources.",
         ),
         click.option("--steps", type=int, help="Training steps. Default: 560."),
-        click.option("--strategy", help="Who takes over lost layers, and how: mecefo, ndb, exact. Default: mecefo."),
+        click.option(
+            "--strategy", help="Who takes over lost layers, and how: mecefo, ndb, exact, checkpoint. Default: mecefo."
+        ),
         click.option(
             "--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint so often. Default: none."
         ),
@@ -179,7 +189,24 @@ def cli() -> None:
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
 )
-def run(subject: str | None, out: Path, as_json: bool, junit: Path | None, dry_run: bool, **options: Any) -> int:
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=1,
+    metavar="K",
+    help="The same K times: medians and spread, on which the gates are judged.",
+)
+@click.option("--baseline", metavar="RUN", help="Also compare with this run or set of runs; worse fails.")
+def run(
+    subject: str | None,
+    out: Path,
+    as_json: bool,
+    junit: Path | None,
+    dry_run: bool,
+    repeat: int,
+    baseline: str | None,
+    **options: Any,
+) -> int:
     """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
     experiment = _experiment(subject, options)
     if junit is not None:
@@ -187,13 +214,76 @@ def run(subject: str | None, out: Path, as_json: bool, junit: Path | None, dry_r
     if dry_run:
         print_plan(experiment, as_json)
         return 0
+    against = None if baseline is None else prepare_baseline(baseline, out)
+    if repeat > 1:
+        if junit is not None:
+            raise UsageError("--junit: of repeated runs each has its own, in its folder")
+        return repeat_run(experiment, repeat, out, as_json, against)
     from harness.execute import JUNIT_FILE, execute, write_whole
 
     summary, folder = execute(experiment, out, sys.stderr)
     print_report(summary, folder, as_json)
     if junit is not None:
         write_whole(junit, (folder / JUNIT_FILE).read_text())
-    return int(summary["exit_code"])
+    exit_code = int(summary["exit_code"])
+    return exit_code if against is None else single_run_against(folder, exit_code, out, as_json, against)
+
+
+_COMPARE_HELP = """Compare strategies, or a run with its baseline.
+
+\b
+chaos compare --strategies mecefo,checkpoint kill-node --at step=100
+                              each in turn, K times
+chaos compare RUN BASELINE    better, worse, or within the noise: runs, or
+                              sets of runs
+
+RUN and BASELINE are `latest`, a name, name/time, a path, or a file (summary.json, set.json).
+
+Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 it cannot be told.
+"""
+
+
+@cli.command(help=_COMPARE_HELP)
+@experiment_options
+@click.argument("baseline", required=False)
+@OUT_OPTION
+@JSON_OPTION
+@click.option(
+    "--strategies", metavar="NAME,NAME...", help="Run the experiment under each: mecefo,ndb,exact,checkpoint."
+)
+@click.option(
+    "-K", "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="K", help="Runs of each."
+)
+@click.option("--tolerance", metavar="PERCENT", help="Against a baseline: a smaller change is none. Default: 5%.")
+@click.option(
+    "--figure", "figures", multiple=True, metavar="NAME", help="Against a baseline: what decides. Repeatable."
+)
+@click.option("--anyway", is_flag=True, help="Against a baseline of another experiment, too.")
+def compare(
+    subject: str | None,
+    baseline: str | None,
+    out: Path,
+    as_json: bool,
+    strategies: str | None,
+    repeat: int,
+    tolerance: str | None,
+    figures: tuple[str, ...],
+    anyway: bool,
+    **options: Any,
+) -> int:
+    """Run an experiment under each of several strategies, or compare a run with its baseline."""
+    if strategies is not None:
+        of_a_baseline = {"tolerance": tolerance, "figure": figures, "anyway": anyway, "strategy": options["strategy"]}
+        refuse_options(of_a_baseline, "it says nothing beside --strategies")
+        if baseline is not None:
+            raise UsageError(f"of one experiment: leave out {baseline}")
+        return compare_strategies(
+            lambda strategy: _experiment(subject, {**options, "strategy": strategy}), strategies, repeat, out, as_json
+        )
+    if subject is None or baseline is None:
+        raise UsageError("give --strategies and an experiment, or a run and its baseline")
+    refuse_options(options, "it is of an experiment that is run: give --strategies, too")
+    return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway)
 
 
 @cli.command(cls=CommandOfAJob)

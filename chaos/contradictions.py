@@ -14,6 +14,7 @@ from chaos.job import ROLES_OF_RUNTIME, Job
 from chaos.target import ResolvedTarget, resolve
 from chaos.yaml_lines import KeyPath
 from mecefo_runtime.config import PRESETS
+from mecefo_runtime.planners import stops_on_loss
 
 if TYPE_CHECKING:
     from chaos.experiment import Experiment
@@ -64,6 +65,11 @@ def _about_time(
     fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob, where: KeyPath, source: Source
 ) -> list[UsageError]:
     problems = []
+    if isinstance(job, Job) and kind.is_loss and fault.repair == "none" and stops_on_loss(job.strategy):
+        message = (
+            f"with the strategy {job.strategy} the job starts again when all ranks are back: it would wait for ever"
+        )
+        problems.append(source.problem((*where, "repair"), message))
     step = fault.at.step
     if step is not None and job.steps is not None and step > job.steps:
         message = (

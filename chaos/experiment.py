@@ -22,7 +22,7 @@ from chaos.contradictions import contradictions
 from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.fault_spec import FAULT_KEYS, FaultSpec
 from chaos.fields import ProfileText, Said, Text
-from chaos.job import Approximation, Checkpoint, Containers, Health, Job
+from chaos.job import Approximation, Checkpoint, Containers, Health, Job, with_checkpoints
 from chaos.limits import Limits
 from chaos.profile import ProfileSpec
 from chaos.schema_words import with_words
@@ -328,7 +328,8 @@ def _judge(
     if isinstance(experiment.job, CommandJob):
         return experiment.model_copy(update={"job": experiment.job.filled(), "twin": False})
     data_parallel, pipeline = experiment.job.shape()
-    shaped = experiment.job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
+    job_of_ours = with_checkpoints(experiment.job)
+    shaped = job_of_ours.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
     return experiment.model_copy(update={"job": shaped})
 
 

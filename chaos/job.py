@@ -11,10 +11,13 @@ from chaos.fields import DilationText, ModelName, Said, Text
 from chaos.quantities import BytesText
 from mecefo_runtime.config import PRESETS, ApproximationConfig, CheckpointConfig, HealthConfig, JobConfig, Unfit
 from mecefo_runtime.devices import DeviceChoice
+from mecefo_runtime.planners import stops_on_loss
 
 # The recipe's defaults are the runtime's.
 _DEFAULTS = JobConfig()
 _MAX_RANKS = 1024
+# How often a job that can only go back to a checkpoint writes one, if it is not said.
+DEFAULT_CHECKPOINT_STEPS = 20
 # Which roles are processes of their own, by runtime.
 ROLES_OF_RUNTIME = {"mecefo": ("coordinator",), "command": ("launcher", "store")}
 
@@ -178,3 +181,10 @@ class Job(Said):
         if step is not None and step % every:
             return f"step {step} writes no checkpoint: choose a multiple of {every}"
         return None
+
+
+def with_checkpoints(job: Job) -> Job:
+    """`job`, with checkpoints if its strategy lives by them and nothing is said of any."""
+    if job.checkpoint is not None or not stops_on_loss(job.strategy):
+        return job
+    return job.model_copy(update={"checkpoint": Checkpoint(every_steps=DEFAULT_CHECKPOINT_STEPS)})

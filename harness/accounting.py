@@ -26,7 +26,7 @@ BADPUT_CAUSES: Mapping[str, str] = {
     "transfer": "moving parameters and optimizer state to where they are needed",
     "repeated_work": "work of an attempt at a step that was thrown away",
     "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
-    "restart": "standing still without a coordinator, under repair, or between two attempts of a command",
+    "restart": "standing still without a coordinator, under repair, or until all ranks of a job were started again",
     "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
     "other": "what no event explains, such as the teardown after the last step",
 }
@@ -209,7 +209,7 @@ def _stall_claims(stall: Stall, steps: Sequence[CommittedStep]) -> Iterable[_Cla
         yield from _thrown_away(steps, since, None)
     elif _is_idle(steps, since):  # the ranks had stopped at a step's boundary, to let others in
         since = _last_commit(steps, since)
-    yield _Claim(since, until, _Strength.REGROUP, "regroup")
+    yield _Claim(since, until, _Strength.REGROUP, "restart" if stall.is_restart else "regroup")
     yield _Claim(until - stall.transfer_seconds, until, _Strength.TRANSFER, "transfer")
 
 

@@ -13,7 +13,7 @@ from harness.timeline import RESTORED_STEPS, Timeline
 _FEW_STEPS = 10
 """Medians over fewer steps than this are named as such."""
 
-_MUCH_OVERRUN = 0.05
+MUCH_OVERRUN = 0.05
 """Compute that took this much longer than the dilation says is named."""
 
 
@@ -23,6 +23,7 @@ def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadabl
         *_of_the_log(summary, num_unreadable),
         *_of_the_set_up(summary),
         *_of_the_command(summary, timeline),
+        *_of_the_restarts(timeline),
         *_of_the_speed(summary),
         *_of_the_losses(summary),
         *_of_the_steps_left_out(timeline),
@@ -52,7 +53,7 @@ def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
             "other; they are not this machine's speed."
         )
     overrun = summary["dilation_overrun_ratio"]
-    if overrun is not None and overrun > _MUCH_OVERRUN:
+    if overrun is not None and overrun > MUCH_OVERRUN:
         found.append(
             f"The machine was too busy for the dilation: compute took {overrun:.0%} longer than it should have, and "
             "the throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
@@ -87,6 +88,16 @@ def _of_the_command(summary: Mapping[str, Any], timeline: Timeline | None) -> li
             "fewer steps were done again than is said here: chaos.agent.step(number=...) tells."
         )
     return found
+
+
+def _of_the_restarts(timeline: Timeline | None) -> list[str]:
+    if timeline is None or not any(stall.is_restart for stall in timeline.stalls):
+        return []
+    return [
+        "After the loss all ranks ended and were started again. They are forked from a process that has torch "
+        "imported, the loss was noticed at once, and a repair that is due after so many steps came after as long as "
+        "those usually take: under a launcher of its own a job waits longer."
+    ]
 
 
 def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ from harness.gates import HaltCondition
 from harness.hub import Hub
 from harness.live import RunView
 from harness.recorder import Recorder
-from harness.repairs import Repairs
+from harness.restarts import Restarts
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.dilation import NO_DILATION
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Emitter, Event
@@ -88,7 +88,7 @@ class Conductor:
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
-        self._repairs = Repairs(self._incidents, self._faults, self._emitter, lambda: self._running)
+        self._repairs = Restarts(self._incidents, self._faults, self._emitter, lambda: self._running)
         self._committed_steps = 0
         self._last_progress_seconds = 0.0
         self._usual_step_seconds = 0.0
@@ -214,6 +214,7 @@ class Conductor:
             outcome = await running.ended()
         finally:
             stall_watch.cancel()
+            await self._repairs.close()
             if self._injector is not None:
                 self._undoing = asyncio.create_task(self._injector.finish())
                 await asyncio.wait({self._undoing}, timeout=UNDO_FIRST_SECONDS)
@@ -229,6 +230,7 @@ class Conductor:
         while True:
             await asyncio.sleep(STALL_CHECK_SECONDS)
             patience_seconds = self._patience_seconds()
+            self._last_progress_seconds = max(self._last_progress_seconds, self._repairs.awaited_until_seconds)
             if loop.time() - self._last_progress_seconds > patience_seconds:
                 after = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
                 within = f"in {patience_seconds:.0f} s {running.complaint_about_start()}"
@@ -288,19 +290,20 @@ class Conductor:
         match event.kind:
             case "step_committed":
                 self._on_step(event)
+            case "restarting":
+                self._repairs.on_restarting(event.fields["ranks"])
             case "injected":
                 self._repairs.on_injected(int(event.fields["incident"]), int(event.step or 0))
 
     def _on_step(self, event: Event) -> None:
         step = int(event.step or 0)
         now = asyncio.get_running_loop().time()
-        if isinstance(self._job, CommandConfig):
-            # One that has gone back is at work again.
-            self._last_progress_seconds = now
         if step > self._committed_steps:
             if self._committed_steps and not self._usual_step_seconds:
                 self._usual_step_seconds = now - self._last_progress_seconds
             self._committed_steps = step
+        if not event.fields.get("repeated"):
+            # One that has gone back is at work again.
             self._last_progress_seconds = now
         self._repairs.on_step(step)
         for condition in self._halts:

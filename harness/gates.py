@@ -21,6 +21,7 @@ from typing import Any
 from harness.attempts import COMMAND_RUNTIME
 from harness.metrics import METRICS, Metric, Unit, find, nearest
 from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.planners import stops_on_loss
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -39,6 +40,7 @@ AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
 BUILTIN_GATES = ("steps_lost == 0", "samples_lost == 0", "unrecovered_incidents == 0")
 """What counts in every run of our runtime, asked for or not."""
 _BUILTIN_GATES_OF_A_COMMAND = ("unrecovered_incidents == 0",)
+_BUILTIN_GATES_OF_A_RESTART = ("samples_lost == 0", "unrecovered_incidents == 0")
 
 _SCALES: Mapping[Unit, Mapping[str, float]] = {
     "ratio": {"": 1.0, "%": 100.0},
@@ -143,12 +145,14 @@ def evaluate(gate: Gate, summary: Mapping[str, Any], *, builtin: bool = False) -
     return GateResult(gate.expression, value, passed, builtin, None if passed else _measured(gate, value))
 
 
-def builtin_gates(runtime: object) -> tuple[str, ...]:
-    """What counts, asked for or not, of a job of `runtime`.
+def builtin_gates(runtime: object, strategy: str | None = None) -> tuple[str, ...]:
+    """What counts, asked for or not, of a job of `runtime` with that `strategy`: what it promises.
 
-    Of a command's job it is only that it comes through: to go back to a checkpoint loses steps by design, and which
-    samples its steps used nobody can see.
+    To go back to a checkpoint loses steps by design. Of a command's job it is only that it comes through: which samples
+    its steps used nobody can see.
     """
+    if runtime != COMMAND_RUNTIME and stops_on_loss(strategy):
+        return _BUILTIN_GATES_OF_A_RESTART
     return _BUILTIN_GATES_OF_A_COMMAND if runtime == COMMAND_RUNTIME else BUILTIN_GATES
 
 

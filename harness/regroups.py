@@ -18,7 +18,7 @@ class Stall:
 
     One stall holds several epochs when a second loss comes before the first regroup is done. `regrouped_seconds` is
     None when the stall ended otherwise: training went on without a regroup, or the job ended. `is_loss` tells a loss
-    from a mere rejoin.
+    from a mere rejoin; `is_restart` one after which all ranks were started again.
     """
 
     began_seconds: float
@@ -26,30 +26,33 @@ class Stall:
     regrouped_seconds: float | None
     transfer_seconds: float
     is_loss: bool
+    is_restart: bool = False
 
 
 def read_stalls(main: Iterable[Event], steps: Sequence[CommittedStep], ended_seconds: float) -> tuple[Stall, ...]:
     """The stalls of a job in the order of time; `main` holds its events by time, `steps` its steps by commit."""
     stalls: list[Stall] = []
     since: float | None = None
-    is_loss = False
+    is_loss = is_restart = False
     for event in main:
         at = event.monotonic_seconds
         if since is not None and (began := _began_between(steps, since, at)) is not None:
-            stalls.append(Stall(since, began, None, 0.0, is_loss))
-            since, is_loss = None, False
+            stalls.append(Stall(since, began, None, 0.0, is_loss, is_restart))
+            since, is_loss, is_restart = None, False, False
         if event.kind == "detected" or (event.kind == "layout" and event.fields.get("reason") != _FIRST_LAYOUT):
             since = at if since is None else since
             is_loss = is_loss or event.kind == "detected" or event.fields.get("reason") == _LOSS
+        elif event.kind == "restarting":
+            since, is_restart = at if since is None else since, True
         elif event.kind == "regrouped" and event.fields.get("reason") != _FIRST_LAYOUT:
             transfer = float(event.fields.get("transfer_seconds", 0.0))
             seconds = float(event.fields.get("group_seconds", 0.0)) + transfer
             began = at - seconds if since is None else since
             is_loss = is_loss or event.fields.get("reason") == _LOSS
-            stalls.append(Stall(began, at, at, min(transfer, at - began), is_loss))
-            since, is_loss = None, False
+            stalls.append(Stall(began, at, at, min(transfer, at - began), is_loss, is_restart))
+            since, is_loss, is_restart = None, False, False
     if since is not None:
-        stalls.append(Stall(since, max(since, ended_seconds), None, 0.0, is_loss))
+        stalls.append(Stall(since, max(since, ended_seconds), None, 0.0, is_loss, is_restart))
     return tuple(stalls)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from chaos.faults.base import Fault
 from chaos.schedule import Incident
 from harness.backends.base import RunningJob
+from harness.steps import BASELINE_STEPS
 from mecefo_runtime.events import MAIN_JOB, Emitter
 
 
@@ -29,6 +33,15 @@ class Repairs:
         # (the step after whose commit it is due, what to repair)
         self._due: list[tuple[int, Incident]] = []
         self._last_step = 0
+        self._num_timed = 0
+        self._stands_still = False
+        self._commits_seconds: deque[float] = deque(maxlen=BASELINE_STEPS)
+        self._usual_step_seconds = 0.0
+
+    @property
+    def are_due(self) -> bool:
+        """Whether there is anything that is going to be repaired."""
+        return bool(self._due) or self._num_timed > 0
 
     def on_injected(self, number: int, step: int) -> None:
         """An incident struck at `step`: its repair begins to count."""
@@ -36,18 +49,41 @@ class Repairs:
         # Unknown: the injector fires one of them once more, at a later attempt of a command, which nobody repairs.
         if incident is None or incident.repair is None:
             return
-        if incident.repair.steps is not None:
-            self._due.append((step + incident.repair.steps, incident))
+        if incident.repair.steps is None:
+            self._repair_in(incident.repair.seconds or 0.0, incident)
+        elif self._stands_still:
+            self._repair_in(incident.repair.steps * self._usual_step_seconds, incident)
         else:
-            asyncio.get_running_loop().call_later(incident.repair.seconds or 0.0, self._repair, incident)
+            self._due.append((step + incident.repair.steps, incident))
+
+    def on_standstill(self) -> None:
+        """No step is committed until all is repaired: what is due in steps is due when they would have been over."""
+        if not self._stands_still:
+            steps = [later - earlier for earlier, later in pairwise(self._commits_seconds)]
+            self._usual_step_seconds = median(steps or [0.0])
+        self._stands_still = True
+        due, self._due = self._due, []
+        for at, incident in due:
+            self._repair_in((at - self._last_step) * self._usual_step_seconds, incident)
 
     def on_step(self, step: int) -> None:
         """The main job committed `step`."""
+        self._commits_seconds.append(asyncio.get_running_loop().time())
+        self._stands_still = False
         self._last_step = max(self._last_step, step)
         due = [incident for at, incident in self._due if at <= step]
         self._due = [(at, incident) for at, incident in self._due if at > step]
         for incident in due:
             self._repair(incident)
+
+    def _repair_in(self, seconds: float, incident: Incident) -> None:
+        self._num_timed += 1
+
+        def repair() -> None:
+            self._num_timed -= 1
+            self._repair(incident)
+
+        asyncio.get_running_loop().call_later(seconds, repair)
 
     def _repair(self, incident: Incident) -> None:
         running = self._running()

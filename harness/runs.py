@@ -1,7 +1,8 @@
 """The store: where runs lie, how a new one gets its folder, and how an old one is found again.
 
 `OUT/<name>/<UTC time>/` holds a run, `OUT/latest` points to the one that was started last. There is no index: the
-folders themselves are the list, so nothing can disagree with them.
+folders themselves are the list, so nothing can disagree with them. `OUT/compare/<UTC time>/` and
+`OUT/repeat/<UTC time>/` hold sets of runs (see `harness.comparison`), which are no runs themselves.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mecefo_runtime.events import MAIN_JOB, Event
 
 EVENTS_FILE = "events.jsonl"
 SUMMARY_FILE = "summary.json"
+SET_FILE = "set.json"
 LATEST = "latest"
 RUNNING = "running"
 CUT_OFF = "cut off"
@@ -94,8 +96,27 @@ def new_run_folder(out: Path, name: str, *, now: datetime | None = None) -> Path
     Raises:
         StoreError: the folder cannot be made there.
     """
+    folder = _new_folder(out / safe_name(name), now)
+    _point_latest(out, folder)
+    return folder
+
+
+def new_set_folder(out: Path, kind: str) -> Path:
+    """Make `OUT/<kind>/<UTC time>`, with an empty `SET_FILE` in it, which says that it is a set's.
+
+    Raises:
+        StoreError: the folder cannot be made there.
+    """
+    folder = _new_folder(out / kind, None)
+    try:
+        (folder / SET_FILE).touch()
+    except OSError as error:
+        raise StoreError(_explain(folder, error)) from error
+    return folder
+
+
+def _new_folder(parent: Path, now: datetime | None) -> Path:
     stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime(_STAMP_FORMAT)
-    parent = out / safe_name(name)
     number = 1
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -103,13 +124,11 @@ def new_run_folder(out: Path, name: str, *, now: datetime | None = None) -> Path
             folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
             try:
                 folder.mkdir()
-                break
+                return folder
             except FileExistsError:
                 number += 1
     except (OSError, ValueError) as error:
         raise StoreError(_explain(parent, error)) from error
-    _point_latest(out, folder)
-    return folder
 
 
 def find_run(out: Path, reference: str) -> Path:
@@ -163,7 +182,9 @@ def _folders(out: Path) -> Iterator[Path]:
             continue
         with contextlib.suppress(PermissionError):
             for folder in sorted(named.iterdir()):
-                if folder.is_dir() and (_STAMP.fullmatch(folder.name) or (folder / EVENTS_FILE).is_file()):
+                is_set = (folder / SET_FILE).is_file()
+                is_run = _STAMP.fullmatch(folder.name) or (folder / EVENTS_FILE).is_file()
+                if folder.is_dir() and is_run and not is_set:
                     yield folder
 
 

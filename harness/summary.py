@@ -49,7 +49,7 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         "dilation", lambda: integrity.dilation_overrun_ratio(events, summary["dilation_ratio"]), problems
     )
     summary["caveats"] = _attempt("caveats", lambda: caveats(summary, times, num_unreadable), problems) or []
-    results = evaluate_all(_asked_gates(events), summary, builtin_gates(summary["runtime"]))
+    results = evaluate_all(_asked_gates(events), summary, builtin_gates(summary["runtime"], summary["strategy"]))
     summary["gates"] = [result.to_dict() for result in results]
     verdict = _attempt("verdict", lambda: judge(events, times, summary, results, problems), problems)
     if verdict is None:

@@ -28,7 +28,8 @@ class Incident:
     in flight and committed nevertheless is no recovery. `progressed` is when the first step committed after it that had
     not been committed before, later than `committed` in a job that had gone back. `restored` is when throughput was
     back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, one that lost nobody was undone,
-    the coordinator was back, or a command's job, which nobody repairs, was at work again.
+    the coordinator was back, a command's job, which nobody repairs, was at work again, or a job that had started all
+    its ranks again was where it had been.
     """
 
     incident: int
@@ -338,6 +339,9 @@ def _read_incident(
         lifted = _first_of(main, "coordinator_restarted", injected)
     elif lifted is None and is_command and said.get("is_loss"):
         lifted = committed
+    elif _is_restarted(main, detected, committed):
+        # Nothing is gained before the job is where it was.
+        lifted = progress[0].began_seconds if progress else None
     elif lifted is None and (detected is None or (said.get("goes_on") and rejoined is not None)):
         # Lost ranks do not come back because the injector has nothing left to undo: only a repair brings them. One that
         # was only frozen thaws.
@@ -359,6 +363,12 @@ def _read_incident(
         lifted=lifted,
         transfer_seconds=sum(stall.transfer_seconds for stall in regroups),
     )
+
+
+def _is_restarted(main: Sequence[Event], detected: float | None, committed: float | None) -> bool:
+    """Whether what followed the detection of an incident was a restart of all ranks."""
+    restarting = None if detected is None else _first_of(main, "restarting", detected)
+    return restarting is not None and (committed is None or restarting < committed)
 
 
 def _restored(steps: Sequence[CommittedStep], before_work_per_second: float) -> float | None:

@@ -139,6 +139,12 @@ class Narrator:
     def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"all ranks go on from the checkpoint of step {event.step}"
 
+    def _tell_restarting(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return "all ranks end: the job starts again when all of them can"
+
+    def _tell_restart_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"{count(_size(fields.get('ranks')), 'rank')} start again"
+
     def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         nodes, ranks = name_nodes(fields.get("nodes", ())), name_ranks(fields.get("ranks", ()))
         return f"repair: {' with '.join(part for part in (nodes, ranks) if part) or 'the target'} starts again"

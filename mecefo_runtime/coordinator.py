@@ -17,7 +17,7 @@ from mecefo_runtime.costs import Costs
 from mecefo_runtime.durable import Durable, ForeignCheckpoint, has_checkpoint, newest_durable, unfit_checkpoints
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.membership import Membership
-from mecefo_runtime.planners import find
+from mecefo_runtime.planners import find, stops_on_loss
 from mecefo_runtime.regroup import CannotGoOn, Rules
 from mecefo_runtime.roster import Stage
 from mecefo_runtime.succession import Succession
@@ -62,6 +62,7 @@ class Coordinator:
                 degraded_share_limit=job.degraded_share_limit,
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
                 unfit_checkpoints=lambda after_step: unfit_checkpoints(job, after_step),
+                stops_on_loss=stops_on_loss(job.strategy),
             ),
             job.steps,
             self,

@@ -28,7 +28,7 @@ from mecefo_runtime.devices import DeviceChoice, DeviceError, require_device
 from mecefo_runtime.durable import ForeignCheckpoint, newest_durable
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.layout import LayoutError
-from mecefo_runtime.planners import names
+from mecefo_runtime.planners import names, stops_on_loss
 from mecefo_runtime.process import start_child
 from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.succession import Succession
@@ -187,7 +187,12 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
 @click.option("--model", type=click.Choice(list(PRESETS)), default="llama-tiny", show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=_DEFAULTS.steps, show_default=True)
 @click.option("--pipeline", type=click.IntRange(1), default=1, show_default=True, help="Stages of a replica.")
-@click.option("--strategy", type=click.Choice(names()), default=_DEFAULTS.strategy, show_default=True)
+@click.option(
+    "--strategy",
+    type=click.Choice([name for name in names() if not stops_on_loss(name)]),
+    default=_DEFAULTS.strategy,
+    show_default=True,
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--data", type=click.Path(), help="Text to train on. Default: some that Python comes with.")
 @click.option("--sequence-length", type=click.IntRange(1), default=_DEFAULTS.sequence_length, show_default=True)

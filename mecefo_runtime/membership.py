@@ -28,6 +28,7 @@ from mecefo_runtime.wire import Message
 REJOIN_GRACE_SECONDS = 0.5
 START_TIMEOUT_SECONDS = 120.0
 FORM_RETRY_SECONDS = 0.5
+RESTART = "a rank is lost: all start again"
 
 
 class Membership:
@@ -69,6 +70,8 @@ class Membership:
         self._cut_off: set[int] = set()
         self._has_completed = False
         self._is_successor = False
+        # All ranks were told to end, and none is waited for but its successor.
+        self._is_restarting = False
         self._learned: Message | None = None
         self._began_seconds = clock()
         self._deadline_seconds: float | None = self._began_seconds + START_TIMEOUT_SECONDS
@@ -101,6 +104,11 @@ class Membership:
             return
         known = self._connected.get(rank)
         status, epoch = str(message["status"]), int(message["epoch"])
+        if self._is_restarting and status != "fresh":
+            # It slept while the others ended.
+            self._effects.send(rank, {"type": "stop", "reason": RESTART})
+            self._effects.hang_up(rank)
+            return
         if status == "fresh" and message.get("target", 0):
             # It has been told an epoch and is on its way: it may have trained there before we hear of it again.
             status = "forming"
@@ -155,7 +163,7 @@ class Membership:
         """A rank is gone; `how` is `supervisor`, `connection` or `heartbeat`. `attempt` guards against late news."""
         member = self._connected.get(rank)
         if member is None or (attempt is not None and member.attempt != attempt):
-            if rank not in self._connected and self.stage is Stage.GATHERING:
+            if rank not in self._connected and self.stage is Stage.GATHERING and not self._is_restarting:
                 self._absent.add(rank)
                 self._proceed()
             return
@@ -346,7 +354,9 @@ class Membership:
 
     def _lose(self, rank: int, how: str, severed: Collection[Pair] = ()) -> None:
         member = self._connected.pop(rank, None)
-        if self.stage is Stage.GATHERING:
+        if self._is_restarting:
+            self._entered -= {rank}
+        elif self.stage is Stage.GATHERING:
             self._absent.add(rank)
         if member is None or self.stage is Stage.ENDED:
             return
@@ -356,7 +366,7 @@ class Membership:
             self._effects.emit("detected", epoch=self.epoch, lost=[rank], how=how, **cut)
 
     def _after_loss(self) -> None:
-        if self.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING):
+        if self.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or self._is_restarting:
             self._regroup("loss")
         elif self.stage is Stage.PARKING:
             self._reason = "loss"
@@ -403,7 +413,12 @@ class Membership:
             self._decide()
 
     def _advance_gathering(self) -> None:
-        if self._learned is not None:
+        if self._is_restarting:
+            if not self._losses and len(self._connected) == self._cluster.num_ranks:
+                self._is_restarting = False
+                self.target = max(self.target, self.epoch) + 1
+                self._decide()
+        elif self._learned is not None:
             if set(self._learned["members"]) <= set(self._connected) | self._absent:
                 self._resume()
         elif not self._losses and len(self._connected) + len(self._absent) == self._cluster.num_ranks:
@@ -506,6 +521,10 @@ class Membership:
         self._tell_members()
 
     def _regroup(self, reason: str) -> None:
+        is_forming = self.stage is Stage.FORMING
+        if self._rules.stops_on_loss and (reason == "loss" or (reason == "retry" and not is_forming)):
+            self._restart()
+            return
         if self.stage is not Stage.PARKING:
             self._called_seconds = self._clock()
         self.stage = Stage.PARKING
@@ -514,12 +533,34 @@ class Membership:
         self.target = max(self.target, self.epoch) + 1
         self._tell_members()
 
+    def _restart(self) -> None:
+        """End all ranks, whatever they are doing; whoever runs the nodes starts them again when it can start all."""
+        self._effects.emit("restarting", epoch=self.epoch, ranks=list(range(self._cluster.num_ranks)))
+        for rank in sorted({*self._connected, *self._cut_off}):
+            self._effects.send(rank, {"type": "stop", "reason": RESTART})
+            self._effects.hang_up(rank)
+        if not self._is_restarting:
+            # Those who were lost will be back; the others never were away.
+            self._entered &= frozenset(self._connected)
+        self._connected.clear()
+        self._cut_off.clear()
+        self._absent.clear()
+        self._losses.clear()
+        self._deadline_seconds = self._retry_seconds = self._inquiry = self._learned = None
+        self.members = frozenset()
+        self.stage, self._reason = Stage.GATHERING, "loss"
+        self._is_restarting = self._must_restore = True
+        self._called_seconds = self._clock()
+
     def _tell_members(self) -> None:
         for rank in self._connected.survivors(self.members):
             self._effects.send(rank, self._call())
 
     def _decide(self) -> None:
         """All survivors are parked: say what becomes of the step in flight, who does what, and what moves."""
+        if self._rules.stops_on_loss and len(self._connected) < self._cluster.num_ranks:
+            self._restart()
+            return
         if not self._connected and self._silent & self.members and not self._has_completed:
             self._begin_again()
             return

@@ -35,7 +35,8 @@ class Rules:
     `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
     another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those in
     the folders that it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is
-    given that are not complete.
+    given that are not complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from
+    the newest checkpoint or, without one, from the first step.
     """
 
     cluster: Cluster
@@ -44,6 +45,7 @@ class Rules:
     degraded_share_limit: float = 1.0
     newest_checkpoint: Callable[[Collection[str]], Durable | None] = lambda refused: None
     unfit_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
+    stops_on_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,9 @@ def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica
 def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], target: Layout, what: str) -> Plan:
     """State is lost: everybody goes back to the newest checkpoint that is whole."""
     durable = rules.newest_checkpoint(survivors.refused)
+    if durable is None and rules.stops_on_loss and not survivors.refused:
+        # All of them are fresh: as when the job began. What a save left half written counts for nothing.
+        return Plan(members, target, Decision(0, None))
     unfit = [*survivors.refused.values(), *rules.unfit_checkpoints(0)] if durable is None else []
     if unfit:
         raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(unfit)}")

@@ -58,6 +58,14 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
 
 
+def stops_on_loss(name: str | None) -> bool:
+    """Whether a job of that strategy ends all its ranks after a loss and starts them again; False of unknown names.
+
+    The planner's module says so by `STOPS_ON_LOSS`.
+    """
+    return name in names() and getattr(importlib.import_module(f"{__name__}.{name}"), "STOPS_ON_LOSS", False) is True
+
+
 def find(name: str) -> Planner:
     """The planner called `name`.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chaos.errors import UsageError
 from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, json_schema, load, to_yaml
 from chaos.fault_spec import FAULT_KEYS
-from chaos.job import Job
+from chaos.job import DEFAULT_CHECKPOINT_STEPS, Job
 from chaos.target import Target
 from chaos.trigger import Duration, Trigger
 from chaos.yaml_lines import Dumper, parse
@@ -407,6 +407,18 @@ class TestOptions:
         with pytest.raises(UsageError) as refused:
             options(**given_options)
         assert str(refused.value).startswith(message)
+
+    def test_a_strategy_that_lives_by_checkpoints_has_them(self):
+        def checkpoints(**given):
+            return from_options("kill-node", {"at": "step=5", **given}, registry=REGISTRY).job.checkpoint
+
+        assert checkpoints(strategy="checkpoint").every_steps == DEFAULT_CHECKPOINT_STEPS
+        assert checkpoints(strategy="checkpoint", checkpoint_every=7).every_steps == 7
+        assert checkpoints(strategy="ndb") is None
+
+    def test_a_job_that_waits_for_all_its_ranks_needs_a_repair(self):
+        with pytest.raises(UsageError, match=r"--repair: with the strategy checkpoint .* would wait for ever"):
+            from_options("kill-node", {"at": "step=5", "repair": "none", "strategy": "checkpoint"}, registry=REGISTRY)
 
     def test_checkpoints_can_be_asked_for(self, tmp_path):
         checkpoint = options(checkpoint_every=20, checkpoint_folder="there").job.checkpoint

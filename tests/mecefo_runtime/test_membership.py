@@ -10,7 +10,7 @@ from mecefo_runtime.background import Background
 from mecefo_runtime.durable import Durable
 from mecefo_runtime.layout import Cluster, Layout
 from mecefo_runtime.membership import Membership
-from mecefo_runtime.planners import find
+from mecefo_runtime.planners import find, stops_on_loss
 from mecefo_runtime.regroup import Rules
 from mecefo_runtime.roster import Stage
 from tests.planning import COSTS, layout_of
@@ -99,6 +99,7 @@ class World:
             find(self.strategy),
             takeover=self.takeover,
             newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d.folder not in refused), None),
+            stops_on_loss=stops_on_loss(self.strategy),
         )
         return Membership(
             rules,

@@ -1,0 +1,178 @@
+"""`chaos compare`, and what `chaos run --repeat` and `--baseline` share with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos.commands.output import print_json, print_text
+from chaos.errors import UsageError, nearest, shown
+
+if TYPE_CHECKING:
+    from chaos.experiment import Experiment
+    from harness.comparison.sample import RunSet, Sample
+    from harness.comparison.verdicts import Against, SetVerdict
+
+
+def compare_strategies(
+    experiment_of: Callable[[str], Experiment], strategies: str, num_rounds: int, out: Path, as_json: bool
+) -> int:
+    """Run the experiment under each of `strategies` (comma-separated) in turn; returns the exit code."""
+    from harness.comparison.rounds import REFUSED, Rounds, contender
+    from harness.comparison.verdicts import judge_comparison
+
+    names = _strategies(strategies)
+    contenders = [contender(name, lambda name=name: experiment_of(name)) for name in names]  # type: ignore[misc]
+    if all(one.experiment is None for one in contenders):
+        raise UsageError(contenders[0].refusal)
+    for one in contenders:
+        if one.experiment is None:
+            click.echo(f"{one.label} is {REFUSED}: {one.refusal}", err=True)
+    rounds = Rounds("comparison", contenders, num_rounds, out)
+    found = rounds.run(sys.stderr)
+    return _report(found, judge_comparison(found), rounds.folder, as_json, None)
+
+
+def repeat(
+    experiment: Experiment,
+    num_rounds: int,
+    out: Path,
+    as_json: bool,
+    baseline: Callable[[Sequence[Sample]], Against] | None,
+) -> int:
+    """Run the same experiment `num_rounds` times; returns the exit code, with a `baseline` the worse of both."""
+    from harness.comparison.rounds import Contender, Rounds, check_repeatable
+    from harness.comparison.verdicts import judge_repetition
+
+    check_repeatable(experiment)
+    label = getattr(experiment.job, "strategy", experiment.job.runtime)
+    rounds = Rounds("repetition", [Contender(label, experiment)], num_rounds, out)
+    found = rounds.run(sys.stderr)
+    against = None if baseline is None else baseline(found.samples)
+    return _report(found, judge_repetition(found), rounds.folder, as_json, against)
+
+
+def compare_with_baseline(
+    reference: str,
+    baseline: str,
+    out: Path,
+    as_json: bool,
+    figures: Sequence[str],
+    tolerance: str | None,
+    anyway: bool,
+) -> int:
+    """The figures of two stored runs, or sets of them, side by side; returns the exit code."""
+    from harness.comparison.stored import find_samples
+
+    against = prepare_baseline(baseline, out, figures, tolerance, anyway)(find_samples(out, reference))
+    if as_json:
+        print_json({"run": reference, "baseline": baseline, **against.to_dict()})
+    else:
+        from harness.comparison.text import against_lines
+
+        print_text("\n".join(against_lines(against, reference, baseline)))
+    return against.verdict.exit_code
+
+
+def prepare_baseline(
+    reference: str, out: Path, figures: Sequence[str] = (), tolerance: str | None = None, anyway: bool = False
+) -> Callable[[Sequence[Sample]], Against]:
+    """What compares samples with the baseline `reference`, which is read now: a mistake shows before anything runs.
+
+    Raises:
+        UsageError: there is no such baseline, figure or tolerance.
+    """
+    from harness.comparison.change import DEFAULT_TOLERANCE_RATIO
+    from harness.comparison.figures import DECIDING
+    from harness.comparison.stored import find_samples
+    from harness.comparison.verdicts import judge_against
+
+    samples = find_samples(out, reference)
+    deciding = [_figure(name) for name in figures] or DECIDING
+    ratio = DEFAULT_TOLERANCE_RATIO if tolerance is None else _tolerance(tolerance)
+    return lambda now: judge_against(now, samples, deciding, ratio, anyway=anyway)
+
+
+def single_run_against(
+    folder: Path, exit_code: int, out: Path, as_json: bool, baseline: Callable[[Sequence[Sample]], Against]
+) -> int:
+    """A run that has just ended beside its baseline, told after its report; returns the worse of both exit codes."""
+    from harness.comparison.stored import find_samples
+    from harness.comparison.text import against_lines
+    from harness.comparison.verdicts import worst
+
+    against = baseline(find_samples(out, str(folder)))
+    # Standard output has the summary of the run, and nothing else.
+    click.echo("\n" + "\n".join(against_lines(against, "this run", "the baseline")), err=as_json)
+    return worst([exit_code, against.verdict.exit_code])
+
+
+def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, against: Against | None) -> int:
+    from harness.comparison.page import write_pages
+    from harness.comparison.text import against_lines, set_lines
+    from harness.comparison.verdicts import worst
+
+    write_pages(found, verdict, folder)
+    if as_json:
+        document = {**found.to_dict(), **verdict.to_dict(), "folder": str(folder)}
+        print_json(document | ({} if against is None else {"against_baseline": against.to_dict()}))
+    else:
+        unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        print_text("\n".join(set_lines(found, verdict, folder, unicode=unicode)))
+        if against is not None:
+            print_text("\n" + "\n".join(against_lines(against, "this", "the baseline")))
+    return worst([verdict.exit_code, *([] if against is None else [against.verdict.exit_code])])
+
+
+def _strategies(text: str) -> list[str]:
+    from mecefo_runtime.planners import names
+
+    wanted = [part.strip() for part in text.split(",")]
+    for name in wanted:
+        if name not in names():
+            message = f"there is no strategy {shown(name)}: there are {', '.join(names())}"
+            raise UsageError(message, key="--strategies", suggestion=nearest(name, names()))
+    if len(set(wanted)) < len(wanted):
+        raise UsageError("each of them once", key="--strategies")
+    return wanted
+
+
+def _figure(name: str) -> str:
+    from harness.comparison.figures import FIGURES
+    from harness.metrics import find
+    from harness.metrics import nearest as nearest_figure
+
+    metric = find(name)
+    if metric is None:
+        raise UsageError(
+            f"there is no figure {shown(name)}", key="--figure", suggestion=nearest_figure(name, list(FIGURES))
+        )
+    if FIGURES[metric.name].better is None:
+        raise UsageError(f"{metric.name} is neither better nor worse when it changes", key="--figure")
+    return metric.name
+
+
+def _tolerance(text: str) -> float:
+    number = text.strip().removesuffix("%")
+    try:
+        ratio = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio < float("inf"):
+        raise UsageError(f"{shown(text)} is no tolerance: write 5%, or 0.05", key="--tolerance")
+    return ratio
+
+
+def refuse_options(options: Mapping[str, Any], why: str) -> None:
+    """Refuse options of an experiment where none is run.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, value in options.items():
+        if value not in (None, (), False):
+            raise UsageError(why, key=f"--{name.replace('_', '-')}")

@@ -1,0 +1,1 @@
+"""Runs beside each other: the same experiment again and again, under several strategies, or against a baseline."""

@@ -1,0 +1,65 @@
+"""The page of a set: one HTML file that needs no network and no script, beside the plot and the links to its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.comparison.figures import FIGURES, HEADLINE
+from harness.comparison.plot import plot
+from harness.comparison.sample import RunSet, Sample
+from harness.comparison.text import headline, notes
+from harness.comparison.verdicts import SetVerdict
+from harness.execute import write_whole
+from harness.words import one_line
+
+PLOT_FILE = "plot.svg"
+PAGE_FILE = "report.html"
+_TEMPLATE = "page.html.j2"
+
+
+def write_pages(found: RunSet, verdict: SetVerdict, folder: Path) -> None:
+    """Write the page and the plot of a set into its folder.
+
+    Raises:
+        EnvironmentFailure: they could not be written.
+    """
+    write_whole(folder / PLOT_FILE, plot(found))
+    write_whole(folder / PAGE_FILE, render(found, verdict))
+
+
+def render(found: RunSet, verdict: SetVerdict) -> str:
+    """The whole page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    machine = next((sample.machine for sample in found.samples if sample.machine), {})
+    return environment.get_template(_TEMPLATE).render(
+        found=found,
+        verdict=verdict,
+        word=headline(found, verdict),
+        plot=Markup(plot(found)),
+        rows=[
+            {"words": words, "cells": [_cell(sample, name) for sample in found.samples]}
+            for name, words in HEADLINE.items()
+            if any(sample.values(name) for sample in found.samples)
+        ],
+        machine=", ".join(f"{key} {value}" for key, value in machine.items()),
+        notes=notes(found),
+    )
+
+
+def _cell(sample: Sample, name: str) -> dict[str, Any]:
+    figure, values = FIGURES[name], sample.spread(name)
+    if not values["n"]:
+        return {"median": "-", "spread": ""}
+    spread = f"{figure.to_text(values['min'])} to {figure.to_text(values['max'])}, n {values['n']}"
+    return {"median": figure.to_text(values["median"]), "spread": spread}

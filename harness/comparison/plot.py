@@ -1,0 +1,112 @@
+"""The plot of a set: for each figure every run as a dot, its strategy's range as a line and the median as a bar.
+
+The picture stands alone: its colours are in it, for light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from markupsafe import escape
+
+from harness.comparison.figures import FIGURES, HEADLINE, Figure
+from harness.comparison.sample import RunSet, Sample
+from harness.words import one_line
+
+_WIDTH = 820
+_LABEL = 120
+_VALUE = 120
+_ROW = 24
+_HEAD = 30
+_GAP = 26
+_NUM_TICKS = 5
+# Of figures that are nothing at all, an axis still needs a length.
+_LEAST_SPAN = 1e-9
+_STYLE = """
+.plot-page ~ text { font: 12px system-ui, sans-serif; }
+.plot-page { fill: #ffffff; } .plot-ink { fill: #1c2024; } .plot-soft { fill: #5b6570; }
+.plot-grid { stroke: #d8dde2; } .plot-range { stroke: #a9c8ef; stroke-width: 8; stroke-linecap: round; }
+.plot-median { stroke: #1d5fbf; stroke-width: 3; } .plot-run { fill: #1d5fbf; fill-opacity: .75; }
+@media (prefers-color-scheme: dark) {
+  .plot-page { fill: #14171a; } .plot-ink { fill: #e6e9ec; } .plot-soft { fill: #9aa4ae; }
+  .plot-grid { stroke: #363d44; } .plot-range { stroke: #2d5a92; }
+  .plot-median { stroke: #7db4ff; } .plot-run { fill: #7db4ff; }
+}
+"""
+
+
+def plot(found: RunSet) -> str:
+    """The SVG document; figures that no run has are left out."""
+    body: list[str] = []
+    top = 8.0
+    for name, words in HEADLINE.items():
+        if any(sample.values(name) for sample in found.samples):
+            panel, height = _panel(FIGURES[name], words, found.samples, top)
+            body += panel
+            top += height + _GAP
+    height = max(top, 20.0)
+    title = f"{one_line(found.name)}: {len(found.samples)} samples, {found.num_rounds} runs each"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
+        f'aria-label="{escape(title)}"><style>{_STYLE}</style>'
+        f'<rect width="{_WIDTH}" height="{height:.0f}" class="plot-page"/>{"".join(body)}</svg>\n'
+    )
+
+
+def _panel(figure: Figure, words: str, samples: Sequence[Sample], top: float) -> tuple[list[str], float]:
+    better = {"lower": " (lower is better)", "higher": " (higher is better)", None: ""}[figure.better]
+    body = [_text(8, top + 14, f"{words}{better}", "start", "plot-ink")]
+    values = [value for sample in samples for value in sample.values(figure.name)]
+    low, high = min(0.0, *values), max(0.0, *values)
+    high = high if high - low > _LEAST_SPAN else low + 1.0
+    left, right = _LABEL, _WIDTH - _VALUE
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (right - left)
+
+    bottom = top + _HEAD + _ROW * len(samples)
+    for tick in _ticks(low, high):
+        body.append(_line(x(tick), top + _HEAD - 6, x(tick), bottom, "plot-grid"))
+        body.append(_text(x(tick), bottom + 13, _tick(figure, tick), "middle", "plot-soft"))
+    for row, sample in enumerate(samples):
+        body += _row(figure, sample, x, top + _HEAD + _ROW * (row + 0.5))
+    return body, bottom - top + 14
+
+
+def _row(figure: Figure, sample: Sample, x: object, y: float) -> Iterator[str]:
+    assert callable(x)
+    values = sample.spread(figure.name)
+    yield _text(_LABEL - 10, y + 4, sample.label, "end", "plot-ink")
+    if not values["n"]:
+        yield _text(_LABEL + 4, y + 4, "no value", "start", "plot-soft")
+        return
+    yield _line(x(values["min"]), y, x(values["max"]), y, "plot-range")
+    for value in values["values"]:
+        title = f"<title>{escape(one_line(f'{sample.label}: {figure.to_text(value)}'))}</title>"
+        yield f'<circle cx="{x(value):.1f}" cy="{y:.1f}" r="4" class="plot-run">{title}</circle>'
+    yield _line(x(values["median"]), y - 8, x(values["median"]), y + 8, "plot-median")
+    yield _text(
+        _WIDTH - _VALUE + 14, y + 4, f"{figure.to_text(values['median'])}, n {values['n']}", "start", "plot-ink"
+    )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    rough = (high - low) / _NUM_TICKS
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(magnitude * factor for factor in (1, 2, 5, 10) if magnitude * factor >= rough * 0.999)
+    return [round(index * step, 12) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _tick(figure: Figure, value: float) -> str:
+    if figure.metric.unit == "ratio":
+        return f"{value * 100:g}%"
+    return f"{value:g} s" if figure.metric.unit == "seconds" else f"{value:,g}"
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css}"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str, css: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{css}">{escape(one_line(words))}</text>'

@@ -1,0 +1,135 @@
+"""Runs experiments in turn, again and again, and keeps what came of it: a drift of the machine hits all alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
+from chaos.experiment import Experiment, experiment_hash
+from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
+from harness.comparison.stored import machine_of, verdict_but_gates
+from harness.execute import check, execute, judge, write_whole
+from harness.runs import SET_FILE, StoreError, new_set_folder
+
+FOLDER_OF: dict[Kind, str] = {"comparison": "compare", "repetition": "repeat"}
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One experiment of a set. `experiment` None: it cannot be run, and `refusal` says why."""
+
+    label: str
+    experiment: Experiment | None
+    refusal: str = ""
+
+
+def check_repeatable(experiment: Experiment) -> None:
+    """Everything that can be refused before the first of several runs.
+
+    Raises:
+        UsageError: the experiment cannot be run, or not more than once.
+    """
+    checkpoint = getattr(experiment.job, "checkpoint", None)
+    if checkpoint is not None and checkpoint.folder is not None:
+        message = "one run would go on from another's checkpoints: leave it out, and each has its own"
+        raise UsageError(message, key="job.checkpoint.folder")
+    check(experiment)
+
+
+def contender(label: str, make: Callable[[], Experiment]) -> Contender:
+    """What `make` makes, or why it cannot be run."""
+    try:
+        experiment = make()
+        check_repeatable(experiment)
+    except UsageError as error:
+        return Contender(label, None, str(error))
+    return Contender(label, experiment)
+
+
+class Rounds:
+    """The rounds of a set, stored in `folder`; whatever ends them, what is done is kept."""
+
+    def __init__(self, kind: Kind, contenders: Sequence[Contender], num_rounds: int, out: Path) -> None:
+        """Make the set's folder.
+
+        Raises:
+            EnvironmentFailure: it cannot be made.
+        """
+        self._kind = kind
+        self._contenders = list(contenders)
+        self._num_rounds = num_rounds
+        self._out = out
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._runs: dict[str, list[Run]] = {one.label: [] for one in contenders}
+        self._machine: dict[str, Any] = {}
+        try:
+            self.folder = new_set_folder(out, FOLDER_OF[kind])
+        except StoreError as error:
+            raise EnvironmentFailure(str(error)) from error
+
+    def run(self, stream: TextIO) -> RunSet:
+        """All rounds, shown on `stream`; the set is `partial` when they were interrupted.
+
+        Raises:
+            EnvironmentFailure: the set could not be written.
+        """
+        try:
+            is_complete = self._run_all(stream)
+        except KeyboardInterrupt:
+            is_complete = False
+        return self._write("complete" if is_complete else "partial")
+
+    def _run_all(self, stream: TextIO) -> bool:
+        for number in range(1, self._num_rounds + 1):
+            for one in self._contenders:
+                print(f"round {number} of {self._num_rounds}: {one.label}", file=stream, flush=True)
+                if not self._run_one(one, number, stream):
+                    return False
+                self._write("running")
+        return True
+
+    def _run_one(self, one: Contender, number: int, stream: TextIO) -> bool:
+        """One run; False when it was interrupted, or nothing more can be run."""
+        runs = self._runs[one.label]
+        if one.experiment is None:
+            runs.append(Run(REFUSED, round=number, error=one.refusal))
+            return True
+        try:
+            summary, folder = execute(one.experiment, self._out, stream)
+        except ChaosError as error:
+            verdict = "dirty" if isinstance(error, HealError) else "error"
+            runs.append(Run(verdict, round=number, error=str(error)))
+            # What one run left behind stops the next as well.
+            return not isinstance(error, HealError | EnvironmentFailure)
+        _, events = judge(folder)
+        place = str(Path("..") / ".." / folder.relative_to(self._out))
+        runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(events)))
+        self._machine = machine_of(events)
+        link = self.folder / f"{one.label}-{number}"
+        # A convenience only: not every file system has links.
+        with suppress(OSError):
+            link.symlink_to(place, target_is_directory=True)
+        return bool(summary["status"] != "interrupted")
+
+    def _write(self, status: Status) -> RunSet:
+        samples = [
+            Sample(
+                label=one.label,
+                experiment_hash=None if one.experiment is None else experiment_hash(one.experiment),
+                experiment={} if one.experiment is None else one.experiment.model_dump(mode="json"),
+                machine=self._machine,
+                runs=tuple(self._runs[one.label]),
+            )
+            for one in self._contenders
+        ]
+        name = next((one.experiment.name for one in self._contenders if one.experiment is not None), "nothing")
+        found = RunSet(self._kind, name, self._started, self._num_rounds, samples, status)
+        write_whole(self.folder / SET_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
+        return found

@@ -1,0 +1,224 @@
+"""Runs of one experiment as a sample, and several samples as a set: what is stored, shown and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from harness.comparison.figures import FIGURES, figures_of
+
+Kind = Literal["comparison", "repetition"]
+Status = Literal["running", "complete", "partial"]
+FORMAT = "chaos-set-1"
+USABLE = ("pass", "fail")
+"""Verdicts of runs whose figures count: the fault was seen to strike, and the run came to its end."""
+# What of an experiment changes neither what is run nor how it is measured.
+_IMMATERIAL = ("name", "gates", "halt")
+
+
+class NoSet(Exception):
+    """What was read is no set of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: its verdict, and its figures by name. `folder` is where its files are, None if that is not known.
+
+    `error` says why there is no run. `verdict_but_gates` is what its verdict would be without the gates asked for
+    (None: not known), `gates` are their answers. `dilation_overrun_ratio`: how much too busy the machine was for it.
+    """
+
+    verdict: str
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    folder: str | None = None
+    round: int = 1
+    reasons: Sequence[str] = ()
+    gates: Sequence[Mapping[str, Any]] = ()
+    error: str | None = None
+    verdict_but_gates: str | None = None
+    dilation_overrun_ratio: float | None = None
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any], folder: str | None = None, round: int = 1) -> Run:
+        """The run that a summary tells of."""
+        return cls(
+            verdict=str(summary["verdict"]),
+            figures=figures_of(summary),
+            folder=folder,
+            round=round,
+            reasons=tuple(summary.get("reasons") or ()),
+            gates=tuple(gate for gate in summary.get("gates") or () if not gate.get("builtin")),
+            dilation_overrun_ratio=summary.get("dilation_overrun_ratio"),
+        )
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its figures count."""
+        return self.error is None and (self.verdict_but_gates or self.verdict) in USABLE
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "round": self.round,
+            "verdict": self.verdict,
+            "verdict_but_gates": self.verdict_but_gates,
+            "folder": self.folder,
+            "error": self.error,
+            "reasons": list(self.reasons),
+            "gates": [dict(gate) for gate in self.gates],
+            "figures": dict(self.figures),
+            "dilation_overrun_ratio": self.dilation_overrun_ratio,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Runs of one experiment, called `label` (its strategy). `experiment` is it as plain values, `machine` on what."""
+
+    label: str
+    experiment_hash: str | None
+    experiment: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    runs: Sequence[Run]
+
+    @property
+    def usable(self) -> tuple[Run, ...]:
+        """The runs whose figures count."""
+        return tuple(run for run in self.runs if run.is_usable)
+
+    def values(self, name: str) -> list[float]:
+        """The figure `name` of every run that counts and has one."""
+        return [value for run in self.usable if (value := run.figures.get(name)) is not None]
+
+    def num_missing(self, name: str) -> int:
+        """How many runs, of all, have no value of it."""
+        return len(self.runs) - len(self.values(name))
+
+    def spread(self, name: str) -> dict[str, Any]:
+        """Median, least and greatest value, how many there are, and all of them."""
+        values = self.values(name)
+        return {
+            "median": median(values) if values else None,
+            "min": min(values, default=None),
+            "max": max(values, default=None),
+            "n": len(values),
+            "values": values,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, the spread of each figure with them."""
+        return {
+            "label": self.label,
+            "experiment_hash": self.experiment_hash,
+            "experiment": dict(self.experiment),
+            "machine": dict(self.machine),
+            "runs": [run.to_dict() for run in self.runs],
+            "figures": {name: self.spread(name) for name in FIGURES},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet:
+    """What one command ran: `num_rounds` runs of each sample were asked for, in turn."""
+
+    kind: Kind
+    name: str
+    started: str
+    num_rounds: int
+    samples: Sequence[Sample]
+    status: Status = "complete"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "format": FORMAT,
+            "kind": self.kind,
+            "name": self.name,
+            "status": self.status,
+            "started": self.started,
+            "num_rounds": self.num_rounds,
+            "samples": [sample.to_dict() for sample in self.samples],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> RunSet:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            NoSet: it is none, or of another version.
+        """
+        if raw.get("format") != FORMAT:
+            raise NoSet(f"it is no set of runs that this version knows: its format is not {FORMAT}")
+        try:
+            samples = [
+                Sample(
+                    label=str(sample["label"]),
+                    experiment_hash=sample["experiment_hash"],
+                    experiment=dict(sample["experiment"]),
+                    machine=dict(sample["machine"]),
+                    runs=[_run_from(run) for run in sample["runs"]],
+                )
+                for sample in raw["samples"]
+            ]
+            return cls(raw["kind"], str(raw["name"]), raw["started"], int(raw["num_rounds"]), samples, raw["status"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise NoSet(f"it is a damaged set of runs ({type(error).__name__}: {error})") from error
+
+
+def _run_from(raw: Mapping[str, Any]) -> Run:
+    figures = {
+        str(name): None if value is None else float(value)
+        for name, value in raw["figures"].items()
+        if not isinstance(value, bool)
+    }
+    return Run(
+        verdict=str(raw["verdict"]),
+        figures=figures,
+        folder=raw["folder"],
+        round=int(raw["round"]),
+        reasons=tuple(raw["reasons"]),
+        gates=tuple(raw["gates"]),
+        error=raw["error"],
+        verdict_but_gates=raw.get("verdict_but_gates"),
+        dilation_overrun_ratio=raw.get("dilation_overrun_ratio"),
+    )
+
+
+def sample_of(
+    summary: Mapping[str, Any],
+    experiment: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    folder: Path | None,
+    verdict_but_gates: str | None = None,
+) -> Sample:
+    """A single run as a sample."""
+    run = replace(Run.of(summary, None if folder is None else str(folder)), verdict_but_gates=verdict_but_gates)
+    label = str(summary.get("strategy") or summary.get("runtime") or "run")
+    return Sample(label, summary.get("experiment_hash"), experiment, machine, (run,))
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """In what two experiments differ that matters to their figures: `job.steps: 50, not 80`."""
+    ours, theirs = (
+        _flat({key: value for key, value in experiment.items() if key not in _IMMATERIAL})
+        for experiment in (one, other)
+    )
+    return [
+        f"{key}: {json.dumps(ours.get(key))}, not {json.dumps(theirs.get(key))}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        parts = [(f"{prefix}.{key}" if prefix else str(key), part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{prefix}[{index}]", part) for index, part in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {key: leaf for name, part in parts for key, leaf in _flat(part, name).items()}

@@ -1,0 +1,80 @@
+"""Runs and sets of runs that are stored, as samples to compare: by name, by folder, or as a file of figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import UsageError
+from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
+from harness.execute import judge
+from harness.log import LogError
+from harness.runs import EVENTS_FILE, SET_FILE, RunNotFound, StoreError, find_run
+from harness.summary import summarize
+from mecefo_runtime.events import Event
+
+
+def find_samples(out: Path, reference: str) -> list[Sample]:
+    """The samples of what `reference` names: a set's folder or file, a run (see `find_run`), a copied summary.json.
+
+    A run is judged again from its log; of a set or a lone summary the figures are those that it holds.
+
+    Raises:
+        UsageError: there is no such thing, or it holds no figures.
+    """
+    for path in (Path(reference), out / reference):
+        if (path / SET_FILE).is_file():
+            return _read(path / SET_FILE)
+        if path.is_file() and path.suffix == ".json" and not (path.parent / EVENTS_FILE).is_file():
+            return _read(path)
+    try:
+        folder = find_run(out, reference)
+        summary, events = judge(folder)
+    except (RunNotFound, StoreError, LogError) as error:
+        raise UsageError(str(error)) from error
+    experiment = _mapping(_of_start(events).get("experiment"))
+    return [sample_of(summary, experiment, machine_of(events), folder, verdict_but_gates(events))]
+
+
+def machine_of(events: Sequence[Event]) -> dict[str, Any]:
+    """What a run ran on, as its log tells: the machine, and how much slower its ranks were made."""
+    began = _of_start(events)
+    dilation = {} if began.get("dilation_ratio") is None else {"dilation": began["dilation_ratio"]}
+    return {**_mapping(began.get("machine")), **dilation}
+
+
+def verdict_but_gates(events: Sequence[Event]) -> str:
+    """The verdict of a run if the gates that were asked for are left aside."""
+    bare = [
+        replace(event, fields={**event.fields, "gates": []}) if event.kind == "run_started" else event
+        for event in events
+    ]
+    return str(summarize(bare)["verdict"])
+
+
+def _read(path: Path) -> list[Sample]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot be read as JSON: {error}", path=str(path)) from error
+    if isinstance(document, Mapping) and "verdict" in document and "experiment_hash" in document:
+        try:
+            return [sample_of({"incidents": (), **document}, {}, {}, None)]
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"is no summary of a run ({type(error).__name__}: {error})"
+            raise UsageError(message, path=str(path)) from error
+    try:
+        return list(RunSet.from_dict(document if isinstance(document, Mapping) else {}).samples)
+    except NoSet as error:
+        raise UsageError(str(error), path=str(path)) from error
+
+
+def _of_start(events: Sequence[Event]) -> Mapping[str, Any]:
+    return next((event.fields for event in events if event.kind == "run_started"), {})
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,139 @@
+"""Sets of runs, and runs beside a baseline, on a terminal: within 80 columns, and nothing by colour alone."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.caveats import MUCH_OVERRUN
+from harness.comparison.change import Change
+from harness.comparison.figures import FIGURES, HEADLINE
+from harness.comparison.rounds import REFUSED
+from harness.comparison.sample import RunSet, Sample
+from harness.comparison.verdicts import Against, SetVerdict
+from harness.words import count, one_line
+from mecefo_runtime.planners import stops_on_loss
+
+_WIDTH = 80
+_BAR_CELLS = 24
+_LABEL_CELLS = 12
+
+
+def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool = True) -> Iterator[str]:
+    """The report of a set that lies in `folder`."""
+    many = f"{len(found.samples)} strategies, " if found.kind == "comparison" else ""
+    each = " each" if many else ""
+    yield f"{one_line(found.name)}: {headline(found, verdict).upper()}; {many}{count(found.num_rounds, 'run')}{each}"
+    yield from (f"  - {one_line(reason)}" for reason in verdict.reasons)
+    yield ""
+    yield f"{'median':>{_LABEL_CELLS + 14}}   {'least to greatest':<24} n"
+    for name, words in HEADLINE.items():
+        if any(sample.values(name) for sample in found.samples):
+            yield words
+            yield from _bars(found.samples, name, unicode)
+    yield ""
+    yield "runs"
+    for sample in found.samples:
+        yield from _runs(sample)
+    yield ""
+    for note in notes(found):
+        yield from textwrap.wrap(note, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    yield f"all of it: {folder}"
+
+
+def headline(found: RunSet, verdict: SetVerdict) -> str:
+    """What a set came to, in a word or two; a comparison is not passed, but complete."""
+    word = "complete" if found.kind == "comparison" and verdict.verdict == "pass" else verdict.verdict
+    return f"{word}, partial" if found.status == "partial" else word
+
+
+def notes(found: RunSet) -> list[str]:
+    """What must be known before trusting the figures of a set."""
+    said = []
+    labels = ", ".join(sample.label for sample in found.samples)
+    if found.kind == "comparison":
+        said.append(f"Every round ran {labels} in turn, with the same seed and the same faults.")
+    restarting = [sample.label for sample in found.samples if stops_on_loss(sample.label) and sample.runs]
+    for label in restarting:
+        experiment = next(sample.experiment for sample in found.samples if sample.label == label)
+        checkpoint = (experiment.get("job") or {}).get("checkpoint") or {}
+        every = f" (every {checkpoint['every_steps']} steps)" if "every_steps" in checkpoint else ""
+        said.append(
+            f"{label} really ends all ranks and starts them again from the newest checkpoint{every}. They are forked "
+            "from a process that has torch imported: under a launcher of its own a restart takes longer."
+        )
+    if restarting:
+        said.append(
+            "Its speed drop under the fault is near 100%, because that ends when the job is where it was; what a "
+            "failure costs in all, the whole run's drop and the goodput say."
+        )
+    ratio = next((sample.machine.get("dilation") for sample in found.samples if sample.machine), None)
+    if isinstance(ratio, int | float) and ratio > 1:
+        said.append(f"Time dilation {ratio:g} was in force: compare these figures with each other only.")
+    overruns = [run.dilation_overrun_ratio or 0.0 for sample in found.samples for run in sample.runs]
+    if (overrun := max(overruns, default=0.0)) > MUCH_OVERRUN:
+        said.append(
+            f"The machine was too busy for the dilation: compute took up to {overrun:.0%} longer than it should have, "
+            "and the figures show it. Repeat it on a quieter machine, or with a larger --dilation."
+        )
+    return said
+
+
+def against_lines(found: Against, what: str, baseline: str) -> Iterator[str]:
+    """The report of a comparison with a baseline."""
+    yield f"{one_line(what)} against {one_line(baseline)}: {found.verdict.verdict.upper()}"
+    yield from (f"  - {one_line(reason)}" for reason in found.verdict.reasons)
+    yield from (f"  note: {one_line(note)}" for note in found.notes)
+    for label, changes in found.pairs:
+        first = changes[0]
+        runs = f"{first.num_now} against {first.num_base} runs"
+        yield ""
+        yield f"{label} ({runs})"
+        yield f"  {'figure':<37}{'now':>10}{'baseline':>11}{'noise':>10}  "
+        yield from (_change(change) for change in changes if change.is_deciding)
+        others = [change for change in changes if not change.is_deciding and not change.now is change.base is None]
+        if others:
+            yield "  these decide nothing:"
+        yield from (_change(change) for change in others)
+
+
+def _change(change: Change) -> str:
+    figure = change.figure
+    cells = (figure.to_text(change.now), figure.to_text(change.base), figure.to_text(change.band))
+    why = f" ({change.why})" if change.why and change.word == "no data" and change.is_deciding else ""
+    return f"  {figure.name:<37}{cells[0]:>10}{cells[1]:>11}{cells[2]:>10}  {change.word}{why}"
+
+
+def _bars(samples: Sequence[Sample], name: str, unicode: bool) -> Iterator[str]:
+    figure = FIGURES[name]
+    full, light = ("█", "░") if unicode else ("#", ".")
+    top = max((value for sample in samples for value in sample.values(name)), default=0.0)
+    for sample in samples:
+        values = sample.spread(name)
+        label = f"  {sample.label:<{_LABEL_CELLS}}"
+        if not values["n"]:
+            yield f"{label}{'-':>12}"
+            continue
+        spread = f"{figure.to_text(values['min'])} to {figure.to_text(values['max'])}"
+        scale = _BAR_CELLS / top if top > 0 else 0.0
+        solid = round(max(0.0, values["median"]) * scale)
+        whole = max(solid, round(max(0.0, values["max"]) * scale))
+        bar = full * solid + light * (whole - solid)
+        yield f"{label}{figure.to_text(values['median']):>12}   {spread:<24} {values['n']} {bar}".rstrip()
+
+
+def _runs(sample: Sample) -> Iterator[str]:
+    told = [run for run in sample.runs if run.error is None]
+    if refused := next((run for run in sample.runs if run.verdict == REFUSED), None):
+        yield f"  {sample.label}: cannot be run: {one_line(refused.error)}"
+        return
+    passed = sum(run.verdict == "pass" for run in told)
+    yield f"  {sample.label}: {passed} of {len(sample.runs)} pass"
+    for run in sample.runs:
+        if run.error is not None:
+            yield f"    {run.round}: no run: {one_line(run.error)}"
+        else:
+            place = "" if run.folder is None else run.folder.removeprefix("../../")
+            why = f"  {one_line(run.reasons[0])}" if run.verdict != "pass" and run.reasons else ""
+            yield f"    {run.round}: {run.verdict:<12} {place}{why}"

@@ -1,0 +1,224 @@
+"""What a set of runs comes to: the verdict of repeated runs, of a comparison, and against a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, cast
+
+from harness.comparison.change import Change, compare, exit_code
+from harness.comparison.rounds import REFUSED
+from harness.comparison.sample import RunSet, Sample, differences
+from harness.gates import OPERATORS, Gate, GateError
+from harness.verdict import EXIT_CODES, WORST_FIRST, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class MedianGate:
+    """A gate on the median over runs; `passed` is None where a run has no answer."""
+
+    expression: str
+    value: float | None
+    passed: bool | None
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"expression": self.expression, "value": self.value, "passed": self.passed, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class SetVerdict:
+    """`reasons` are sentences, one for each thing that speaks against it."""
+
+    verdict: str
+    exit_code: int
+    reasons: tuple[str, ...]
+    gates: tuple[MedianGate, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "reasons": list(self.reasons),
+            "gates": [gate.to_dict() for gate in self.gates],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Samples beside those of a baseline, pair by pair, and what that comes to."""
+
+    pairs: tuple[tuple[str, tuple[Change, ...]], ...]
+    verdict: SetVerdict
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            **self.verdict.to_dict(),
+            "notes": list(self.notes),
+            "samples": [
+                {"label": label, "changes": [change.to_dict() for change in changes]} for label, changes in self.pairs
+            ],
+        }
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code of several: the one whose verdict outranks the others; see `harness.verdict.WORST_FIRST`."""
+    ranks = {EXIT_CODES[outcome]: rank for rank, outcome in enumerate(WORST_FIRST)}
+    return min(codes, key=lambda code: ranks.get(code, -1), default=0)
+
+
+def judge_repetition(found: RunSet) -> SetVerdict:
+    """Of the same experiment, again and again: the gates hold for the median, all else must be well in every run."""
+    (sample,) = found.samples
+    outcomes: list[tuple[Outcome, str]] = []
+    for run in sample.runs:
+        outcome = _known(run.verdict if run.verdict_but_gates is None else run.verdict_but_gates)
+        if run.error is not None:
+            outcomes.append((_known(run.verdict), f"run {run.round}: {run.error}"))
+        elif outcome != "pass":
+            outcomes.append((outcome, f"run {run.round}: {run.reasons[0] if run.reasons else outcome}"))
+    gates = _median_gates(sample)
+    for gate in gates:
+        if gate.passed is not True:
+            outcomes.append(("fail" if gate.passed is False else "inconclusive", gate.reason))
+    if found.status == "partial":
+        outcomes.append(("halted", f"interrupted: {len(sample.runs)} of {found.num_rounds} runs were begun"))
+    return _verdict(outcomes, f"all {len(sample.runs)} runs came through, and every gate holds for the median", gates)
+
+
+def judge_comparison(found: RunSet) -> SetVerdict:
+    """Of strategies beside each other: whether there is an answer for each of them, not which it is."""
+    outcomes: list[tuple[Outcome, str]] = []
+    for sample in found.samples:
+        for run in sample.runs:
+            outcome = "inconclusive" if run.verdict == REFUSED else _known(run.verdict)
+            if outcome not in ("pass", "fail"):
+                why = run.error or (run.reasons[0] if run.reasons else outcome)
+                outcomes.append((outcome, f"{sample.label}, round {run.round}: {why}"))
+    if found.status == "partial":
+        outcomes.append(("halted", "interrupted before all rounds were done"))
+    return _verdict(_once(outcomes), "every strategy was run in every round", ())
+
+
+def judge_against(
+    samples: Sequence[Sample],
+    baseline: Sequence[Sample],
+    deciding: Sequence[str],
+    tolerance_ratio: float,
+    *,
+    anyway: bool = False,
+) -> Against:
+    """Beside a baseline: worse fails. Of other experiments nothing is told, unless `anyway`."""
+    pairs = _pairs(samples, baseline)
+    if not pairs:
+        ours, theirs = (", ".join(sample.label for sample in side) for side in (samples, baseline))
+        reason = f"they have nothing in common: {ours} here, {theirs} in the baseline"
+        return Against((), _verdict([("inconclusive", reason)], "", ()))
+    outcomes: list[tuple[Outcome, str]] = []
+    notes: list[str] = []
+    judged: list[tuple[str, tuple[Change, ...]]] = []
+    for now, base in pairs:
+        if other := _other_experiment(now, base):
+            if not anyway:
+                outcomes.append(("inconclusive", f"{other}; --anyway compares them nevertheless"))
+                continue
+            notes.append(other)
+        if now.machine and base.machine and now.machine != base.machine:
+            notes.append(f"another machine: {_machine(now)}, not {_machine(base)}")
+        changes = tuple(compare(now, base, deciding, tolerance_ratio))
+        judged.append((now.label, changes))
+        name = f"{now.label}: " if len(pairs) > 1 else ""
+        outcomes += [("fail", f"{name}{_worse(change)}") for change in changes if _is(change, "worse")]
+        if exit_code(changes) == EXIT_CODES["inconclusive"]:
+            gone = [c.figure.name for c in changes if _is(c, "no data") and c.base is not None]
+            suspect = [change.figure.name for change in changes if change.is_deciding and change.may_be_worse]
+            what = "no figure that decides is there"
+            if suspect:
+                listed = ", ".join(suspect)
+                what = f"worse, or chance? {listed}: too few runs to tell; --repeat 3 on both sides does"
+            if gone:
+                what = f"no longer known: {', '.join(gone)}"
+            outcomes.append(("inconclusive", f"{name}{what}"))
+    fine = "no figure that decides got worse than the noise and the tolerance"
+    return Against(tuple(judged), _verdict(outcomes, fine, ()), tuple(dict.fromkeys(notes)))
+
+
+def _is(change: Change, word: str) -> bool:
+    return change.is_deciding and change.word == word
+
+
+def _worse(change: Change) -> str:
+    figure = change.figure
+    return (
+        f"{figure.name} got worse: {figure.to_text(change.now)}, in the baseline {figure.to_text(change.base)} "
+        f"(noise {figure.to_text(change.band)})"
+    )
+
+
+def _pairs(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    if len(samples) == len(baseline) == 1:
+        return [(samples[0], baseline[0])]
+    by_label = {sample.label: sample for sample in baseline}
+    return [(sample, by_label[sample.label]) for sample in samples if sample.label in by_label]
+
+
+def _other_experiment(now: Sample, base: Sample) -> str | None:
+    """In what the experiments differ, None if they are the same as far as figures go."""
+    if now.experiment_hash == base.experiment_hash and now.experiment_hash is not None:
+        return None
+    if not now.experiment or not base.experiment:
+        return f"another experiment ({now.experiment_hash}, not {base.experiment_hash})"
+    found = differences(now.experiment, base.experiment)
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return f"another experiment ({'; '.join(found[:4])}{more})" if found else None
+
+
+def _machine(sample: Sample) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sample.machine.items())
+
+
+def _median_gates(sample: Sample) -> tuple[MedianGate, ...]:
+    answers: dict[str, list[Mapping[str, Any]]] = {}
+    for run in sample.usable:
+        for gate in run.gates:
+            answers.setdefault(str(gate["expression"]), []).append(gate)
+    return tuple(_median_gate(expression, of_runs) for expression, of_runs in answers.items())
+
+
+def _median_gate(expression: str, answers: Sequence[Mapping[str, Any]]) -> MedianGate:
+    values = [answer["value"] for answer in answers]
+    unknown = next((answer for answer in answers if answer["value"] is None), None)
+    if unknown is not None:
+        return MedianGate(
+            expression, None, None, f"gate '{expression}' has no answer in every run: {unknown.get('reason')}"
+        )
+    value = float(median(values))
+    try:
+        gate = Gate.parse(expression)
+    except GateError as error:
+        return MedianGate(expression, value, None, str(error))
+    passed = OPERATORS[gate.comparison](value, gate.threshold)
+    listed = ", ".join(f"{one:.6g}" for one in values)
+    word = "holds for" if passed else "fails for"
+    return MedianGate(expression, value, passed, f"gate '{expression}' {word} the median {value:.6g} of {listed}")
+
+
+def _known(verdict: str) -> Outcome:
+    return cast(Outcome, verdict) if verdict in EXIT_CODES else "error"
+
+
+def _once(outcomes: Sequence[tuple[Outcome, str]]) -> list[tuple[Outcome, str]]:
+    return list(dict.fromkeys(outcomes))
+
+
+def _verdict(outcomes: Sequence[tuple[Outcome, str]], fine: str, gates: tuple[MedianGate, ...]) -> SetVerdict:
+    ordered = sorted(outcomes, key=lambda outcome: WORST_FIRST.index(outcome[0]))
+    if not ordered:
+        return SetVerdict("pass", EXIT_CODES["pass"], (fine,), gates)
+    verdict = ordered[0][0]
+    return SetVerdict(verdict, EXIT_CODES[verdict], tuple(dict.fromkeys(text for _, text in ordered)), gates)

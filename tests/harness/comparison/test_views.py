@@ -1,0 +1,101 @@
+"""The report of a set: as text, as a plot, as a page; whatever the figures and the names are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.comparison.page import PAGE_FILE, PLOT_FILE, render, write_pages
+from harness.comparison.plot import plot
+from harness.comparison.rounds import REFUSED
+from harness.comparison.sample import Run
+from harness.comparison.text import against_lines, headline, notes, set_lines
+from harness.comparison.verdicts import judge_against, judge_comparison, judge_repetition
+from tests.harness.comparison.samples import run, run_set, sample
+
+pytestmark = pytest.mark.unit
+
+
+def text(found, **options):
+    return "\n".join(set_lines(found, judge_comparison(found), "/sets/1", **options))
+
+
+def test_every_strategy_has_its_median_range_and_bar():
+    shown = text(run_set(sample(0.3, 0.4, 0.5), sample(4.0, 3.0, 5.0, label="checkpoint")))
+    assert "mecefo            0.40 s   0.30 s to 0.50 s         3 ██" in shown
+    assert f"checkpoint        4.00 s   3.00 s to 5.00 s         3 {'█' * 19}{'░' * 5}" in shown
+    assert "forked from a process that has torch imported" in shown.replace("\n    ", " ")
+
+
+def test_without_unicode_there_are_other_bars():
+    assert text(run_set(sample(0.3)), unicode=False).isascii()
+
+
+def test_it_fits_a_terminal():
+    lines = text(run_set(sample(0.3, 0.4), sample(4.0, 3.0, label="checkpoint"))).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_failed_is_a_row_that_says_so():
+    refused = replace(sample(0.0, label="checkpoint"), runs=[Run(REFUSED, error="give a repair")])
+    died = replace(sample(0.0, label="ndb"), runs=[Run("error", error="the disk is full"), run("halted")])
+    shown = text(run_set(sample(0.3, 0.2), refused, died))
+    assert "checkpoint: cannot be run: give a repair" in shown
+    assert "1: no run: the disk is full" in shown
+    assert "ndb: 0 of 2 pass" in shown
+
+
+def test_a_comparison_is_complete_or_partial_not_passed():
+    found = run_set(sample(1.0))
+    assert headline(found, judge_comparison(found)) == "complete"
+    partial = replace(found, status="partial")
+    assert headline(partial, judge_comparison(partial)) == "halted, partial"
+    again = replace(found, kind="repetition")
+    assert headline(again, judge_repetition(again)) == "pass"
+
+
+def test_dilation_is_said_and_no_restart_where_there_was_none():
+    assert not any("restart" in note for note in notes(run_set(sample(1.0))))
+    assert any("Time dilation 8" in note for note in notes(run_set(sample(1.0, machine={"dilation": 8.0}))))
+
+
+def test_a_machine_that_was_too_busy_is_said():
+    busy = replace(sample(1.0), runs=[replace(run(), dilation_overrun_ratio=0.31)])
+    assert any("up to 31% longer" in note for note in notes(run_set(busy)))
+    assert not any("busy" in note for note in notes(run_set(sample(1.0))))
+
+
+def test_a_baseline_is_shown_figure_by_figure():
+    found = judge_against([sample(2.0, 2.0, 2.0)], [sample(1.0, 1.0, 1.0)], ["recovery_seconds"], 0.05)
+    lines = list(against_lines(found, "now", "before"))
+    assert lines[0] == "now against before: FAIL"
+    assert any(line.split() == ["recovery_seconds", "2.00", "s", "1.00", "s", "0", "ms", "worse"] for line in lines)
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e6, 1e6), max_size=4), min_size=1, max_size=4),
+    st.text(max_size=12),
+    st.sampled_from(["recovery_seconds", "throughput_drop_ratio", "steps_lost"]),
+)
+def test_the_plot_is_sound_for_any_figures_and_names(figures, label, name):
+    samples = [sample(*values, label=f"{label}{index}", name=name) for index, values in enumerate(figures)]
+    root = ElementTree.fromstring(plot(run_set(*samples)))
+    dots = [element for element in root.iter() if element.tag.endswith("circle")]
+    assert len(dots) == sum(map(len, figures))
+    width = float(root.attrib["viewBox"].split()[2])
+    assert all(0 <= float(dot.attrib["cx"]) <= width for dot in dots)
+
+
+def test_the_page_has_all_and_takes_no_markup_from_names(tmp_path):
+    found = run_set(sample(0.3, 0.5), replace(sample(4.0, label="<b>"), runs=[Run("error", error="<script>")]))
+    page = render(found, judge_comparison(found))
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert '<a href="../../x/1/report.html">pass</a>' in page
+    assert "0.40 s" in page
+    write_pages(found, judge_comparison(found), tmp_path)
+    assert (tmp_path / PAGE_FILE).read_text() == page
+    ElementTree.parse(tmp_path / PLOT_FILE)

@@ -1,0 +1,148 @@
+"""A job is started again when all that failed is repaired, and repairs that are due in steps come without any steps."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from chaos.faults import registry
+from chaos.faults.base import OwnedProcess
+from chaos.schedule import Incident
+from chaos.target import ResolvedTarget
+from chaos.trigger import Duration, Trigger
+from harness import restarts
+from harness.restarts import Restarts
+from mecefo_runtime.events import MAIN_JOB, Emitter
+
+pytestmark = pytest.mark.unit
+
+DEADLINE_SECONDS = 10.0
+
+
+@dataclass
+class FakeProcess:
+    """A process that ends when it is told by a signal, or has `heard` of the end."""
+
+    is_up: bool = True
+    signals: list[int] = field(default_factory=list)
+
+    def is_running(self) -> bool:
+        return self.is_up
+
+    def signal(self, number: int) -> bool:
+        self.signals.append(number)
+        self.is_up = False
+        return True
+
+
+class FakeJob:
+    """Ranks that run, and that are started again when told; the first `deaf` orders are lost."""
+
+    name = MAIN_JOB
+
+    def __init__(self, num_ranks: int, deaf: int = 0) -> None:
+        self.processes = {rank: FakeProcess() for rank in range(num_ranks)}
+        self.deaf = deaf
+        self.started: list[int] = []
+
+    def rank_processes(self, ranks):
+        return tuple(OwnedProcess("rank", self.processes[rank], rank=rank) for rank in ranks)
+
+    def repair_rank(self, rank):
+        if self.deaf:
+            self.deaf -= 1
+            return
+        self.started.append(rank)
+        self.processes[rank] = FakeProcess()
+
+    def repair_node(self, node):
+        self.repair_rank(node)
+
+
+def incident(repair: Duration) -> Incident:
+    return Incident(0, "kill-process", True, {}, ResolvedTarget(ranks=(1,)), "rank=1", Trigger(step=5), repair)
+
+
+def conducted(job: FakeJob, repair: Duration | None, monkeypatch) -> tuple[Restarts, list]:
+    monkeypatch.setattr(restarts, "END_SECONDS", 0.05)
+    monkeypatch.setattr(restarts, "ORDER_AGAIN_SECONDS", 0.02)
+    events: list = []
+    incidents = {} if repair is None else {0: incident(repair)}
+    return Restarts(incidents, registry(), Emitter(events.append, "conductor"), lambda: job), events
+
+
+async def until(is_done) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not is_done():
+            await asyncio.sleep(0.005)
+
+
+def kinds(events) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_who_does_not_hear_it_is_killed_and_all_are_started(monkeypatch):
+    async def story():
+        job = FakeJob(3, deaf=2)
+        job.processes[0].is_up = False
+        restarting, events = conducted(job, None, monkeypatch)
+        old = dict(job.processes)
+        restarting.on_restarting(range(3))
+        await until(lambda: all(process.is_up for process in job.processes.values()))
+        await restarting.close()
+        assert old[1].signals and old[2].signals
+        assert sorted(job.started) == [0, 1, 2]
+        assert kinds(events) == ["isolated", "restart_started"]
+        assert restarting.awaited_until_seconds == 0.0
+
+    asyncio.run(story())
+
+
+def test_nothing_starts_before_the_repair_and_a_repair_in_steps_comes_as_late_as_they_take(monkeypatch):
+    async def story():
+        job = FakeJob(2)
+        restarting, events = conducted(job, Duration(steps=4), monkeypatch)
+        for step in range(1, 5):
+            restarting.on_step(step)
+            await asyncio.sleep(0.02)
+        for process in job.processes.values():
+            process.is_up = False
+        restarting.on_injected(0, 5)
+        restarting.on_restarting(range(2))
+        assert restarting.are_due
+        assert restarting.awaited_until_seconds > 0
+        await until(lambda: len(job.started) >= 2)
+        assert job.started == [1, 0]
+        await restarting.close()
+        assert kinds(events) == ["isolated", "repair_started", "restart_started"]
+        assert not restarting.are_due
+
+    asyncio.run(story())
+
+
+def test_what_strikes_while_it_stands_still_is_repaired_too(monkeypatch):
+    async def story():
+        job = FakeJob(2)
+        restarting, events = conducted(job, Duration(steps=3), monkeypatch)
+        for step in (1, 2, 3):
+            restarting.on_step(step)
+        restarting.on_standstill()
+        restarting.on_injected(0, 4)
+        await until(lambda: "repair_started" in kinds(events))
+
+    asyncio.run(story())
+
+
+def test_while_steps_go_on_a_repair_waits_for_its_step(monkeypatch):
+    async def story():
+        restarting, events = conducted(FakeJob(2), Duration(steps=2), monkeypatch)
+        restarting.on_injected(0, 5)
+        restarting.on_step(6)
+        assert restarting.are_due and not events
+        restarting.on_step(7)
+        assert kinds(events) == ["repair_started"]
+        assert not restarting.are_due
+
+    asyncio.run(story())

@@ -1,0 +1,126 @@
+"""`chaos compare` and `chaos run --repeat`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import ChaosRun, assert_nothing_left
+
+pytestmark = pytest.mark.integration
+
+SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--steps", "16")
+FAULT = ("kill-process", "--at", "step=8", "--repair", "3steps", *SMALL)
+TWICE = ("--strategies", "exact,checkpoint", "-K", "1", *FAULT)
+RUN_TIMEOUT_SECONDS = 180.0
+
+
+def chaos(folder: Path, *arguments: str, out: Path) -> tuple[int, str, str]:
+    with ChaosRun(folder, arguments, out=out) as run:
+        code = run.wait(RUN_TIMEOUT_SECONDS)
+        assert "Traceback" not in run.stderr, run.stderr
+        assert_nothing_left(run)
+        return code, run.stdout, run.stderr
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """(folder, out, the document) of a comparison."""
+    folder = tmp_path_factory.mktemp("compared")
+    code, text, _ = chaos(folder / "one", "compare", *TWICE, "--json", out=folder / "out")
+    document = json.loads(text)
+    assert code == document["exit_code"] == 0, document["reasons"]
+    return folder, folder / "out", document
+
+
+def figures_of(document, label):
+    (sample,) = [sample for sample in document["samples"] if sample["label"] == label]
+    return {name: spread["median"] for name, spread in sample["figures"].items()}
+
+
+def test_the_same_faults_strike_under_each_strategy_and_each_pays_its_own_price(compared):
+    _, _, document = compared
+    assert [sample["label"] for sample in document["samples"]] == ["exact", "checkpoint"]
+    seeds = {sample["experiment"]["seed"] for sample in document["samples"]}
+    faults = {json.dumps(sample["experiment"]["faults"]) for sample in document["samples"]}
+    assert len(seeds) == len(faults) == 1
+    exact, checkpoint = (figures_of(document, label) for label in ("exact", "checkpoint"))
+    assert (exact["steps_lost"], checkpoint["steps_lost"]) == (0, 7)
+    assert checkpoint["progress_seconds"] > exact["progress_seconds"]
+    assert checkpoint["goodput_ratio"] < exact["goodput_ratio"]
+
+
+def test_it_is_stored_with_links_to_the_single_runs(compared):
+    _, out, document = compared
+    folder = Path(document["folder"])
+    assert folder.parent == out / "compare"
+    assert json.loads((folder / "set.json").read_text())["samples"] == document["samples"]
+    assert "<svg" in (folder / "report.html").read_text()
+    assert (folder / "plot.svg").is_file()
+    for sample in document["samples"]:
+        (run,) = sample["runs"]
+        assert (folder / run["folder"] / "events.jsonl").is_file()
+        summary = json.loads((folder / f"{sample['label']}-1" / "summary.json").read_text())
+        assert summary["strategy"] == sample["label"]
+        assert summary["goodput_ratio"] == run["figures"]["goodput_ratio"]
+
+
+def test_the_set_is_no_run_but_can_be_compared(compared):
+    folder, out, document = compared
+    code, text, _ = chaos(folder / "list", "runs", "--json", out=out)
+    assert (code, len(json.loads(text))) == (0, 2)
+    reference = f"compare/{Path(document['folder']).name}"
+    code, text, _ = chaos(
+        folder / "against", "compare", reference, reference, "--figure", "steps_lost", "--json", out=out
+    )
+    assert code == 0
+    assert [sample["label"] for sample in json.loads(text)["samples"]] == ["exact", "checkpoint"]
+
+
+def test_a_run_with_more_steps_lost_than_its_baseline_fails(compared):
+    folder, out, document = compared
+    exact, checkpoint = (sample["runs"][0]["folder"].removeprefix("../../") for sample in document["samples"])
+    code, _, _ = chaos(folder / "other", "compare", checkpoint, exact, out=out)
+    assert code == 5, "another experiment must not be compared"
+    code, text, _ = chaos(folder / "worse", "compare", checkpoint, exact, "--anyway", out=out)
+    assert code == 1
+    assert "steps_lost got worse: 7, in the baseline 0" in text
+
+
+def test_interrupted_it_keeps_what_is_done(tmp_path):
+    arguments = ["compare", "--strategies", "exact,ndb", "-K", "2", *FAULT]
+    with ChaosRun(tmp_path, arguments) as run:
+        run.wait_for("run_ended")
+        run.wait_for("step_committed", step=2)
+        # The second run is under way, or about to be.
+        while len(list(run.out.glob("kill-process/*/events.jsonl"))) < 2:
+            assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(RUN_TIMEOUT_SECONDS) == 2, run.stderr
+        assert_nothing_left(run)
+    (stored,) = run.out.glob("compare/*/set.json")
+    document = json.loads(stored.read_text())
+    assert document["status"] == "partial"
+    assert document["samples"][0]["runs"][0]["verdict"] == "pass"
+    assert "PARTIAL" in run.stdout
+
+
+def test_the_same_again_is_judged_on_medians_and_against_a_baseline(tmp_path):
+    options = ("--strategy", "exact", *FAULT[1:])
+    out = tmp_path / "out"
+    code, text, _ = chaos(
+        tmp_path / "first", "run", FAULT[0], *options, "--repeat", "2", "--gate", "steps_lost == 0", "--json", out=out
+    )
+    first = json.loads(text)
+    assert (code, first["verdict"], first["status"]) == (0, "pass", "complete"), first["reasons"]
+    assert [(gate["expression"], gate["passed"]) for gate in first["gates"]] == [("steps_lost == 0", True)]
+    assert first["samples"][0]["figures"]["recovery_seconds"]["n"] == 2
+    baseline = f"repeat/{Path(first['folder']).name}"
+    code, text, _ = chaos(
+        tmp_path / "second", "run", FAULT[0], *options, "--baseline", baseline, "--gate", "goodput > 200%", out=out
+    )
+    assert code == 1, "the gate failed"
+    assert "this run against the baseline" in text

@@ -1,0 +1,151 @@
+"""The strategy that goes back to a checkpoint: after a loss nobody goes on before all ranks are there again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mecefo_runtime.durable import Durable
+from mecefo_runtime.planners import names, stops_on_loss
+from mecefo_runtime.roster import Stage
+from tests.mecefo_runtime.test_membership import CLUSTER, SimulatedRank, World
+from tests.planning import layout_of
+
+pytestmark = pytest.mark.unit
+
+CHECKPOINT = Durable(8, "/checkpoints/step-8")
+ALL = range(CLUSTER.num_ranks)
+
+
+def training(*checkpoints: Durable) -> World:
+    world = World("checkpoint", checkpoints=checkpoints)
+    world.start()
+    world.commit(10)
+    return world
+
+
+def come(world: World, *ranks: int, attempt: int = 2) -> None:
+    for rank in ranks:
+        world.ranks[rank] = SimulatedRank(rank, attempt)
+        world.coordinator.on_hello(rank, world.ranks[rank].report())
+    world.obey()
+
+
+def stopped(world: World) -> list[int]:
+    return sorted(rank for rank, message in world.sent if message["type"] == "stop")
+
+
+def lose(world: World, rank: int) -> None:
+    """Lose it, and look at what is sent before the others have obeyed."""
+    del world.ranks[rank]
+    world.coordinator.on_lost(rank, "supervisor")
+    world.now += 0.2
+    world.coordinator.tick()
+
+
+def test_only_this_strategy_stops() -> None:
+    assert [name for name in names() if stops_on_loss(name)] == ["checkpoint"]
+    assert not stops_on_loss("no-such-strategy")
+    assert not stops_on_loss(None)
+
+
+def test_after_a_loss_every_rank_is_told_to_end() -> None:
+    world = training(CHECKPOINT)
+    lose(world, 5)
+    assert stopped(world) == [0, 1, 2, 3, 4, 6, 7]
+    assert set(world.hung_up) >= {0, 1, 2, 3, 4, 6, 7}
+    assert world.last("restarting") == {"step": None, "epoch": 1, "ranks": list(ALL)}
+    assert world.coordinator.stage is Stage.GATHERING
+    assert world.coordinator.members == frozenset()
+
+
+def test_all_start_again_from_the_checkpoint_when_the_last_is_back() -> None:
+    world = training(CHECKPOINT)
+    lose(world, 5)
+    come(world, *[rank for rank in ALL if rank != 5])
+    assert world.kinds().count("regrouped") == 1, "they must not go on without rank 5"
+    come(world, 5)
+    assert world.coordinator.stage is Stage.TRAINING
+    assert world.coordinator.members == set(ALL)
+    assert world.coordinator.layout == layout_of("exact", CLUSTER, ALL)
+    assert world.last("checkpoint_restored") == {"step": 8, "folder": "/checkpoints/step-8"}
+    assert world.last("layout")["resume_step"] == 9
+    assert world.last("rejoined") == {"step": 8, "epoch": 2, "ranks": [5]}
+    assert {rank.committed for rank in world.ranks.values()} == {8}
+
+
+def test_without_a_checkpoint_they_begin_anew() -> None:
+    world = training()
+    lose(world, 0)
+    come(world, *ALL)
+    assert world.coordinator.stage is Stage.TRAINING
+    assert world.last("layout")["resume_step"] == 1
+    assert "checkpoint_restored" not in world.kinds()
+    assert {rank.committed for rank in world.ranks.values()} == {0}
+
+
+def test_a_rank_that_slept_through_the_end_is_told() -> None:
+    world = training(CHECKPOINT)
+    sleeper = world.ranks[3]
+    lose(world, 3)
+    world.sent.clear()
+    world.coordinator.on_hello(3, sleeper.report())
+    assert stopped(world) == [3]
+    assert world.coordinator.stage is Stage.GATHERING
+    come(world, *ALL)
+    assert world.coordinator.epoch == 2
+
+
+def test_one_that_is_lost_while_the_others_are_awaited_ends_them_all_again() -> None:
+    world = training(CHECKPOINT)
+    lose(world, 5)
+    come(world, 0, 1)
+    world.sent.clear()
+    lose(world, 0)
+    assert stopped(world) == [1]
+    assert world.kinds().count("restarting") == 2
+    come(world, *ALL, attempt=3)
+    assert world.last("rejoined") == {"step": 8, "epoch": 2, "ranks": [0, 5]}
+
+
+def test_broken_groups_without_a_loss_are_a_reason_too() -> None:
+    world = training(CHECKPOINT)
+    world.coordinator.on_trouble(2, 1, "connection closed by peer")
+    world.now += 3.5
+    for rank in world.ranks:
+        world.coordinator.on_heard(rank)
+    world.coordinator.tick()
+    assert world.last("restarting")["epoch"] == 1
+
+
+def test_a_restarted_coordinator_that_finds_a_rank_missing_ends_the_others() -> None:
+    world = training(CHECKPOINT)
+    world.coordinator = world._new_coordinator(begun_epoch=1)
+    for rank in range(7):
+        world.coordinator.on_hello(rank, world.ranks[rank].report())
+    assert world.coordinator.stage is Stage.GATHERING
+    world.coordinator.on_lost(7, "supervisor")
+    assert stopped(world) == list(range(7))
+    come(world, *ALL)
+    assert world.coordinator.members == set(ALL)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_epoch_ever_has_fewer_ranks(data: st.DataObject) -> None:
+    """Whoever is lost, whenever, and in whatever order they come back: each epoch is of all, and none loses a rank."""
+    world = training(CHECKPOINT)
+    attempt = 1
+    for _ in range(data.draw(st.integers(1, 4))):
+        lose(world, data.draw(st.sampled_from(sorted(world.ranks))))
+        attempt += 1
+        back = data.draw(st.permutations(ALL))
+        gone = [rank for rank in back if rank not in world.coordinator._connected]
+        come(world, *gone[: data.draw(st.integers(0, len(gone)))], attempt=attempt)
+    come(world, *(set(ALL) - set(world.coordinator._connected)), attempt=attempt + 1)
+    world.pass_time(0.2)
+    assert world.coordinator.stage is Stage.TRAINING
+    layouts = [fields for kind, fields in world.events if kind == "layout"]
+    assert all(len(fields["members"]) == CLUSTER.num_ranks for fields in layouts)
+    assert [fields["resume_step"] for fields in layouts[1:]] == [9] * (len(layouts) - 1)
