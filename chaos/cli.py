@@ -21,9 +21,10 @@ from chaos.commands.compare import (
 from chaos.commands.compare import repeat as repeat_run
 from chaos.commands.doctor import doctor
 from chaos.commands.faults import faults
+from chaos.commands.gates import gates
 from chaos.commands.heal import heal
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
-from chaos.commands.output import print_json, print_plan, print_report, print_text
+from chaos.commands.output import print_json, print_plan, print_report, print_text, tell_github
 from chaos.commands.pages import write_page, write_pictures
 from chaos.commands.replay import replay
 from chaos.commands.shrink import shrink
@@ -131,6 +132,12 @@ def experiment_options(command: Any) -> Any:
             help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.',
         ),
         click.option(
+            "--abort-on-fail",
+            is_flag=True,
+            default=None,
+            help="End the run as soon as one of the gates is certain to fail.",
+        ),
+        click.option(
             "--twin/--no-twin",
             default=None,
             help="Also run the same job without faults, to compare the loss. Default: on.",
@@ -164,6 +171,7 @@ chaos run kill-node --at step=500    the whole story on this machine, in about t
 chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 train.py
                                      the same for your own job, no line of it changed
 chaos faults                         what can be broken
+chaos gates                          what can be asked of a run
 chaos report                         the newest run, judged again from its log
 chaos heal                           undo what an interrupted run left behind
 chaos doctor                         what runs need, and this machine has or lacks
@@ -187,6 +195,11 @@ def cli() -> None:
     "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JUnit report to this file."
 )
 @click.option(
+    "--github/--no-github",
+    default=None,
+    help="Write GitHub's summary of the step, and annotations to standard error. Default: in a GitHub workflow.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
 )
 @click.option(
@@ -202,6 +215,7 @@ def run(
     out: Path,
     as_json: bool,
     junit: Path | None,
+    github: bool | None,
     dry_run: bool,
     repeat: int,
     baseline: str | None,
@@ -225,6 +239,7 @@ def run(
     print_report(summary, folder, as_json)
     if junit is not None:
         write_whole(junit, (folder / JUNIT_FILE).read_text())
+    tell_github(summary, folder, github)
     exit_code = int(summary["exit_code"])
     return exit_code if against is None else single_run_against(folder, exit_code, out, as_json, against)
 
@@ -363,7 +378,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 
 
-for command in (doctor, faults, heal, replay, shrink):
+for command in (doctor, faults, gates, heal, replay, shrink):
     cli.add_command(command)
 
 

@@ -22,6 +22,7 @@ from chaos.contradictions import contradictions
 from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.fault_spec import FAULT_KEYS, FaultSpec
 from chaos.fields import ProfileText, Said, Text
+from chaos.gate_spec import GateText, aborting
 from chaos.job import Approximation, Checkpoint, Containers, Health, Job, with_checkpoints
 from chaos.limits import Limits
 from chaos.profile import ProfileSpec
@@ -60,7 +61,7 @@ class Experiment(Said):
     faults: list[FaultSpec] = Field(default_factory=list, max_length=1000)
     profile: ProfileText | None = None
     limits: Limits = Limits()
-    gates: list[Text] = Field(default_factory=list)
+    gates: list[GateText] = Field(default_factory=list)
     halt: list[Text] = Field(default_factory=list)
     twin: bool = True
     backend: Literal["local", "docker"] = "local"
@@ -123,7 +124,8 @@ def from_options(
     """An experiment from a command line: of one fault, or of a file, of which `options` replace what they name.
 
     `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's, and of
-    `parameters`, each a text KEY=VALUE, the fault gets its own. With a `profile` the subject may be None.
+    `parameters`, each a text KEY=VALUE, the fault gets its own. `abort_on_fail` is of all gates. With a `profile` the
+    subject may be None.
 
     Raises:
         UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
@@ -187,6 +189,8 @@ def _with_options(
                 labels.update({("gates", len(gates) + index): "--gate" for index in range(len(value))})
                 values["gates"] = [*gates, *value]
             continue
+        if option == "abort_on_fail":
+            continue
         label = _label(option)
         if option == "command":
             label, value = "-- COMMAND", list(value)
@@ -213,6 +217,11 @@ def _with_options(
             continue
         _put(values, where, value)
         labels[where] = label
+    gates = values.get("gates")
+    if options.get("abort_on_fail") and not gates:
+        raise UsageError("there is no gate: write one with --gate, or in the file", key="--abort-on-fail")
+    if options.get("abort_on_fail") and isinstance(gates, list):
+        values["gates"] = aborting(gates)
     return _judge(values, source, kinds, strategies)
 
 

@@ -14,6 +14,9 @@ from chaos.target import Target
 from chaos.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger, whole_number
 from mecefo_runtime.config import PRESETS
 
+MAX_TEXT = 200
+"""Characters of a text."""
+
 
 class Said(BaseModel):
     """What a user's text comes in as: nothing unknown, nothing converted."""
@@ -21,7 +24,12 @@ class Said(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
+    """`text`, which stands on one line and steers no terminal.
+
+    Raises:
+        UsageError: it has control characters in it.
+    """
     if not isinstance(text, str) or not text.isprintable():
         raise UsageError(f"{shown(text)} has control characters in it: write it on one line")
     return text
@@ -104,7 +112,7 @@ _PROFILE_SCHEMA = {
 }
 _DILATION_SCHEMA = {"anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1}]}
 
-Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(said(_one_line))]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(said(one_line))]
 ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
 DilationText = Annotated[str | float, PlainValidator(said(_dilation)), WithJsonSchema(_DILATION_SCHEMA)]
 TargetText = Annotated[Target, PlainValidator(said(Target.parse)), _AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]

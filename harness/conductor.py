@@ -28,6 +28,7 @@ from chaos.schedule import Incident
 from chaos.watch import Watch
 from harness.backends.base import AnyConfig, Outcome, RunningJob
 from harness.backends.choice import checkpoint_folders, choose_backend
+from harness.early_end import EarlyEnd
 from harness.gates import HaltCondition
 from harness.hub import Hub
 from harness.live import RunView
@@ -84,6 +85,7 @@ class Conductor:
         self._guard = Guard(
             folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
         )
+        self._early_end = EarlyEnd(experiment.gates, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
@@ -131,7 +133,7 @@ class Conductor:
             experiment=self._experiment.model_dump(mode="json"),
             experiment_hash=experiment_hash(self._experiment),
             seed=self._experiment.seed,
-            gates=list(self._experiment.gates),
+            gates=[str(gate) for gate in self._experiment.gates],
             dilation_ratio=_facts(self._job)["dilation_ratio"],
             machine={
                 "cores": len(os.sched_getaffinity(0)),
@@ -282,6 +284,7 @@ class Conductor:
                 self._log_failure = error
                 self._finish("failed", str(error))
         self._view.feed(event)
+        self._early_end.feed(event)
         if self._running is None or event.job != self._running.name:
             return
         self._running.note(event)

@@ -24,7 +24,8 @@ from harness.backends.base import AnyConfig
 from harness.backends.container_settings import is_shared
 from harness.backends.docker import require_image
 from harness.conductor import EVENTS_FILE, Conductor
-from harness.gates import Gate, GateError, HaltCondition
+from harness.early_end import check_gates
+from harness.gates import GateError, HaltCondition
 from harness.live import open_view
 from harness.log import read_events
 from harness.network.machine import why_no_networks
@@ -63,8 +64,7 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
         UsageError: the experiment cannot be run, and why.
     """
     try:
-        for expression in experiment.gates:
-            Gate.parse(expression)
+        check_gates(experiment.gates)
         for condition in experiment.halt:
             HaltCondition.parse(condition)
         job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))

@@ -1,11 +1,12 @@
 """Gates: thresholds that a run must keep, and halt conditions that end it early.
 
-    METRIC [min|max|mean|median|pNN] OPERATOR NUMBER[UNIT]
+    METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR NUMBER[UNIT]
 
-as in `throughput_drop <= 4.18%`, `recovery_seconds p95 < 5`, `detection_seconds max < 500ms`, `steps_lost == 0`. A
-metric may be written without the `_ratio` or `_seconds` at its end. Units: `%` for ratios; `ms`, `s`, `min` for times
-(seconds without one). A metric that each incident has stands for its largest value unless an aggregate says
-otherwise.
+as in `throughput_drop <= 4.18%`, `recovery_seconds p95 < 5`, `detection_seconds max < 500ms`, `steps_lost == 0`,
+`step_seconds p95 during < 300ms`. A metric may be written without the `_ratio` or `_seconds` at its end. Units: `%` for
+ratios; `ms`, `s`, `min` for times (seconds without one); `tokens/s`, `samples/s`, `steps/s` for throughput. A metric
+that each incident has stands for its largest value unless an aggregate says otherwise. A series (`harness.series`) has
+a value for each step; of one there must be an aggregate, and it may be of the steps before, during or after the fault.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 
 from harness.attempts import COMMAND_RUNTIME
 from harness.metrics import METRICS, Metric, Unit, find, nearest
+from harness.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
+from harness.series import find as find_series
 from mecefo_runtime.events import MAIN_JOB, Event
 from mecefo_runtime.planners import stops_on_loss
 
@@ -46,10 +49,16 @@ _SCALES: Mapping[Unit, Mapping[str, float]] = {
     "ratio": {"": 1.0, "%": 100.0},
     "seconds": {"": 1.0, "s": 1.0, "ms": 1000.0, "min": 1 / 60},
     "number": {"": 1.0},
+    "token_rate": {"": 1.0, "tokens/s": 1.0},
+    "rate": {"": 1.0, "tokens/s": 1.0, "samples/s": 1.0, "steps/s": 1.0},
 }
+UNITS: Mapping[Unit, tuple[str, ...]] = {unit: tuple(filter(None, scales)) for unit, scales in _SCALES.items()}
+"""The units that may be written behind a number, by what is measured."""
+_ENDED_EARLY = {"cut off": "the log was cut off", "aborted": "the run was ended by a gate"}
 _NUMBER = r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _GATE = re.compile(
-    rf"(?P<metric>[A-Za-z][\w-]*)(?:\s+(?P<aggregate>[A-Za-z][\w.]*))?\s*(?P<operator>[<>=!]=?)\s*{_NUMBER}\s*(?P<unit>[%\w]*)"
+    r"(?P<metric>[A-Za-z][\w-]*)(?P<words>(?: [A-Za-z][\w.]*)*)"
+    rf"\s*(?P<operator>[<>=!]=?)\s*{_NUMBER}\s*(?P<unit>[%\w/]*)"
 )
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?|100)")
 _HALT = re.compile(
@@ -65,8 +74,8 @@ class GateError(ValueError):
 class GateResult:
     """The answer of one gate.
 
-    `value` is in base units (ratio, seconds, number); `passed` is None, inconclusive, when there is none. `reason` says
-    why it did not pass.
+    `value` and `threshold` are in base units (ratio, seconds, number, work per second), which `unit` names; `passed` is
+    None, inconclusive, when there is no value. `reason` says why it did not pass.
     """
 
     expression: str
@@ -74,6 +83,9 @@ class GateResult:
     passed: bool | None
     builtin: bool = False
     reason: str | None = None
+    unit: Unit | None = None
+    comparison: str | None = None
+    threshold: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -83,18 +95,23 @@ class GateResult:
             "passed": self.passed,
             "builtin": self.builtin,
             "reason": self.reason,
+            "unit": self.unit,
+            "comparison": self.comparison,
+            "threshold": self.threshold,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A parsed gate; `threshold` in base units."""
+    """A parsed gate; `threshold` in base units, `said_unit` as it was written."""
 
     expression: str
-    metric: Metric
+    metric: Metric | Series
     aggregate: str
     comparison: str
     threshold: float
+    period: Period | None = None
+    said_unit: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Gate:
@@ -108,41 +125,80 @@ class Gate:
         match = _GATE.fullmatch(expression)
         if match is None or match["operator"] not in OPERATORS:
             raise GateError(
-                f"{expression!r} is no gate: write METRIC [min|max|mean|median|pNN] OPERATOR NUMBER[%|ms|s|min] "
-                f"with one of {' '.join(OPERATORS)}, for example 'throughput_drop <= 4.18%'"
+                f"{expression!r} is no gate: write METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR "
+                f"NUMBER[UNIT] with one of {' '.join(OPERATORS)}, for example 'throughput_drop <= 4.18%'; "
+                "`chaos gates` lists the metrics"
             )
-        metric = find(match["metric"])
+        words = match["words"].lower().split()
+        series, figure = find_series(match["metric"]), find(match["metric"])
+        # Only one of both is called alike: the figure is what stands there without further words.
+        metric = figure if series is None or (figure is not None and not words) else series
         if metric is None:
-            raise _unknown("metric", match["metric"], list(METRICS), expression)
-        return cls(
-            expression,
-            metric,
-            _aggregate(match["aggregate"], metric, expression),
-            match["operator"],
-            _threshold(match, metric),
-        )
+            raise _unknown("metric", match["metric"], [*METRICS, *SERIES], expression)
+        aggregate, period = _aggregate_and_period(words, metric, expression)
+        threshold = _threshold(match, metric)
+        return cls(expression, metric, aggregate, match["operator"], threshold, period, match["unit"])
+
+    @property
+    def is_of_one_figure(self) -> bool:
+        """Whether it is of a figure of the whole run, of which there is one value."""
+        return isinstance(self.metric, Metric) and not self.metric.is_per_incident
+
+    @property
+    def fails_for_good(self) -> bool:
+        """Whether it must fail as soon as it does: no value that comes later takes back that it was beyond."""
+        worst = {"max": ("<", "<="), "min": (">", ">=")}
+        return not self.is_of_one_figure and self.comparison in worst.get(self.aggregate, ())
+
+    def holds(self, value: float) -> bool:
+        """Whether `value`, in base units, keeps it."""
+        return OPERATORS[self.comparison](value, self.threshold)
+
+    def result(
+        self, value: float | None, passed: bool | None, reason: str | None = None, *, builtin: bool = False
+    ) -> GateResult:
+        """The answer that this gate gives."""
+        unit = self.metric.unit
+        return GateResult(self.expression, value, passed, builtin, reason, unit, self.comparison, self.threshold)
 
 
-def evaluate(gate: Gate, summary: Mapping[str, Any], *, builtin: bool = False) -> GateResult:
-    """Hold `gate` against the figures of a summary.
+def evaluate(
+    gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None = None, *, builtin: bool = False
+) -> GateResult:
+    """Hold `gate` against the figures of a summary, or against the series that were `recorded`.
 
-    A missing value never passes: neither the figure of a run, nor that of any verified incident that ought to have it.
+    A missing value never passes: neither the figure of a run, nor that of any verified incident that ought to have it,
+    nor that of any step.
     """
-    values = gate.metric.values(summary)
+    try:
+        known = _values(gate, summary, recorded)
+    except NoValue as why:
+        return gate.result(None, None, str(why), builtin=builtin)
+    value = known[0] if gate.is_of_one_figure else aggregate(known, gate.aggregate)
+    passed = gate.holds(value)
+    ended = _ENDED_EARLY.get(summary["status"])
+    if isinstance(gate.metric, Series) and ended is not None and (passed or not gate.fails_for_good):
+        return gate.result(None, None, f"{ended} before {gate.metric.name} was known to its end", builtin=builtin)
+    return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
+
+
+def _values(gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None) -> Sequence[float]:
+    metric = gate.metric
+    if isinstance(metric, Series):
+        if recorded is None:
+            raise NoValue(f"the steps could not be made out, so {metric.name} has no value")
+        return recorded.values(metric, gate.period, gate.said_unit)
+    values = metric.values(summary)
     known = [value for value in values if value is not None]
-    reason = None
-    if gate.metric.is_final and summary["status"] == "cut off":
-        reason = f"the log was cut off before {gate.metric.name} was final"
-    elif not values:
-        reason = f"no verified incident has a value of {gate.metric.name}"
-    elif len(known) < len(values):
+    ended = _ENDED_EARLY.get(summary["status"])
+    if metric.is_final and ended is not None:
+        raise NoValue(f"{ended} before {metric.name} was final")
+    if not values:
+        raise NoValue(f"no verified incident has a value of {metric.name}")
+    if len(known) < len(values):
         missing = f" for {len(values) - len(known)} of {len(values)} incidents" if len(values) > 1 else ""
-        reason = f"{gate.metric.name} has no value{missing}"
-    if reason is not None:
-        return GateResult(gate.expression, None, None, builtin, reason)
-    value = known[0] if not gate.metric.is_per_incident else aggregate(known, gate.aggregate)
-    passed = OPERATORS[gate.comparison](value, gate.threshold)
-    return GateResult(gate.expression, value, passed, builtin, None if passed else _measured(gate, value))
+        raise NoValue(f"{metric.name} has no value{missing}")
+    return known
 
 
 def builtin_gates(runtime: object, strategy: str | None = None) -> tuple[str, ...]:
@@ -157,15 +213,27 @@ def builtin_gates(runtime: object, strategy: str | None = None) -> tuple[str, ..
 
 
 def evaluate_all(
-    expressions: Iterable[str], summary: Mapping[str, Any], builtins: Sequence[str] = BUILTIN_GATES
+    expressions: Iterable[str],
+    summary: Mapping[str, Any],
+    builtins: Sequence[str] = BUILTIN_GATES,
+    recorded: Recorded | None = None,
+    ended_by: Event | None = None,
 ) -> list[GateResult]:
-    """The gates of a run and the built-in ones. One that cannot be evaluated is inconclusive, with the reason."""
+    """The gates of a run and the built-in ones. One that cannot be evaluated is inconclusive, with the reason.
+
+    `ended_by` is the event `aborted`: the gate that it names failed while the run went on. What it says counts where
+    the analysis has no value.
+    """
     asked = list(dict.fromkeys(expressions))
     results: list[GateResult] = []
-    for expression in (*asked, *builtins):
+    for expression in (*asked, *(gate for gate in builtins if gate not in asked)):
         builtin = len(results) >= len(asked)
         try:
-            results.append(evaluate(Gate.parse(expression), summary, builtin=builtin))
+            gate = Gate.parse(expression)
+            result = evaluate(gate, summary, recorded, builtin=builtin)
+            if ended_by is not None and ended_by.fields["gate"] == gate.expression and result.passed is None:
+                result = gate.result(float(ended_by.fields["value"]), False, str(ended_by.fields["reason"]))
+            results.append(result)
         except Exception as error:  # a checker that crashes knows nothing: never a pass
             results.append(GateResult(expression, None, None, builtin, f"could not be evaluated: {error}"))
     return results
@@ -242,15 +310,27 @@ class HaltCondition:
         return not isfinite(value) if self.comparison is None else OPERATORS[self.comparison](value, self.threshold)
 
 
-def _aggregate(name: str | None, metric: Metric, expression: str) -> str:
-    if name is None:
-        return "max"
-    name = name.lower()
-    if name not in AGGREGATES and not _PERCENTILE.fullmatch(name):
-        raise _unknown("aggregate", name, [*AGGREGATES, "p95"], expression)
-    if not metric.is_per_incident:
-        raise GateError(f"{expression!r}: {metric.name} is one figure of the whole run; leave out {name!r}")
-    return name
+def _aggregate_and_period(words: Sequence[str], metric: Metric | Series, expression: str) -> tuple[str, Period | None]:
+    """What the words behind a metric say, in any order."""
+    periods = [period for period in PERIODS if period in words]
+    names = [word for word in words if word not in PERIODS]
+    for name in names:
+        if name not in AGGREGATES and not _PERCENTILE.fullmatch(name):
+            raise _unknown("aggregate", name, [*AGGREGATES, "p95", *PERIODS], expression)
+    if len(names) > 1 or len(words) > len(names) + 1:
+        raise GateError(f"{expression!r}: one aggregate and one of {', '.join(PERIODS)} at most")
+    if isinstance(metric, Series):
+        if not names:
+            raise GateError(
+                f"{expression!r}: {metric.name} has a value for each step: say which is meant, such as "
+                f"'{metric.name} max' or '{metric.name} p95'"
+            )
+        return names[0], periods[0] if periods else None
+    if periods:
+        raise GateError(f"{expression!r}: {metric.name} has no {periods[0]!r}; what has: {', '.join(SERIES)}")
+    if names and not metric.is_per_incident:
+        raise GateError(f"{expression!r}: {metric.name} is one figure of the whole run; leave out {names[0]!r}")
+    return names[0] if names else "max", None
 
 
 def _number(text: str, expression: str) -> float:
@@ -260,7 +340,7 @@ def _number(text: str, expression: str) -> float:
     return number
 
 
-def _threshold(match: re.Match[str], metric: Metric) -> float:
+def _threshold(match: re.Match[str], metric: Metric | Series) -> float:
     number, unit = _number(match["number"], match.string), match["unit"]
     scales = _SCALES[metric.unit]
     if unit not in scales:
@@ -274,9 +354,20 @@ def _threshold(match: re.Match[str], metric: Metric) -> float:
 
 
 def _measured(gate: Gate, value: float) -> str:
-    which = f"{gate.aggregate} of {gate.metric.name}" if gate.metric.is_per_incident else gate.metric.name
-    written = {"ratio": f"{value:.2%}", "seconds": f"{value:.3f} s", "number": f"{value:.6g}"}
-    return f"{which} is {written[gate.metric.unit]}"
+    when = "" if gate.period is None else f" {gate.period} the fault"
+    which = gate.metric.name if gate.is_of_one_figure else f"{gate.aggregate} of {gate.metric.name}{when}"
+    return f"{which} is {written(value, gate.metric.unit)}"
+
+
+def written(value: float, unit: Unit) -> str:
+    """A value in base units as a person writes it."""
+    match unit:
+        case "ratio":
+            return f"{value:.2%}"
+        case "seconds":
+            return f"{value:.3f} s"
+        case _:
+            return f"{value:.6g}"
 
 
 def _unknown(what: str, name: str, known: list[str], expression: str) -> GateError:

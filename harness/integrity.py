@@ -72,7 +72,8 @@ def count_samples_lost(timeline: Timeline) -> int | None:
     counted = [step for step in timeline.steps.first if step.samples is not None]
     if timeline.samples_per_step is None or not counted:
         return None
-    return sum(_samples_lost(step, timeline.samples_per_step) for step in counted)
+    per_step = timeline.samples_per_step
+    return sum(samples_lost_of(step.step, step.samples, step.samples_checksum, per_step) for step in counted)
 
 
 def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | None:
@@ -112,11 +113,12 @@ def dilation_overrun_ratio(events: Iterable[Event], dilation_ratio: float | None
     return seconds[1] / (dilation_ratio * seconds[0]) - 1
 
 
-def _samples_lost(step: CommittedStep, samples_per_step: int) -> int:
-    if step.samples != samples_per_step:
-        return abs((step.samples or 0) - samples_per_step)
-    expected = checksum(samples_of_step(step.step, samples_per_step))
-    return 0 if step.samples_checksum is None or int(step.samples_checksum) == expected else 1
+def samples_lost_of(step: int, samples: int | None, samples_checksum: int | None, samples_per_step: int) -> int:
+    """Samples that one committed step missed or used twice; see `count_samples_lost`."""
+    if samples != samples_per_step:
+        return abs((samples or 0) - samples_per_step)
+    expected = checksum(samples_of_step(step, samples_per_step))
+    return 0 if samples_checksum is None or int(samples_checksum) == expected else 1
 
 
 def _deviation(loss: float, twin_loss: float) -> float | None:

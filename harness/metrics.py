@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from harness.accounting import BADPUT_CAUSES
 
-Unit = Literal["ratio", "seconds", "number"]
+Unit = Literal["ratio", "seconds", "number", "token_rate", "rate"]
+"""What a value is measured in: `token_rate` is tokens per second, `rate` tokens, samples or steps per second."""
 
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
 
@@ -55,7 +56,7 @@ METRICS: Mapping[str, Metric] = {
         _run("throughput_drop_whole_run_ratio", "ratio"),
         _run("throughput_noise_ratio", "ratio"),
         *(
-            _run(f"throughput_{when}_tokens_per_second", "number", "throughput_tokens_per_second", when)
+            _run(f"throughput_{when}_tokens_per_second", "token_rate", "throughput_tokens_per_second", when)
             for when in ("before", "during", "after")
         ),
         _run("loss_deviation_ratio", "ratio"),

@@ -10,6 +10,7 @@ from harness import accounting, approximation, diagnosis, integrity, throughput,
 from harness.attempts import COMMAND_RUNTIME, attempt_at
 from harness.caveats import caveats
 from harness.gates import builtin_gates, evaluate_all
+from harness.series import Recorded
 from harness.steps import WORK_UNITS, median_step_seconds
 from harness.timeline import Incident, Timeline
 from harness.verdict import EXIT_CODES, Verdict, judge
@@ -49,7 +50,13 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         "dilation", lambda: integrity.dilation_overrun_ratio(events, summary["dilation_ratio"]), problems
     )
     summary["caveats"] = _attempt("caveats", lambda: caveats(summary, times, num_unreadable), problems) or []
-    results = evaluate_all(_asked_gates(events), summary, builtin_gates(summary["runtime"], summary["strategy"]))
+    results = evaluate_all(
+        _asked_gates(events),
+        summary,
+        builtin_gates(summary["runtime"], summary["strategy"]),
+        None if times is None else Recorded(times, events),
+        next((event for event in events if event.kind == "aborted" and event.job == MAIN_JOB), None),
+    )
     summary["gates"] = [result.to_dict() for result in results]
     verdict = _attempt("verdict", lambda: judge(events, times, summary, results, problems), problems)
     if verdict is None:

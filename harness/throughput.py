@@ -41,10 +41,10 @@ def measure(timeline: Timeline) -> Throughput:
     """The throughput figures of a run."""
     steps = timeline.steps.first
     before = median_work_per_second(timeline.baseline)
-    windows = _windows_under_fault(timeline)
+    windows = windows_under_fault(timeline)
     seconds = sum(end - start for start, end in windows)
     during = sum(_work_between(steps, start, end) for start, end in windows) / seconds if seconds > 0 else None
-    after = _steps_after(timeline, windows[-1][1]) if windows else []
+    after = steps_after(timeline, windows[-1][1]) if windows else []
     whole_run = None
     if len(steps) > 1 and windows:
         whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
@@ -55,14 +55,14 @@ def measure(timeline: Timeline) -> Throughput:
         after=median_work_per_second(after),
         drop_ratio=_drop(during, before),
         whole_run_drop_ratio=_drop(whole_run, before),
-        noise_ratio=_noise(timeline, sum(_is_within(step, windows) for step in steps)),
+        noise_ratio=_noise(timeline, sum(is_within(step, windows) for step in steps)),
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
         unit=timeline.steps.unit,
     )
 
 
-def _windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
+def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     """The times from injection to repair, overlapping ones joined."""
     last_commit = max((step.committed_seconds for step in timeline.steps.first), default=timeline.ended_seconds)
     # The teardown of a job that completed is no training time; one that died stood still until its end.
@@ -94,7 +94,8 @@ def _work_between(steps: Sequence[CommittedStep], start: float, end: float) -> f
     return work
 
 
-def _is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
+def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
+    """Whether `step` committed in one of `windows`."""
     return any(start <= step.committed_seconds < end for start, end in windows)
 
 
@@ -113,7 +114,8 @@ def _noise(timeline: Timeline, num_steps: int) -> float | None:
     return median(abs(1.0 - later / earlier) for earlier, later in pairwise(means))
 
 
-def _steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
+def steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
+    """The steps that began after `since`, and after the last lost rank was back."""
     back = max((i.rejoined for i in timeline.incidents if i.rejoined is not None), default=since)
     return [step for step in timeline.steps.first if step.began_seconds >= max(since, back)]
 

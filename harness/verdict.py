@@ -47,6 +47,7 @@ def judge(
     found += _left_behind(main)
     found += _ending(main, timeline)
     found += _gate_reasons(gates)
+    found += _end_by_a_gate(main, gates)
     if timeline is not None:
         found += _incident_reasons(timeline)
         found += _data_reasons(timeline, summary)
@@ -122,6 +123,19 @@ def _gate_reasons(gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
             yield "inconclusive", f"gate '{gate.expression}' has no answer: {gate.reason}"
         elif not gate.passed:
             yield "fail", f"gate '{gate.expression}' failed: {gate.reason}"
+
+
+def _end_by_a_gate(main: Sequence[Event], gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
+    aborted = next((event for event in main if event.kind == "aborted"), None)
+    if aborted is None:
+        return
+    asked = aborted.fields.get("gate")
+    after = f" after step {aborted.step}" if aborted.step else ""
+    ended = f"the run was ended{after} by gate '{asked}' (abort_on_fail)"
+    if any(gate.expression == asked and gate.passed is False for gate in gates):
+        yield "fail", f"{ended}: what would have come after was not measured"
+    else:
+        yield "inconclusive", f"{ended}, which did not fail after all"
 
 
 def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:

@@ -206,6 +206,10 @@ class Narrator:
         self._ending.update((MAIN_JOB, TWIN_JOB))
         return f"halted, because: {fields.get('condition')}"
 
+    def _tell_aborted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.update((MAIN_JOB, TWIN_JOB))
+        return f"gate '{fields.get('gate')}' is certain to fail, so the run ends: {fields.get('reason')}"
+
     def _tell_interrupted(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.update((MAIN_JOB, TWIN_JOB))
         return f"interrupted by {fields.get('signal')}; cleaning up"

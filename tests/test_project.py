@@ -127,14 +127,17 @@ def test_the_command_line_answers_without_heavy_imports():
     assert json.loads(answer.stdout.splitlines()[-1]) == [0, []]
 
 
-COMMANDS = ("compare", "doctor", "faults", "heal", "plan", "replay", "report", "run", "runs", "schema", "shrink")
+COMMANDS = (
+    *("compare", "doctor", "faults", "gates", "heal", "plan", "replay", "report", "run", "runs", "schema", "shrink"),
+)
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
     *("--profile", "--param", "-p", "--nodes-per-rack"),
     *("--nodes", "--gpus-per-node", "--data-parallel", "--pipeline", "--model", "--data", "--steps", "--strategy"),
     *("--checkpoint-every", "--checkpoint-folder"),
-    *("--seed", "--dilation", "--gate", "--twin", "--no-twin", "--backend", "--network"),
-    *("--out", "--json", "--junit", "--dry-run", "--repeat", "--baseline"),
+    *("--seed", "--dilation", "--gate", "--abort-on-fail", "--twin", "--no-twin", "--backend", "--network"),
+    *("--image", "--node-cpus", "--node-memory"),
+    *("--out", "--json", "--junit", "--github", "--no-github", "--dry-run", "--repeat", "--baseline"),
 )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def print_plan(experiment: Experiment, as_json: bool) -> None:
     """What a run of `experiment` would do."""
+    from chaos.gate_spec import AbortingGate
     from harness.execute import prepare
 
     job, plan = prepare(experiment)
@@ -34,7 +35,7 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
     for note in plan.notes:
         print_text(note)
     for gate in experiment.gates:
-        print_text(f"gate: {gate}")
+        print_text(f"gate: {gate}{' (ends the run when it fails)' if isinstance(gate, AbortingGate) else ''}")
     print_text(
         "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
     )
@@ -71,6 +72,14 @@ def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events
     events = judge(folder)[1] if events is None else events
     with standard_output():
         render(summary, events, ReportConsole(), folder=folder)
+
+
+def tell_github(summary: Mapping[str, Any], folder: Path, asked: bool | None) -> None:
+    """Tell a GitHub workflow of the run, where this is one (`asked` None) or where the user says so."""
+    from harness.report import github
+
+    if github.is_asked_for(os.environ) if asked is None else asked:
+        github.publish(summary, folder, os.environ, sys.stderr)
 
 
 def print_json(document: Any) -> None:

@@ -10,20 +10,32 @@ from harness.report import wording
 from harness.words import one_line
 
 _BAD = ("failure", "error")
+_PROPERTIES = (
+    *("verdict", "exit_code", "status", "seed", "experiment_hash", "strategy", "steps_planned", "steps_committed"),
+    *("steps_lost", "samples_lost", "throughput_drop_ratio", "loss_deviation_ratio", "goodput_ratio"),
+)
+_STOPPED = ("halted", "interrupted", "aborted")
+"""How a run ends that was not allowed to come to its end: what was not reached by then is skipped, no error."""
 
 
 def render(summary: Mapping[str, Any]) -> str:
-    """One test suite as text. What could not be decided is an error: a run that proves nothing must not look green."""
+    """One test suite as text: a case for each gate and each fault, and one for the verdict where they do not show it.
+
+    What could not be decided is an error: a run that proves nothing must not look green. The elements are those that
+    Jenkins' schema of JUnit's reports knows (junit-10.xsd of its xUnit plug-in).
+    """
     name = one_line(summary.get("name") or "run")
     verdict = str(summary.get("verdict"))
+    is_stopped = verdict == "halted" or summary.get("status") in _STOPPED
     suite = ElementTree.Element("testsuite", name=f"chaos.{name}", time=_seconds(summary.get("wall_clock_seconds")))
     properties = ElementTree.SubElement(suite, "properties")
-    for key in ("verdict", "exit_code", "seed", "experiment_hash", "steps_committed", "steps_lost", "goodput_ratio"):
-        ElementTree.SubElement(properties, "property", name=key, value=one_line(summary.get(key)))
+    for key in _PROPERTIES:
+        if summary.get(key) is not None:
+            ElementTree.SubElement(properties, "property", name=key, value=one_line(summary[key]))
     for gate in summary.get("gates") or ():
-        _gate(suite, name, gate, verdict)
+        _gate(suite, name, gate, is_stopped)
     for index, incident in enumerate(summary.get("incidents") or ()):
-        _incident(suite, name, index, incident, verdict)
+        _incident(suite, name, index, incident, is_stopped)
     told = any(case.find(tag) is not None for case in suite.iter("testcase") for tag in _BAD)
     # A verdict beyond the gates and faults (a dirty host, an interrupt) needs a case of its own to be seen.
     if verdict not in ("pass", "fail") or (verdict == "fail" and not told) or suite.find("testcase") is None:
@@ -40,24 +52,25 @@ def render(summary: Mapping[str, Any]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suite, encoding="unicode")}\n'
 
 
-def _gate(suite: ElementTree.Element, name: str, gate: Mapping[str, Any], verdict: str) -> None:
+def _gate(suite: ElementTree.Element, name: str, gate: Mapping[str, Any], is_stopped: bool) -> None:
     case = _case(suite, name, "gates", one_line(gate.get("expression")))
-    value = wording.gate_value(gate)
+    value, reason = wording.gate_value(gate), one_line(gate.get("reason") or "")
     passed = gate.get("passed")
     if passed is True:
         ElementTree.SubElement(case, "system-out").text = f"value: {value}"
     elif passed is False:
-        _result(case, "failure", f"the value is {value}")
-    elif verdict == "halted":
-        _result(case, "skipped", "the run was stopped before this could be decided")
+        wanted = f", and the gate wants {one_line(gate.get('expression'))}"
+        _result(case, "failure", f"{reason or f'the value is {value}'}{wanted}")
+    elif is_stopped:
+        _result(case, "skipped", f"the run was stopped before this could be decided{f': {reason}' if reason else ''}")
     else:
-        _result(case, "error", "cannot be decided: its figure was not measured")
+        _result(case, "error", f"cannot be decided: {reason or 'its figure was not measured'}")
 
 
-def _incident(suite: ElementTree.Element, name: str, index: int, incident: Mapping[str, Any], verdict: str) -> None:
+def _incident(suite: ElementTree.Element, name: str, index: int, incident: Mapping[str, Any], is_stopped: bool) -> None:
     case = _case(suite, name, "faults", wording.incident_title(index, incident))
     case.set("time", _seconds(wording.recovery_seconds(incident)))
-    open_tag = "skipped" if verdict == "halted" else "error"
+    open_tag = "skipped" if is_stopped else "error"
     failure = wording.recovery_words(incident)
     if not incident.get("verified"):
         _result(case, open_tag, wording.effect_words(incident))

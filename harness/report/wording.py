@@ -210,9 +210,9 @@ def gate_value(gate: Mapping[str, Any]) -> str:
     value, expression = gate.get("value"), str(gate.get("expression"))
     if not isinstance(value, int | float):
         return "no value"
-    if expression.rstrip().endswith("%"):
+    if gate.get("unit") == "ratio" or expression.rstrip().endswith("%"):
         return f"{value:.2%}"
-    if "seconds" in expression:
+    if gate.get("unit") == "seconds" or "seconds" in expression:
         return name_seconds(value)
     return f"{value:g}"
 

@@ -1,16 +1,27 @@
+from functools import cache
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import xmlschema
 
 from harness.report.junit import render
+from harness.summary import summarize
 from tests.harness.summaries import EMPTY, incident, summary
+from tests.harness.synthetic import Fault, run
 
 pytestmark = pytest.mark.unit
+
+
+@cache
+def schema():
+    return xmlschema.XMLSchema(Path(__file__).parent / "junit.xsd")
 
 
 def suite(raw):
     text = render(raw)
     assert text.startswith("<?xml")
+    schema().validate(text)
     return ElementTree.fromstring(text.encode("utf-8"))
 
 
@@ -50,7 +61,7 @@ def test_times_are_the_ones_measured():
 def test_a_failed_gate_is_a_failure_with_its_value():
     raw = summary(verdict="fail", gates=[{**GATE, "value": 0.75, "passed": False}])
     assert outcomes(raw) == {"goodput >= 0.9": "failure", FAULT: "ok"}
-    assert suite(raw).find(".//failure").get("message") == "the value is 0.75"
+    assert suite(raw).find(".//failure").get("message") == "the value is 0.75, and the gate wants goodput >= 0.9"
 
 
 def test_a_gate_that_cannot_be_decided_is_an_error():
@@ -104,3 +115,68 @@ def test_control_characters_and_markup_are_harmless():
     found = suite(raw)
     assert "<&\"'>]]> b" in found.get("name")
     assert "<&\"'>]]> b" in found.find(".//error").text
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"faults": ()},
+        {"faults": (Fault(verified=False),)},
+        {"faults": (Fault(fires=False), Fault(step=30, node=2))},
+        {"faults": (Fault(recovers=False),), "job_fails": True},
+        {"faults": (Fault(undone=False),)},
+        {"cut_off_after_step": 30},
+        {"ended": "halted"},
+        {"ended": "interrupted"},
+        {
+            "gates": [
+                "step_seconds p95 < 1ms",
+                "goodput > 99%",
+                "no gate at all",
+                "recovery < 1",
+                "recovery < 1",
+                "steps_lost == 0",
+            ]
+        },
+        {"residue": (17,)},
+    ],
+)
+def test_the_report_of_a_run_is_one_that_every_reader_of_the_schema_takes(how):
+    raw = summarize(run(**how))
+    assert len(outcomes(raw)) >= len(raw["gates"]) + len(raw["incidents"])
+
+
+def test_the_schema_refuses_what_no_reader_takes():
+    good = render(summary())
+    for wrong in (
+        good.replace("<testcase ", "<testcase status='ok' ", 1),
+        good.replace('time="8.000"', 'time="8 s"'),
+        good.replace("</testsuite>", "<verdict/></testsuite>"),
+        good.replace("system-out", "systemout"),
+    ):
+        assert wrong != good
+        assert not schema().is_valid(wrong)
+
+
+def test_a_gate_says_its_limit_and_why_it_is_open():
+    raw = summary(
+        verdict="fail",
+        gates=[
+            {**GATE, "value": 0.75, "passed": False, "reason": "goodput_ratio is 75.00%"},
+            {
+                "expression": "loss_deviation < 2%",
+                "value": None,
+                "passed": None,
+                "reason": "loss_deviation_ratio has no value",
+            },
+        ],
+    )
+    assert suite(raw).find(".//failure").get("message") == "goodput_ratio is 75.00%, and the gate wants goodput >= 0.9"
+    assert suite(raw).find(".//error").get("message") == "cannot be decided: loss_deviation_ratio has no value"
+
+
+def test_what_a_gate_ended_skips_the_rest():
+    raw = summary(verdict="fail", status="aborted", gates=[{**GATE, "value": None, "passed": None, "reason": "r"}])
+    assert outcomes(raw)["goodput >= 0.9"] == "skipped"
+    assert outcomes(raw)["verdict"] == "failure"

@@ -1,0 +1,177 @@
+"""What GitHub shows of a run: a summary of the step in Markdown, and annotations for what failed or is open.
+
+Limits and syntax: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands (read November
+2026): a step's summary holds 1 MiB, a step shows 10 error and 10 warning annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.report import wording
+from harness.words import name_seconds, one_line
+
+MAX_SUMMARY_BYTES = 1024 * 1024
+MAX_ANNOTATIONS = 10
+"""Of a kind."""
+MAX_ANNOTATION_CHARACTERS = 2000
+
+_CUT = "\n\n*The rest does not fit into a step's summary: see the run's report.*\n"
+_SIGNS = {"pass": "✅", "fail": "❌", "inconclusive": "❔"}
+_GATE_SIGNS = {"pass": "✅", "FAIL": "❌", "open": "❔"}
+
+
+def is_asked_for(environment: Mapping[str, str]) -> bool:
+    """Whether this is a step of a GitHub workflow, as its runner says."""
+    return environment.get("GITHUB_ACTIONS") == "true" or bool(environment.get("GITHUB_STEP_SUMMARY"))
+
+
+def publish(summary: Mapping[str, Any], folder: Path | None, environment: Mapping[str, str], stream: TextIO) -> None:
+    """Append to the step's summary, and print the annotations on `stream`.
+
+    The runner reads annotations from both streams; standard error leaves standard output to the report. That a summary
+    cannot be written is said there, and fails nothing: the verdict is the exit code.
+    """
+    lines = workflow_commands(summary)
+    path = environment.get("GITHUB_STEP_SUMMARY")
+    if path:
+        try:
+            append(Path(path), markdown(summary, folder))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            stream.write(f"chaos: cannot write the step's summary {one_line(path)}: {reason}\n")
+    else:
+        stream.write("chaos: GITHUB_STEP_SUMMARY names no file, so there is no summary of the step\n")
+    # A command counts only at the beginning of a line.
+    stream.write("".join(f"{line}\n" for line in lines))
+    stream.flush()
+
+
+def append(path: Path, text: str) -> None:
+    """Add `text` to the file, cut at the end of a line where the file would become larger than GitHub takes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    there = path.stat().st_size if path.exists() else 0
+    room = MAX_SUMMARY_BYTES - there
+    content = text.encode("utf-8", "replace")
+    if len(content) > room:
+        content = content[: max(0, room - len(_CUT.encode()))]
+        content = content[: content.rfind(b"\n") + 1] + _CUT.encode()
+    if len(content) <= room:
+        with path.open("ab") as file:
+            file.write(content)
+
+
+def markdown(summary: Mapping[str, Any], folder: Path | None) -> str:
+    """The summary of a step: verdict, gates, faults, figures, and how to repeat it."""
+    verdict = str(summary.get("verdict"))
+    lines = [
+        f"### {_SIGNS.get(verdict, '⛔')} chaos: {_text(summary.get('name') or 'run')} - {verdict}",
+        "",
+        _text(wording.headline(summary)),
+        "",
+        *(f"- {_text(reason)}" for reason in summary.get("reasons") or ()),
+        *_gate_table(summary.get("gates") or ()),
+        *_incident_table(summary.get("incidents") or ()),
+        *_figures(summary),
+        "",
+        "```sh",
+        one_line(wording.repeat_command(summary, folder)),
+        "```",
+        "",
+        *(["<details><summary>To keep in mind</summary>", ""] if summary.get("caveats") else []),
+        *(f"- {_text(caveat)}" for caveat in summary.get("caveats") or ()),
+        *(["", "</details>", ""] if summary.get("caveats") else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def workflow_commands(summary: Mapping[str, Any]) -> list[str]:
+    """The annotations: an error for each failed gate, a warning for each open one, and one for any other verdict."""
+    name = one_line(summary.get("name") or "run")
+    verdict = str(summary.get("verdict"))
+    gates = summary.get("gates") or ()
+    errors = [(f"{name}: gate failed", _gate_sentence(gate)) for gate in gates if gate.get("passed") is False]
+    warnings = [(f"{name}: gate has no answer", _gate_sentence(gate)) for gate in gates if gate.get("passed") is None]
+    rest = [reason for reason in summary.get("reasons") or () if not str(reason).startswith("gate ")]
+    if verdict != "pass":
+        reasons = "\n".join(one_line(reason) for reason in rest) or wording.headline(summary)
+        if verdict == "inconclusive":
+            warnings.insert(0, (f"{name}: inconclusive", reasons))
+        elif not errors or verdict != "fail":
+            errors.insert(0, (f"{name}: {verdict}", reasons))
+    return [*_commands("error", errors), *_commands("warning", warnings)]
+
+
+def command(kind: str, title: str, message: str) -> str:
+    """One workflow command on one line; what would end it, or begin another, is escaped as the runner reads it."""
+    if len(message) > MAX_ANNOTATION_CHARACTERS:
+        message = message[: MAX_ANNOTATION_CHARACTERS - 3] + "..."
+    data = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    title = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={title}::{data}"
+
+
+def _commands(kind: str, said: Sequence[tuple[str, str]]) -> list[str]:
+    shown = list(said[:MAX_ANNOTATIONS])
+    if len(said) > MAX_ANNOTATIONS:
+        rest = said[MAX_ANNOTATIONS - 1 :]
+        shown[-1] = (f"and {len(rest)} more", "\n".join(message for _, message in rest))
+    return [command(kind, title, message) for title, message in shown]
+
+
+def _gate_sentence(gate: Mapping[str, Any]) -> str:
+    return one_line(f"{gate.get('expression')}: {gate.get('reason') or wording.gate_value(gate)}")
+
+
+def _gate_table(gates: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not gates:
+        return []
+    rows = []
+    for gate in gates:
+        always = " (always checked)" if gate.get("builtin") else ""
+        word = wording.gate_word(gate)
+        expression = _code(gate.get("expression"))
+        rows.append(f"| {_GATE_SIGNS[word]} {word} | {expression}{always} | {_text(wording.gate_value(gate))} |")
+    return ["", "| | gate | value |", "|---|---|---:|", *rows]
+
+
+def _incident_table(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not incidents:
+        return []
+    rows = []
+    for index, incident in enumerate(incidents):
+        seconds = wording.recovery_seconds(incident)
+        recovery = name_seconds(seconds) if seconds is not None else wording.recovery_words(incident) or "-"
+        title = _text(wording.incident_title(index, incident))
+        rows.append(f"| {title} | {_text(wording.effect_words(incident))} | {_text(recovery)} |")
+    return ["", "| fault | effect | recovery |", "|---|---|---:|", *rows]
+
+
+def _figures(summary: Mapping[str, Any]) -> list[str]:
+    rows: list[tuple[str, Any, Callable[[Any], str]]] = [
+        ("steps committed", summary.get("steps_committed"), str),
+        ("throughput drop under the fault", summary.get("throughput_drop_ratio"), wording.percent),
+        ("loss against the twin", summary.get("loss_deviation_ratio"), wording.percent),
+        ("goodput", summary.get("goodput_ratio"), wording.percent),
+        ("time of the job", summary.get("wall_clock_seconds"), name_seconds),
+    ]
+    known = [f"| {words} | {write(value)} |" for words, value, write in rows if value is not None]
+    return ["", "| figure | |", "|---|---:|", *known] if known else []
+
+
+def _text(text: object) -> str:
+    """`text` as it stands: Markdown and HTML in it would be rendered."""
+    escaped = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for sign in "\\`*_[]#|~!":
+        escaped = escaped.replace(sign, f"\\{sign}")
+    return escaped.replace("@", "@\u200b")
+
+
+def _code(text: object) -> str:
+    """As code, in a cell of a table: neither a backtick nor a bar may end it."""
+    return f"`{one_line(text).replace('`', chr(39)).replace('|', '/')}`"
