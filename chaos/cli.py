@@ -20,6 +20,7 @@ from chaos.commands.compare import (
 )
 from chaos.commands.compare import repeat as repeat_run
 from chaos.commands.doctor import doctor
+from chaos.commands.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.faults import faults
 from chaos.commands.gates import gates
 from chaos.commands.heal import heal
@@ -27,6 +28,7 @@ from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_json, print_plan, print_report, print_text, tell_github
 from chaos.commands.pages import write_page, write_pictures
 from chaos.commands.replay import replay
+from chaos.commands.serve import serve
 from chaos.commands.shrink import shrink
 from chaos.commands.stored import legible, read_run
 from chaos.errors import ChaosError, EnvironmentFailure, UsageError
@@ -39,130 +41,6 @@ EXIT_INTERRUPTED = 2
 EXIT_FAILED = 3
 
 
-class CommandOfAJob(click.Command):
-    """A subcommand that hands on what stands behind `--`: the command of somebody else's job, as `command`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Everything up to `--` is ours."""
-        own = args.index("--") if "--" in args else len(args)
-        job_command = args[own + 1 :]
-        if own < len(args) and not job_command:
-            raise click.UsageError("there is no command behind --", ctx)
-        rest = super().parse_args(ctx, args[:own])
-        ctx.params["command"] = tuple(job_command)
-        return rest
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """With the command at the end."""
-        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
-
-
-def experiment_options(command: Any) -> Any:
-    """The options that describe an experiment, shared by `run` and `plan`."""
-    options = [
-        click.argument("subject", metavar="FAULT|FILE.yaml", required=False),
-        click.option("--at", "at", metavar="WHEN", help="When: step=N[,phase=P], phase=regroup or time=10s."),
-        click.option(
-            "--on",
-            "on",
-            metavar="TARGET",
-            help="On whom: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
-            "Default: the seed draws.",
-        ),
-        click.option("--for", "for", metavar="DURATION", help="How long: 30s or 10steps. Default: the fault's own."),
-        click.option(
-            "--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."
-        ),
-        click.option("--every", metavar="PERIOD", help="Again and again: every 50steps or 10s, first at --at."),
-        click.option("--rate", metavar="RATE", help="At random, from the seed: 0.5/min or 2/100steps in the mean."),
-        click.option("--count", type=int, metavar="K", help="With --every or --rate: at most so many times."),
-        click.option(
-            "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
-        ),
-        click.option(
-            "--retrigger",
-            metavar="once|every-attempt|K",
-            help="At which attempts of the job's launcher it fires. Default: once.",
-        ),
-        click.option(
-            "--profile",
-            metavar="NAME[:K]",
-            help="Faults as a real cluster has them, K in all: llama3, failslow. FAULT may be left out then.",
-        ),
-        click.option(
-            "-p",
-            "--param",
-            "parameters",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="A parameter of the fault's own, e.g. delay=50ms. Repeatable.",
-        ),
-        click.option("--nodes", type=int, help="Nodes. Default: 4."),
-        click.option("--nodes-per-rack", type=int, help="Nodes that `--on rack=0` strikes together."),
-        click.option("--gpus-per-node", type=int, help="Ranks per node. Default: 2."),
-        click.option("--data-parallel", type=int, metavar="D", help="Replicas of the model."),
-        click.option("--pipeline", type=int, metavar="P", help="Pipeline stages of a replica."),
-        click.option("--model", help="Model preset. Default: llama-tiny."),
-        click.option(
-            "--data",
-            type=click.Path(),
-            help="Text file or folder to train on. Default: the Python standard library's sources.",
-        ),
-        click.option("--steps", type=int, help="Training steps. Default: 560."),
-        click.option(
-            "--strategy", help="Who takes over lost layers, and how: mecefo, ndb, exact, checkpoint. Default: mecefo."
-        ),
-        click.option(
-            "--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint so often. Default: none."
-        ),
-        click.option(
-            "--checkpoint-folder", metavar="DIRECTORY", help="Where checkpoints go. Default: into the run's folder."
-        ),
-        click.option("--seed", type=int, help="Seed of everything random. Default: 0."),
-        click.option(
-            "--dilation",
-            metavar="auto|off|X",
-            help="Time dilation: pad compute to X times its CPU time. Default: auto.",
-        ),
-        click.option(
-            "--gate",
-            "gates",
-            multiple=True,
-            metavar="EXPRESSION",
-            help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.',
-        ),
-        click.option(
-            "--abort-on-fail",
-            is_flag=True,
-            default=None,
-            help="End the run as soon as one of the gates is certain to fail.",
-        ),
-        click.option(
-            "--twin/--no-twin",
-            default=None,
-            help="Also run the same job without faults, to compare the loss. Default: on.",
-        ),
-        click.option(
-            "--backend",
-            type=click.Choice(["local", "docker"]),
-            help="What nodes are: process groups of this machine, or containers. Default: local.",
-        ),
-        click.option(
-            "--image", metavar="IMAGE", help="With docker: what a node's container is. Default: mecefo-chaos."
-        ),
-        click.option("--node-cpus", type=float, metavar="CORES", help="With docker: a node's share of the cores."),
-        click.option("--node-memory", metavar="BYTES", help="With docker: a node's memory, such as 2GiB."),
-        click.option(
-            "--network",
-            type=click.Choice(["auto", "namespaces", "loopback"]),
-            help="What connects ranks on this machine. Default: auto, namespaces where a fault needs links.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 # \b keeps click from filling the paragraph that follows it.
 _HELP = """Break a real distributed training run at an exact step, watch it survive, and know what the failure cost.
 
@@ -173,6 +51,7 @@ chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 t
 chaos faults                         what can be broken
 chaos gates                          what can be asked of a run
 chaos report                         the newest run, judged again from its log
+chaos serve                          the newest run's metrics once more, for Prometheus
 chaos heal                           undo what an interrupted run left behind
 chaos doctor                         what runs need, and this machine has or lacks
 
@@ -200,6 +79,13 @@ def cli() -> None:
     help="Write GitHub's summary of the step, and annotations to standard error. Default: in a GitHub workflow.",
 )
 @click.option(
+    "--metrics",
+    metavar="off|auto|PORT|HOST:PORT",
+    default="auto",
+    envvar="CHAOS_METRICS",
+    help="Where Prometheus can read the run while it goes on. Default: auto, a free port of the loopback.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
 )
 @click.option(
@@ -215,6 +101,7 @@ def run(
     out: Path,
     as_json: bool,
     junit: Path | None,
+    metrics: str,
     github: bool | None,
     dry_run: bool,
     repeat: int,
@@ -234,12 +121,16 @@ def run(
             raise UsageError("--junit: of repeated runs each has its own, in its folder")
         return repeat_run(experiment, repeat, out, as_json, against)
     from harness.execute import JUNIT_FILE, execute, write_whole
+    from harness.exporter.job import exporting
 
-    summary, folder = execute(experiment, out, sys.stderr)
-    print_report(summary, folder, as_json)
-    if junit is not None:
-        write_whole(junit, (folder / JUNIT_FILE).read_text())
-    tell_github(summary, folder, github)
+    with exporting(metrics) as exporter:
+        summary, folder = execute(experiment, out, sys.stderr, exporter)
+        print_report(summary, folder, as_json)
+        if junit is not None:
+            write_whole(junit, (folder / JUNIT_FILE).read_text())
+        tell_github(summary, folder, github)
+        if exporter is not None:
+            exporter.wait_for_last_read(sys.stderr)
     exit_code = int(summary["exit_code"])
     return exit_code if against is None else single_run_against(folder, exit_code, out, as_json, against)
 
@@ -356,7 +247,7 @@ def runs(out: Path, as_json: bool) -> int:
 @cli.command()
 def schema() -> int:
     """Print the JSON Schema of experiment files, for editors."""
-    from chaos.experiment import json_schema
+    from chaos.schema import json_schema
 
     print_json(json_schema())
     return 0
@@ -378,7 +269,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 
 
-for command in (doctor, faults, gates, heal, replay, shrink):
+for command in (doctor, faults, gates, heal, replay, serve, shrink):
     cli.add_command(command)
 
 

@@ -1,7 +1,7 @@
 """The experiment: which job, which faults, what must hold. What a user writes, checked, as frozen values.
 
-`load` reads a file (`json_schema` says what belongs there), `from_options` a command line, `from_mapping` plain values.
-Each judges the experiment as a whole and reports every mistake in it at once.
+`load` reads a file (`chaos.schema` says what belongs there), `from_options` a command line, `from_mapping` plain
+values. Each judges the experiment as a whole and reports every mistake in it at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from chaos.gate_spec import GateText, aborting
 from chaos.job import Approximation, Checkpoint, Containers, Health, Job, with_checkpoints
 from chaos.limits import Limits
 from chaos.profile import ProfileSpec
-from chaos.schema_words import with_words
-from chaos.target import WITHOUT_TARGET
 from chaos.yaml_lines import Dumper, KeyPath, plain, read
 from mecefo_runtime.layout import Cluster
 
@@ -130,7 +128,7 @@ def from_options(
     Raises:
         UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
     """
-    kinds = _installed_faults() if registry is None else registry
+    kinds = installed_faults() if registry is None else registry
     if subject is None:
         return _of_profile(options, kinds, strategies)
     is_file = subject not in kinds and (subject.endswith((".yaml", ".yml")) or _is_file(subject))
@@ -273,44 +271,12 @@ def to_yaml(experiment: Experiment) -> str:
     return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
-def json_schema(*, registry: Registry | None = None, strategies: Collection[str] | None = None) -> dict[str, Any]:
-    """The JSON Schema (2020-12) of experiment files."""
-    schema = with_words(Experiment.model_json_schema())
-    definitions = schema["$defs"]
-    definitions["Job"]["properties"]["strategy"]["enum"] = list(
-        _installed_planners() if strategies is None else strategies
-    )
-    common = definitions["FaultSpec"]["properties"]
-    variants = []
-    for kind, fault in (_installed_faults() if registry is None else registry).items():
-        # With defaults as a user would write them: 512MiB, not bytes.
-        own = fault.Parameters.model_json_schema(mode="serialization")
-        definitions.update(own.get("$defs", {}))
-        variants.append(
-            {
-                "type": "object",
-                "title": kind,
-                "description": (fault.__doc__ or kind).strip().splitlines()[0],
-                "properties": {
-                    "kind": {"const": kind},
-                    **{key: common[key] for key in FAULT_KEYS if key not in _without(fault)},
-                    **own.get("properties", {}),
-                },
-                "required": ["kind", *own.get("required", [])],
-                "anyOf": [{"required": [key]} for key in ("at", "every", "rate")],
-                "additionalProperties": False,
-            }
-        )
-    definitions["FaultSpec"] = {"oneOf": variants}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
 def _judge(
     raw: Mapping[str, Any], source: Source, registry: Registry | None, strategies: Collection[str] | None
 ) -> Experiment:
     if not isinstance(raw, Mapping):
         raise source.problem((), f"an experiment is a mapping, not {shown(raw)}")
-    kinds = _installed_faults() if registry is None else registry
+    kinds = installed_faults() if registry is None else registry
     problems: list[UsageError] = []
     values = dict(raw)
     if isinstance(values.get("faults"), list):
@@ -320,7 +286,7 @@ def _judge(
     if isinstance(job, Mapping) and _runtime(job) == "command":
         job = values["job"] = _without_ours(job, source, problems)
     strategy = job.get("strategy") if isinstance(job, Mapping) else None
-    planners = _installed_planners() if strategies is None else strategies
+    planners = installed_planners() if strategies is None else strategies
     if isinstance(strategy, str) and strategy not in planners:
         message = f"there is no strategy {shown(strategy)}: there are {', '.join(planners)}"
         problems.append(source.problem(("job", "strategy"), message, nearest(strategy, planners)))
@@ -340,12 +306,6 @@ def _judge(
     job_of_ours = with_checkpoints(experiment.job)
     shaped = job_of_ours.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
     return experiment.model_copy(update={"job": shaped})
-
-
-def _without(fault: type[Fault[Any]]) -> Collection[str]:
-    """Keys of which a fault of this kind has none, or, `kind`, of which the schema says more."""
-    no_lifetime = () if fault.has_lifetime else ("for",)
-    return ("kind", *no_lifetime, *(("on",) if fault.scope in WITHOUT_TARGET else ()))
 
 
 def _without_ours(job: Mapping[str, Any], source: Source, problems: list[UsageError]) -> dict[str, Any]:
@@ -395,13 +355,15 @@ def _put(values: dict[str, Any], where: KeyPath, value: object) -> None:
         place[str(where[-1])] = value
 
 
-def _installed_faults() -> Registry:
+def installed_faults() -> Registry:
+    """The faults there are, by kind."""
     from chaos.faults import registry
 
     return registry()
 
 
-def _installed_planners() -> Collection[str]:
+def installed_planners() -> Collection[str]:
+    """The names of the strategies there are."""
     from mecefo_runtime.planners import names
 
     return names()

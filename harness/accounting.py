@@ -62,7 +62,7 @@ class Account:
         return self.productive_seconds / self.wall_clock_seconds if self.wall_clock_seconds > 0 else None
 
 
-class _Strength(IntEnum):
+class Strength(IntEnum):
     """Whose claim on a piece of time wins: the highest."""
 
     NOTHING = 0
@@ -80,10 +80,12 @@ class _Strength(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class Claim:
+    """That the time from `start` to `end` (CLOCK_MONOTONIC seconds) went into `cause`; `incident` answers for it."""
+
     start: float
     end: float
-    strength: _Strength
+    strength: Strength
     cause: str
     incident: int | None = None
     step: int | None = None  # index of the step whose own time this is
@@ -106,21 +108,30 @@ def partition(timeline: Timeline) -> tuple[Segment, ...]:
     """
     start, end = timeline.started_seconds, timeline.ended_seconds
     injections = sorted((i.injected, i.incident) for i in timeline.incidents if i.injected is not None)
-    claims = [_Claim(start, end, _Strength.NOTHING, "other"), *_claims(timeline)]
-    times = [time for claim in claims for time in (claim.start, claim.end)] + [time for time, _ in injections]
-    cuts = sorted({time for time in times if start < time < end} | {start, end})
+    claims = [Claim(start, end, Strength.NOTHING, "other"), *_claims(timeline)]
     pieces: list[tuple[Segment, int | None]] = []
-    waiting = sorted(claims, key=lambda claim: claim.start, reverse=True)
-    active: list[_Claim] = []
-    for left, right in pairwise(cuts):
-        while waiting and waiting[-1].start <= left:
-            active.append(waiting.pop())
-        active = [claim for claim in active if claim.end > left]
-        claim = max(active, key=lambda claim: (claim.strength, -claim.end))
+    for left, right, claim in resolve(start, end, claims, [time for time, _ in injections]):
         latest = bisect_right(injections, (left, inf)) - 1
         owner = claim.incident if claim.incident is not None else injections[latest][1] if latest >= 0 else None
         pieces.append((Segment(left, right, claim.cause, owner), claim.step))
     return tuple(_charge_slow_steps(pieces, timeline))
+
+
+def resolve(
+    start: float, end: float, claims: Iterable[Claim], cuts: Iterable[float] = ()
+) -> Iterable[tuple[float, float, Claim]]:
+    """The time from `start` to `end` as adjacent pieces (from, to, claim), each with the strongest claim on it.
+
+    One of the claims has to hold for all of that time. Pieces are also cut at `cuts`.
+    """
+    waiting = sorted(claims, key=lambda claim: claim.start, reverse=True)
+    times = [*(time for claim in waiting for time in (claim.start, claim.end)), *cuts]
+    active: list[Claim] = []
+    for left, right in pairwise(sorted({time for time in times if start < time < end} | {start, end})):
+        while waiting and waiting[-1].start <= left:
+            active.append(waiting.pop())
+        active = [claim for claim in active if claim.end > left]
+        yield left, right, max(active, key=lambda claim: (claim.strength, -claim.end))
 
 
 def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: Timeline) -> Iterable[Segment]:
@@ -143,28 +154,28 @@ def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: T
             yield Segment(turn, segment.end_seconds, "degraded_speed", segment.incident)
 
 
-def _claims(timeline: Timeline) -> Iterable[_Claim]:
+def _claims(timeline: Timeline) -> Iterable[Claim]:
     steps = timeline.steps.first
     first_began = min((step.began_seconds for step in steps), default=timeline.ended_seconds)
-    yield _Claim(timeline.started_seconds, first_began, _Strength.STARTUP, "startup")
+    yield Claim(timeline.started_seconds, first_began, Strength.STARTUP, "startup")
     yield from _step_claims(timeline)
     for incident in timeline.incidents:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
         yield from _stall_claims(stall, steps)
     for start, end in timeline.restarts:
-        yield _Claim(start, end, _Strength.ABSENCE, "restart")
+        yield Claim(start, end, Strength.ABSENCE, "restart")
         # A step in flight died with its attempt.
         yield from _thrown_away(timeline.steps.every, start, None)
     for start, end in timeline.checkpoints:
-        yield _Claim(start, end, _Strength.CHECKPOINT, "checkpoint")
+        yield Claim(start, end, Strength.CHECKPOINT, "checkpoint")
     for down_from, down_to in timeline.coordinator_downs:
         for start, end in _stalled(timeline):
             start, end = max(start, down_from), min(end, down_to)
-            yield _Claim(start, end, _Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
+            yield Claim(start, end, Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
 
 
-def _step_claims(timeline: Timeline) -> Iterable[_Claim]:
+def _step_claims(timeline: Timeline) -> Iterable[Claim]:
     usual_gap = median([step.began_seconds - step.previous_seconds for step in timeline.baseline] or [0.0])
     absences = list(timeline.coordinator_downs)
     for incident in timeline.incidents:
@@ -173,17 +184,17 @@ def _step_claims(timeline: Timeline) -> Iterable[_Claim]:
             absences.append((incident.repair_started, back))
     regrouped = [stall.ended_seconds for stall in timeline.stalls]
     for index, step in enumerate(timeline.steps.first):
-        yield _Claim(step.began_seconds, step.committed_seconds, _Strength.ATTEMPT, PRODUCTIVE, step=index)
+        yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, PRODUCTIVE, step=index)
         for since, until in absences:
             start, end = max(step.previous_seconds + usual_gap, since), min(step.began_seconds, until)
-            yield _Claim(start, end, _Strength.ABSENCE, "restart")
+            yield Claim(start, end, Strength.ABSENCE, "restart")
         if not any(step.previous_seconds < time <= step.began_seconds for time in regrouped):
-            yield _Claim(step.previous_seconds, step.began_seconds, _Strength.GAP, PRODUCTIVE, step=index)
+            yield Claim(step.previous_seconds, step.began_seconds, Strength.GAP, PRODUCTIVE, step=index)
     for step in timeline.steps.redone:
-        yield _Claim(step.previous_seconds, step.committed_seconds, _Strength.THROWN_AWAY, "repeated_work")
+        yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
 
 
-def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[_Claim]:
+def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[Claim]:
     steps, injected = timeline.steps.first, incident.injected
     if incident.held is not None:
         until = max((time for time in (incident.released, injected) if time is not None), default=incident.held)
@@ -193,30 +204,30 @@ def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[_Claim]
             (s for s in steps[_num_committed(steps, incident.held) :] if s.step >= (incident.step or 0)), None
         )
         until = until if following is None else min(until, following.committed_seconds)
-        yield _Claim(incident.held, until, _Strength.HOLD, "injection", incident.incident)
+        yield Claim(incident.held, until, Strength.HOLD, "injection", incident.incident)
     if injected is None or not incident.ranks:
         return
     if incident.detected is not None:
-        yield _Claim(injected, incident.detected, _Strength.DETECTION, "detection", incident.incident)
+        yield Claim(injected, incident.detected, Strength.DETECTION, "detection", incident.incident)
         yield from _thrown_away(steps, injected, incident.incident)
     elif timeline.recovered(incident) is False:
-        yield _Claim(injected, timeline.ended_seconds, _Strength.DETECTION, "detection", incident.incident)
+        yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
 
 
-def _stall_claims(stall: Stall, steps: Sequence[CommittedStep]) -> Iterable[_Claim]:
+def _stall_claims(stall: Stall, steps: Sequence[CommittedStep]) -> Iterable[Claim]:
     since, until = stall.began_seconds, stall.ended_seconds
     if stall.is_loss:
         yield from _thrown_away(steps, since, None)
     elif _is_idle(steps, since):  # the ranks had stopped at a step's boundary, to let others in
         since = _last_commit(steps, since)
-    yield _Claim(since, until, _Strength.REGROUP, "restart" if stall.is_restart else "regroup")
-    yield _Claim(until - stall.transfer_seconds, until, _Strength.TRANSFER, "transfer")
+    yield Claim(since, until, Strength.REGROUP, "restart" if stall.is_restart else "regroup")
+    yield Claim(until - stall.transfer_seconds, until, Strength.TRANSFER, "transfer")
 
 
-def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int | None) -> Iterable[_Claim]:
+def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int | None) -> Iterable[Claim]:
     """The work since the last commit, unless the step in flight at the time of the loss committed after all."""
     if _is_idle(steps, lost_at):
-        yield _Claim(_last_commit(steps, lost_at), lost_at, _Strength.THROWN_AWAY, "repeated_work", incident)
+        yield Claim(_last_commit(steps, lost_at), lost_at, Strength.THROWN_AWAY, "repeated_work", incident)
 
 
 def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:

@@ -64,6 +64,7 @@ class Conductor:
         view: RunView,
         faults: Mapping[str, type[Fault[Any]]] | None = None,
         engine: str | None = None,
+        ranks_metrics: str = "",
     ) -> None:
         self._experiment = experiment
         self._incidents = {incident.incident: incident for incident in incidents}
@@ -80,7 +81,9 @@ class Conductor:
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
         needs = [self._faults[incident.fault].needs for incident in incidents]
-        self._backend = choose_backend(experiment, job, needs, folder, logs, self._hub, token, self._emitter, engine)
+        self._backend = choose_backend(
+            experiment, job, needs, folder, logs, self._hub, token, self._emitter, engine, ranks_metrics
+        )
         folders = checkpoint_folders(job)
         self._guard = Guard(
             folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost

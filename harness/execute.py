@@ -25,6 +25,7 @@ from harness.backends.container_settings import is_shared
 from harness.backends.docker import require_image
 from harness.conductor import EVENTS_FILE, Conductor
 from harness.early_end import check_gates
+from harness.exporter.job import JobExporter, exported
 from harness.gates import GateError, HaltCondition
 from harness.live import open_view
 from harness.log import read_events
@@ -87,8 +88,10 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
     return job, plan
 
 
-def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str, Any], Path]:
-    """Run `experiment`, shown on `stream`; returns (summary, run folder).
+def execute(
+    experiment: Experiment, out: Path, stream: TextIO, exporter: JobExporter | None = None
+) -> tuple[dict[str, Any], Path]:
+    """Run `experiment`, shown on `stream` and exported by `exporter`; returns (summary, run folder).
 
     Raises:
         UsageError: the experiment cannot be run.
@@ -114,9 +117,13 @@ def execute(experiment: Experiment, out: Path, stream: TextIO) -> tuple[dict[str
     if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:
         checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
         job = replace(job, checkpoint=checkpoint)
-    with open_view(stream) as view:
-        asyncio.run(Conductor(experiment, incidents, job, folder, view, engine=engine).run())
-    return write_reports(folder), folder
+    with exported(open_view(stream), exporter, out, experiment.name) as view:
+        where = "" if exporter is None else exporter.ranks_where
+        asyncio.run(Conductor(experiment, incidents, job, folder, view, engine=engine, ranks_metrics=where).run())
+    summary = write_reports(folder)
+    if exporter is not None:
+        exporter.judge(summary)
+    return summary, folder
 
 
 def judge(folder: Path) -> tuple[dict[str, Any], list[Event]]:

@@ -28,7 +28,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
             for line in file:
                 if not line.strip():
                     continue
-                event = _parse(line)
+                event = parse_line(line)
                 if event is None:
                     num_unreadable += 1
                 else:
@@ -42,7 +42,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     return events, num_unreadable
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_line(line: bytes) -> Event | None:
     """The event of one line; None when it is not one, or when its figures would poison what is computed from it."""
     try:
         event = Event.from_json(line)

@@ -30,15 +30,18 @@ def device_errors(events: Iterable[Event]) -> dict[int, DeviceErrors]:
     """The counters after `events`, by rank; of ranks that had errors only."""
     found: dict[int, DeviceErrors] = {}
     for event in events:
-        if event.kind != "telemetry" or event.job != MAIN_JOB:
-            continue
-        fields = event.fields
-        rank, xid = int(fields["rank"]), int(fields["xid"])
-        known = found.get(rank, DeviceErrors())
-        found[rank] = DeviceErrors(
-            ecc_sbe=known.ecc_sbe + int(fields["ecc_sbe"]),
-            ecc_dbe=known.ecc_dbe + int(fields["ecc_dbe"]),
-            last_xid=xid,
-            xids={**known.xids, xid: known.xids.get(xid, 0) + 1},
-        )
+        if event.kind == "telemetry" and event.job == MAIN_JOB:
+            rank = int(event.fields["rank"])
+            found[rank] = add_errors(found.get(rank, DeviceErrors()), event)
     return found
+
+
+def add_errors(known: DeviceErrors, event: Event) -> DeviceErrors:
+    """The counters of a rank after one more `telemetry` event."""
+    fields, xid = event.fields, int(event.fields["xid"])
+    return DeviceErrors(
+        ecc_sbe=known.ecc_sbe + int(fields["ecc_sbe"]),
+        ecc_dbe=known.ecc_dbe + int(fields["ecc_dbe"]),
+        last_xid=xid,
+        xids={**known.xids, xid: known.xids.get(xid, 0) + 1},
+    )

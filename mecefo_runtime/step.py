@@ -83,6 +83,7 @@ class Stepper:
         announce: Callable[[int, str], None],
         wants_boundary: Callable[[], bool],
         is_busy: Callable[[], bool],
+        note: Callable[[dict[str, Any]], None],
     ) -> None:
         self._job = job
         self._rank = rank
@@ -90,6 +91,7 @@ class Stepper:
         self.announce = announce
         self._wants_boundary = wants_boundary
         self._is_busy = is_busy
+        self._note = note
         # What it knows counts only while this rank leads, but it outlives the epochs.
         self._judge = Judge(job.health)
         self._began_seconds = 0.0
@@ -142,23 +144,21 @@ class Stepper:
     def finish(self, epoch_number: int, step: int, totals: Message) -> None:
         """`step` is applied: it is this rank's last one."""
         tally = totals["tally"]
-        self.progress = Progress(
-            committed_step=step,
-            totals=totals,
-            record={
-                "step": step,
-                "epoch": epoch_number,
-                "loss": tally["loss_sum"] / tally["tokens"] if tally["tokens"] else None,
-                "tokens": tally["tokens"],
-                "samples": tally["samples"],
-                "samples_checksum": tally["checksum"],
-                "began_monotonic": round(self._began_seconds, 6),
-                "committed_monotonic": round(time.monotonic(), 6),
-                "grad_norm": totals["squared_norm"] ** 0.5,
-                "learning_rate": learning_rate(step, self._job),
-                "skipped": totals["verdict"] == Verdict.SKIP,
-            },
-        )
+        record = {
+            "step": step,
+            "epoch": epoch_number,
+            "loss": tally["loss_sum"] / tally["tokens"] if tally["tokens"] else None,
+            "tokens": tally["tokens"],
+            "samples": tally["samples"],
+            "samples_checksum": tally["checksum"],
+            "began_monotonic": round(self._began_seconds, 6),
+            "committed_monotonic": round(time.monotonic(), 6),
+            "grad_norm": totals["squared_norm"] ** 0.5,
+            "learning_rate": learning_rate(step, self._job),
+            "skipped": totals["verdict"] == Verdict.SKIP,
+        }
+        self.progress = Progress(committed_step=step, totals=totals, record=record)
+        self._note(record)
 
     # ---- the parts of a step ----
 

@@ -15,6 +15,7 @@ from mecefo_runtime.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.devices import find_device, nccl_device, require_device
 from mecefo_runtime.dilation import pacer_for
 from mecefo_runtime.events import Emitter
+from mecefo_runtime.exporter import RankFigures
 from mecefo_runtime.fetch import Fetching
 from mecefo_runtime.forming import form_groups
 from mecefo_runtime.groups import LOOPBACK, Groups
@@ -52,8 +53,11 @@ class Trainer:
         hooks: Hooks,
         host: str = LOOPBACK,
         local_rank: int | None = None,
+        metrics: str = "",
     ) -> None:
         """`local_rank` counts through the ranks that see the same GPUs; None: `rank` does.
+
+        `metrics` says where to serve them, see `mecefo_runtime.exporter`; empty: nowhere.
 
         Raises:
             mecefo_runtime.devices.DeviceError: the job is to run on GPUs, and this rank has none.
@@ -91,6 +95,8 @@ class Trainer:
         self._hooks = hooks
         self._device = find_device(job.device, place)
         self._pacer = pacer_for(self._device, job.dilation_ratio)
+        self._figures = RankFigures(rank, node, str(self._device), self._pacer)
+        self._metrics_place = (metrics, host, place)
         nccl_device_name = nccl_device(self._device)
         if nccl_device_name is not None:
             nccl.prepare()
@@ -114,6 +120,7 @@ class Trainer:
             hooks.announce,
             lambda: self._membership.wants_boundary,
             lambda: self._saving is not None and self._saving.is_busy,
+            self._figures.commit,
         )
 
     def run(self) -> None:
@@ -122,7 +129,7 @@ class Trainer:
         Raises:
             mecefo_runtime.member.Stopped: the coordinator ended the job early.
         """
-        self._emitter.emit("rank_started", device=str(self._device))
+        self._emitter.emit("rank_started", device=str(self._device), metrics=self._figures.serve(*self._metrics_place))
         self._membership.start()
         try:
             while True:
@@ -234,6 +241,7 @@ class Trainer:
         self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, members, orders["lineage"]
+        self._figures.enter(orders["epoch"], layout, self._rank)
         self._stepper.progress.committed_step = orders["resume_step"] - 1
         self._stepper.distrusted = frozenset()
         self._status = "training"

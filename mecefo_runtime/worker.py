@@ -30,7 +30,8 @@ def run_worker(environment: Mapping[str, str]) -> int:
     Variables: RANK, MECEFO_NODE, MECEFO_ATTEMPT, MECEFO_JOB (JSON), MECEFO_JOB_NAME, MECEFO_COORDINATOR (`host:port`),
     MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback), LOCAL_RANK (its
     number among the ranks that see the same GPUs; default: RANK, which spreads ranks as evenly), MECEFO_NCCL_LOG (the
-    path of a file, with `{rank}` in it, for what NCCL says of its connections; default: it says nothing).
+    path of a file, with `{rank}` in it, for what NCCL says of its connections; default: it says nothing),
+    MECEFO_METRICS (where to serve metrics, see `mecefo_runtime.exporter`; default: nowhere).
     """
     torch.set_num_threads(1)
     # `kill -USR1 PID` writes every thread's stack into the rank's log.
@@ -53,8 +54,9 @@ def run_worker(environment: Mapping[str, str]) -> int:
     hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
     coordinator, token = environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"]
     host = environment.get("MECEFO_HOST", LOOPBACK)
+    metrics = environment.get("MECEFO_METRICS", "")
     try:
-        Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host, local_rank).run()
+        Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host, local_rank, metrics).run()
     except (DeviceError, Stopped) as reason:
         print(f"rank {rank}: {reason}", file=sys.stderr)
         return 1

@@ -128,7 +128,8 @@ def test_the_command_line_answers_without_heavy_imports():
 
 
 COMMANDS = (
-    *("compare", "doctor", "faults", "gates", "heal", "plan", "replay", "report", "run", "runs", "schema", "shrink"),
+    *("compare", "doctor", "faults", "gates", "heal", "plan", "replay", "report", "run", "runs", "schema", "serve"),
+    "shrink",
 )
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
@@ -137,7 +138,7 @@ OPTIONS_OF_RUN = (
     *("--checkpoint-every", "--checkpoint-folder"),
     *("--seed", "--dilation", "--gate", "--abort-on-fail", "--twin", "--no-twin", "--backend", "--network"),
     *("--image", "--node-cpus", "--node-memory"),
-    *("--out", "--json", "--junit", "--github", "--no-github", "--dry-run", "--repeat", "--baseline"),
+    *("--out", "--json", "--junit", "--metrics", "--github", "--no-github", "--dry-run", "--repeat", "--baseline"),
 )
 
 
@@ -149,7 +150,7 @@ def test_the_command_line_is_what_others_build_on():
     assert sorted(option_names(run)) == sorted(OPTIONS_OF_RUN)
     assert [parameter.name for parameter in run.params if parameter.param_type_name == "argument"] == ["subject"]
     understand_json = {name for name, command in cli.commands.items() if "--json" in option_names(command)}
-    assert understand_json == set(COMMANDS) - {"schema", "shrink"}
+    assert understand_json == set(COMMANDS) - {"schema", "serve", "shrink"}
 
 
 def option_names(command: Command) -> list[str]:

@@ -30,10 +30,12 @@ def choose_backend(
     token: str,
     emitter: Emitter,
     engine: str | None,
+    ranks_metrics: str,
 ) -> Backend:
     """The backend of a run in `folder`; `needs` are those of each of its incidents' faults.
 
     `engine` is the address of the Docker engine in which nodes are containers; None: they are on this machine.
+    `ranks_metrics` is where the main job's ranks are to serve their metrics (`mecefo_runtime.exporter`), if at all.
     """
     has_links = wants_networks(experiment, needs)
     networked = job.cluster() if has_links else None
@@ -41,9 +43,9 @@ def choose_backend(
         return CommandBackend(hub, token, logs, emitter, networked)
     modules = () if job.checkpoint is None else CHECKPOINT_MODULES
     if engine is None:
-        return LocalBackend(hub, token, logs, job.data, emitter, modules, networked)
+        return LocalBackend(hub, token, logs, job.data, emitter, modules, networked, ranks_metrics)
     ground = ground_of(experiment, job, (folder, *checkpoint_folders(job)), has_links=has_links)
-    return DockerBackend(hub, token, logs, emitter, ground, engine, modules)
+    return DockerBackend(hub, token, logs, emitter, ground, engine, modules, ranks_metrics)
 
 
 def checkpoint_folders(job: AnyConfig) -> tuple[Path, ...]:

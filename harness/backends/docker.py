@@ -23,6 +23,7 @@ from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
 from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
+from harness.backends.local import METRICS_MODULES
 from harness.backends.node_container import NodeContainer
 from harness.backends.node_job import NodeJob
 from harness.doctor.engine import docker_findings
@@ -32,6 +33,7 @@ from harness.network.links import new_mark
 from harness.outside import OutsidePids
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.events import Emitter
+from mecefo_runtime.exporter import AUTO
 from mecefo_runtime.process import ProcessId
 from mecefo_runtime.wire import UNIX
 
@@ -66,6 +68,7 @@ class DockerBackend:
         ground: Ground,
         engine: str,
         modules: Sequence[str] = (),
+        ranks_metrics: str = "",
     ) -> None:
         self._hub = hub
         self._token = token
@@ -73,7 +76,9 @@ class DockerBackend:
         self._emitter = emitter
         self._ground = ground
         self._engine = engine
-        self._modules = tuple(modules)
+        # Wherever the job's are: theirs are at their containers' addresses.
+        self._ranks_metrics = AUTO if ranks_metrics else ""
+        self._modules = (*modules, *METRICS_MODULES) if ranks_metrics else tuple(modules)
         self._client: docker.DockerClient | None = None
         self._network: Network | None = None
         self._addresses: Mapping[str, str] = {}
@@ -129,6 +134,7 @@ class DockerBackend:
                 "MECEFO_HOOKS": "chaos.agent:install",
                 "CHAOS_AGENT": self._hub_inside(),
                 "CHAOS_TOKEN": self._token,
+                "MECEFO_METRICS": self._ranks_metrics,
             }
         if self._ground.gpus and self._ground.has_links:
             environment["MECEFO_NCCL_LOG"] = str(self._logs.resolve() / LOG_NAME)

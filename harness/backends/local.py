@@ -29,13 +29,16 @@ from mecefo_runtime.process import ProcessId
 
 START_TIMEOUT_SECONDS = 120.0
 FORK_SERVER_LOG = "forkserver.log"
+# What every rank would have to import to serve its metrics.
+METRICS_MODULES = ("mecefo_runtime.metrics_server", "prometheus_client.core")
 
 
 class LocalBackend:
     """Starts jobs on this machine; `token` is the run's, `logs` takes the output of every process.
 
     `modules` are imported once, before anything is forked. Of `networked`, the coordinator, every node and every rank
-    get networks of their own; None: all share the loopback.
+    get networks of their own; None: all share the loopback. `ranks_metrics` is the main job's MECEFO_METRICS: ranks
+    serve none in networks of their own, where nobody could read them.
     """
 
     # Every process dies with its parent, and the first of them with us.
@@ -50,12 +53,14 @@ class LocalBackend:
         emitter: Emitter,
         modules: Sequence[str] = (),
         networked: Cluster | None = None,
+        ranks_metrics: str = "",
     ) -> None:
         self._hub = hub
         self._token = token
         self._logs = logs
         self._data = data or ""
-        self._modules = tuple(modules)
+        self._ranks_metrics = ranks_metrics if networked is None else ""
+        self._modules = (*modules, *METRICS_MODULES) if self._ranks_metrics else tuple(modules)
         self._emitter = emitter
         self._networked = networked
         self.has_networks = networked is not None
@@ -120,6 +125,7 @@ class LocalBackend:
                 "MECEFO_HOOKS": "chaos.agent:install",
                 "CHAOS_AGENT": self._hub.address,
                 "CHAOS_TOKEN": self._token,
+                "MECEFO_METRICS": self._ranks_metrics,
             }
         running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links)
         self.jobs.append(running)

@@ -360,7 +360,7 @@ def test_a_mistake_of_ours_shows_its_traceback_and_is_no_failed_gate(capsys, mon
     def break_down(*_):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("chaos.experiment.json_schema", break_down)
+    monkeypatch.setattr("chaos.schema.json_schema", break_down)
     assert run_cli(["schema"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
@@ -372,6 +372,6 @@ def test_interrupted_before_anything(capsys, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("chaos.experiment.json_schema", interrupt)
+    monkeypatch.setattr("chaos.schema.json_schema", interrupt)
     assert run_cli(["schema"]) == 2
     assert "Traceback" not in capsys.readouterr().err

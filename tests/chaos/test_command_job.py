@@ -7,8 +7,9 @@ import pytest
 from chaos.cli import run_cli
 from chaos.command_job import CommandConfig, CommandJob, check_command, ranks_of_command
 from chaos.errors import UsageError
-from chaos.experiment import experiment_hash, from_mapping, from_options, json_schema, load, to_yaml
+from chaos.experiment import experiment_hash, from_mapping, from_options, load, to_yaml
 from chaos.schedule import plan_incidents
+from chaos.schema import json_schema
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
 pytestmark = pytest.mark.unit

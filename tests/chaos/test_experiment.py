@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
-from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, json_schema, load, to_yaml
+from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, load, to_yaml
 from chaos.fault_spec import FAULT_KEYS
 from chaos.job import DEFAULT_CHECKPOINT_STEPS, Job
+from chaos.schema import json_schema
 from chaos.target import Target
 from chaos.trigger import Duration, Trigger
 from chaos.yaml_lines import Dumper, parse

@@ -1,8 +1,9 @@
 import pytest
 
 from chaos.errors import UsageError
-from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, json_schema, to_yaml
+from chaos.experiment import Experiment, experiment_hash, from_mapping, from_options, to_yaml
 from chaos.gate_spec import AbortingGate, parse
+from chaos.schema import json_schema
 from chaos.yaml_lines import parse as parse_yaml
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from chaos.errors import UsageError
-from chaos.experiment import from_mapping, json_schema, to_yaml
+from chaos.experiment import from_mapping, to_yaml
+from chaos.schema import json_schema
 from chaos.yaml_lines import parse
 from tests.chaos.damage import SOUND
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from chaos.cli import cli
-from chaos.experiment import json_schema
 from chaos.faults import registry
+from chaos.schema import json_schema
 from chaos.schema_words import WORDS
 from manual import fault_pages, hooks, reference
 from manual.examples import EXAMPLES

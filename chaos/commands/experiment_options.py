@@ -1,0 +1,131 @@
+"""The options that describe an experiment, and what stands behind `--`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class CommandOfAJob(click.Command):
+    """A subcommand that hands on what stands behind `--`: the command of somebody else's job, as `command`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Everything up to `--` is ours."""
+        own = args.index("--") if "--" in args else len(args)
+        job_command = args[own + 1 :]
+        if own < len(args) and not job_command:
+            raise click.UsageError("there is no command behind --", ctx)
+        rest = super().parse_args(ctx, args[:own])
+        ctx.params["command"] = tuple(job_command)
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """With the command at the end."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def experiment_options(command: Any) -> Any:
+    """The options that describe an experiment, shared by `run` and `plan`."""
+    options = [
+        click.argument("subject", metavar="FAULT|FILE.yaml", required=False),
+        click.option("--at", "at", metavar="WHEN", help="When: step=N[,phase=P], phase=regroup or time=10s."),
+        click.option(
+            "--on",
+            "on",
+            metavar="TARGET",
+            help="On whom: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
+            "Default: the seed draws.",
+        ),
+        click.option("--for", "for", metavar="DURATION", help="How long: 30s or 10steps. Default: the fault's own."),
+        click.option(
+            "--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."
+        ),
+        click.option("--every", metavar="PERIOD", help="Again and again: every 50steps or 10s, first at --at."),
+        click.option("--rate", metavar="RATE", help="At random, from the seed: 0.5/min or 2/100steps in the mean."),
+        click.option("--count", type=int, metavar="K", help="With --every or --rate: at most so many times."),
+        click.option(
+            "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
+        ),
+        click.option(
+            "--retrigger",
+            metavar="once|every-attempt|K",
+            help="At which attempts of the job's launcher it fires. Default: once.",
+        ),
+        click.option(
+            "--profile",
+            metavar="NAME[:K]",
+            help="Faults as a real cluster has them, K in all: llama3, failslow. FAULT may be left out then.",
+        ),
+        click.option(
+            "-p",
+            "--param",
+            "parameters",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A parameter of the fault's own, e.g. delay=50ms. Repeatable.",
+        ),
+        click.option("--nodes", type=int, help="Nodes. Default: 4."),
+        click.option("--nodes-per-rack", type=int, help="Nodes that `--on rack=0` strikes together."),
+        click.option("--gpus-per-node", type=int, help="Ranks per node. Default: 2."),
+        click.option("--data-parallel", type=int, metavar="D", help="Replicas of the model."),
+        click.option("--pipeline", type=int, metavar="P", help="Pipeline stages of a replica."),
+        click.option("--model", help="Model preset. Default: llama-tiny."),
+        click.option(
+            "--data",
+            type=click.Path(),
+            help="Text file or folder to train on. Default: the Python standard library's sources.",
+        ),
+        click.option("--steps", type=int, help="Training steps. Default: 560."),
+        click.option(
+            "--strategy", help="Who takes over lost layers, and how: mecefo, ndb, exact, checkpoint. Default: mecefo."
+        ),
+        click.option(
+            "--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint so often. Default: none."
+        ),
+        click.option(
+            "--checkpoint-folder", metavar="DIRECTORY", help="Where checkpoints go. Default: into the run's folder."
+        ),
+        click.option("--seed", type=int, help="Seed of everything random. Default: 0."),
+        click.option(
+            "--dilation",
+            metavar="auto|off|X",
+            help="Time dilation: pad compute to X times its CPU time. Default: auto.",
+        ),
+        click.option(
+            "--gate",
+            "gates",
+            multiple=True,
+            metavar="EXPRESSION",
+            help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.',
+        ),
+        click.option(
+            "--abort-on-fail",
+            is_flag=True,
+            default=None,
+            help="End the run as soon as one of the gates is certain to fail.",
+        ),
+        click.option(
+            "--twin/--no-twin",
+            default=None,
+            help="Also run the same job without faults, to compare the loss. Default: on.",
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(["local", "docker"]),
+            help="What nodes are: process groups of this machine, or containers. Default: local.",
+        ),
+        click.option(
+            "--image", metavar="IMAGE", help="With docker: what a node's container is. Default: mecefo-chaos."
+        ),
+        click.option("--node-cpus", type=float, metavar="CORES", help="With docker: a node's share of the cores."),
+        click.option("--node-memory", metavar="BYTES", help="With docker: a node's memory, such as 2GiB."),
+        click.option(
+            "--network",
+            type=click.Choice(["auto", "namespaces", "loopback"]),
+            help="What connects ranks on this machine. Default: auto, namespaces where a fault needs links.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command

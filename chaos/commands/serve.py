@@ -1,0 +1,52 @@
+"""`chaos serve`: the metrics of a run that is stored, for Prometheus and Grafana to look at once more."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from chaos.commands.options import OUT_OPTION
+from chaos.errors import EnvironmentFailure, UsageError
+
+
+@click.command()
+@click.argument("reference", metavar="RUN", default="latest")
+@OUT_OPTION
+@click.option(
+    "--port", metavar="PORT|HOST:PORT", default="auto", help="Where to serve. Default: a free port of the loopback."
+)
+def serve(reference: str, out: Path, port: str) -> int:
+    """Serve the metrics of a run from its event log, until Ctrl-C. RUN is `latest`, a name, name/time, or a path.
+
+    A finished run is served as it ended, with its verdict; one that goes on, or that was cut off, as far as it has
+    come.
+    """
+    from harness.exporter.follow import follow
+    from harness.exporter.job import JobExporter
+    from harness.log import LogError
+    from harness.runs import RunNotFound, StoreError, find_run
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        folder = find_run(out, reference)
+        with JobExporter(port, option="--port", is_live=False) as exporter:
+
+            def publish() -> None:
+                experiment = exporter.fold.info.get("experiment") or folder.parent.name
+                click.echo(f"{folder}: {exporter.publish(out, experiment)}; Ctrl-C ends it")
+
+            follow(folder, exporter, publish)
+    except RunNotFound as error:
+        raise UsageError(str(error)) from error
+    except (StoreError, LogError) as error:
+        raise EnvironmentFailure(str(error)) from error
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""What Prometheus reads of a run: its events folded into figures as they come, and served while it goes on."""

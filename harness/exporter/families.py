@@ -1,0 +1,197 @@
+"""The state of a run as Prometheus has it: names, types, labels, meanings. `docs/metrics.md` has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from harness.accounting import BADPUT_CAUSES, PRODUCTIVE
+from harness.exporter.fold import Fold, cumulated
+from harness.telemetry import FIDELITY
+from harness.verdict import EXIT_CODES
+
+RECOVERY = "recovery"
+_MAX_LABEL_CHARACTERS = 200
+
+# By the values of the labels; None: not known, which is no sample.
+Values = Mapping[Any, float | None]
+
+
+class RunCollector(Collector):
+    """The figures of `fold`, read while `lock` is held; `clock` is CLOCK_MONOTONIC as far as the run has come."""
+
+    def __init__(self, fold: Fold, lock: AbstractContextManager[object], clock: Callable[[], float]) -> None:
+        self._fold = fold
+        self._lock = lock
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        """All families that have a value."""
+        with self._lock:
+            return [*_run(self._fold), *_steps(self._fold), *_ranks(self._fold), *self._time(), *_chaos(self._fold)]
+
+    def _time(self) -> Iterable[Metric]:
+        fold = self._fold
+        ratio = fold.goodput_ratio(self._clock())
+        yield from _gauge("training_goodput_ratio", "Productive time over wall clock since the job started.", ratio)
+        if ratio is None and fold.badput.stretches.started_seconds is None:
+            return
+        told = fold.badput.stretches.tell()
+        text = "Wall clock that went into steps that count, at the speed of before the first fault."
+        yield from _counter("training_productive_seconds", text, told[PRODUCTIVE])
+        yield from _counters(
+            "training_badput_seconds",
+            "Wall clock that was not productive, by cause.",
+            ("cause",),
+            {(cause,): told[cause] for cause in BADPUT_CAUSES},
+        )
+
+
+def _run(fold: Fold) -> Iterable[Metric]:
+    if fold.info:
+        info = InfoMetricFamily("chaos_run", "The run, always 1.")
+        info.add_metric((), {key: _label(value) for key, value in fold.info.items()})
+        yield info
+    text = "Unix time at which the run began."
+    yield from _gauge("chaos_run_start_timestamp_seconds", text, fold.run_started_seconds)
+    text = "1 from the start of the job to its end, else 0."
+    yield from _gauge("training_running", text, float(fold.is_running))
+    text = "Events that could not be understood: of a damaged log, or of another version."
+    yield from _counter("chaos_events_unread", text, fold.num_unread)
+
+
+def _steps(fold: Fold) -> Iterable[Metric]:
+    steps, last = fold.steps, fold.steps.last
+    yield from _gauge("training_step", "The newest committed step.", None if last is None else last.step)
+    yield from _gauge("training_steps_planned", "How many steps the job is to have.", fold.steps_planned)
+    yield from _counter("training_steps", "Steps committed, each once.", steps.num_first)
+    text = "Steps committed again, because the job had gone back behind them."
+    yield from _counter("training_steps_repeated", text, steps.num_redone)
+    if not fold.is_command:
+        text = "Attempts at a step whose numbers were not fit to be committed, by what became of them."
+        yield from _counters("training_unfit_steps", text, ("verdict",), {(key,): n for key, n in fold.unfit.items()})
+        yield from _counter("training_checkpoints", "Checkpoints of which a part was written.", fold.num_checkpoints)
+    yield from _counter("training_tokens", "Tokens of the committed steps, each step once.", steps.tokens)
+    yield from _counter("training_samples", "Samples of the committed steps, each step once.", steps.samples)
+    yield from _gauge("training_loss", "Loss of the newest step, in nats per token.", _number(fold, "loss"))
+    yield from _gauge("training_gradient_norm", "Norm of the newest step's gradient.", _number(fold, "grad_norm"))
+    yield from _gauge("training_learning_rate", "Learning rate of the newest step.", _number(fold, "learning_rate"))
+    histogram = HistogramMetricFamily("training_step_seconds", "From the commit of the step before to this one's.")
+    histogram.add_metric((), cumulated(fold.step_counts), fold.step_seconds_sum)
+    yield histogram
+    yield from _gauge("training_tokens_per_second", "Over the last few steps.", steps.tokens_per_second)
+    at = None if last is None else last.committed_seconds + fold.unix_offset_seconds
+    yield from _gauge("training_last_commit_timestamp_seconds", "Unix time of the newest commit.", at)
+
+
+def _ranks(fold: Fold) -> Iterable[Metric]:
+    members, last = fold.members, fold.steps.last
+    epochs = [epoch for epoch in (members.epoch, None if last is None else last.epoch) if epoch is not None]
+    yield from _gauge("training_epoch", "The newest membership.", max(epochs, default=None))
+    if not fold.is_command:
+        text = "Memberships formed, by reason."
+        yield from _counters("training_regroups", text, ("reason",), {(key,): n for key, n in fold.regroups.items()})
+        text = "State that the slowest rank of each regroup had to move."
+        yield from _counter("training_transfer_bytes", text, fold.transfer_bytes)
+    if members.states:
+        by_state = {(state,): float(n) for state, n in members.counts.items()}
+        yield from _gauges("training_ranks", "Ranks by state.", ("state",), by_state)
+    is_up = members.is_coordinator_up if fold.is_running else None
+    text = "1 while the job has a coordinator."
+    yield from _gauge("training_coordinator_up", text, None if is_up is None else float(is_up))
+    if members.layers:
+        held = {(str(rank),): float(n) for rank, n in members.layers.items()}
+        degraded = {(str(rank),): float(n) for rank, n in members.degraded.items()}
+        yield from _gauges("training_layers_held", "Layers that the rank holds.", ("rank",), held)
+        text = "Layers that run degraded, over all replicas."
+        yield from _gauge("training_degraded_layers", text, sum(members.degraded.values()))
+        yield from _gauges("training_rank_degraded_layers", "Layers that the rank runs degraded.", ("rank",), degraded)
+    if fold.devices:
+        kinds = ("ecc_single_bit", "ecc_double_bit", "xid")
+        counts: dict[tuple[str, ...], float] = {}
+        for rank, errors in fold.devices.items():
+            numbers = (errors.ecc_sbe, errors.ecc_dbe, sum(errors.xids.values()))
+            counts |= {(str(rank), kind, FIDELITY): number for kind, number in zip(kinds, numbers, strict=True)}
+        text = "Errors of the rank's device; of fidelity telemetry: told by a fault, not measured."
+        yield from _counters("training_device_errors", text, ("rank", "error", "fidelity"), counts)
+        xids = {(str(rank), FIDELITY): float(errors.last_xid) for rank, errors in fold.devices.items()}
+        yield from _gauges("training_device_last_xid", "The newest XID.", ("rank", "fidelity"), xids)
+
+
+def _chaos(fold: Fold) -> Iterable[Metric]:
+    incidents = fold.incidents
+    fault = ("fault",)
+    planned = {(kind,): float(n) for kind, n in incidents.planned.items()}
+    yield from _gauges("chaos_faults_planned", "Incidents that the run is to fire.", fault, planned)
+    text = "Incidents by what came of them."
+    yield from _counters("chaos_faults", text, ("fault", "outcome"), dict(incidents.outcomes))
+    active = {(kind,): float(n) for kind, n in incidents.active.items()}
+    yield from _gauges("chaos_fault_active", "Incidents that are in force.", fault, active)
+    phases: dict[tuple[str, ...], float | None] = {}
+    for kind, incident in incidents.newest.items():
+        phases[kind, RECOVERY] = incident.recovery_seconds
+        phases |= {(kind, phase): seconds for phase, seconds in incident.phases_seconds.items()}
+    text = "Of the newest incident of the kind: how long its recovery and the phases of it took."
+    yield from _gauges("chaos_recovery_seconds", text, ("fault", "phase"), phases)
+    text = "Incidents after which a step began and was committed."
+    yield from _counters("chaos_recoveries", text, fault, {(kind,): n for kind, n in incidents.recoveries.items()})
+    yield from _counter("chaos_steps_lost", "Steps done again, or never committed.", fold.steps_lost)
+    text = "Incidents of which something is still to be undone."
+    yield from _gauge("chaos_undo_pending", text, fold.undo_pending)
+    failures = {(kind,): n for kind, n in incidents.undo_failures.items()}
+    yield from _counters("chaos_undo_failed", "Undoes that failed.", fault, failures)
+    summary = fold.summary
+    drop = fold.throughput_drop_ratio() if summary is None else summary.get("throughput_drop_ratio")
+    text = "1 - throughput under the faults / before the first one."
+    yield from _gauge("chaos_throughput_drop_ratio", text, drop)
+    if summary is None:
+        return
+    gates: dict[tuple[str, ...], float | None] = {}
+    for gate in summary.get("gates", ()):
+        value = {True: 1.0, False: 0.0}.get(gate.get("passed"), float("nan"))
+        # Asked for and built in, it has the same answer twice.
+        gates[(_label(str(gate.get("expression"))),)] = value
+    text = "1: the gate holds, 0: it does not, NaN: it has no answer."
+    yield from _gauges("chaos_gate_passed", text, ("gate",), gates)
+    verdicts = {(verdict,): float(verdict == summary.get("verdict")) for verdict in EXIT_CODES}
+    yield from _gauges("chaos_verdict", "1 for the verdict of the run, 0 for the others.", ("verdict",), verdicts)
+
+
+def _gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
+    if value is not None:
+        yield GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float | None) -> Iterable[Metric]:
+    if value is not None:
+        yield CounterMetricFamily(name, text, value=value)
+
+
+def _gauges(name: str, text: str, labels: tuple[str, ...], values: Values) -> Iterable[Metric]:
+    yield from _labelled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _counters(name: str, text: str, labels: tuple[str, ...], values: Values) -> Iterable[Metric]:
+    yield from _labelled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _labelled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Iterable[Metric]:
+    known = {labels: value for labels, value in values.items() if value is not None}
+    for labels, value in known.items():
+        family.add_metric(labels, value)
+    if known:
+        yield family
+
+
+def _number(fold: Fold, key: str) -> float | None:
+    value = fold.newest.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _label(text: str) -> str:
+    return text if len(text) <= _MAX_LABEL_CHARACTERS else f"{text[: _MAX_LABEL_CHARACTERS - 3]}..."

@@ -1,0 +1,49 @@
+"""The event log of a run, fed to an exporter: all that is there, then what is added to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.execute import judge
+from harness.exporter.job import JobExporter
+from harness.log import LogError, parse_line
+from harness.runs import EVENTS_FILE
+
+POLL_SECONDS = 0.25
+
+
+def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) -> None:
+    """Feed the log of the run in `folder`, call `on_ready`, and go on until interrupted.
+
+    A run whose log has come to its end is judged, so that its verdict is served too. Half a line at the end waits for
+    its other half; one that is no event is left out.
+
+    Raises:
+        LogError: there is no log to read, or no event in it.
+    """
+    path = folder / EVENTS_FILE
+    is_ready = is_over = False
+    num_events = 0
+    try:
+        with path.open("rb") as file:
+            rest = b""
+            while True:
+                *lines, rest = (rest + file.read()).split(b"\n")
+                for line in lines:
+                    event = parse_line(line)
+                    if event is not None:
+                        exporter.feed(event)
+                        num_events += 1
+                        is_over = is_over or event.kind == "run_ended"
+                if not num_events and not is_ready:
+                    raise LogError(f"{path}: no events in it")
+                if is_over and exporter.fold.summary is None:
+                    exporter.judge(judge(folder)[0])
+                if not is_ready:
+                    on_ready()
+                    is_ready = True
+                time.sleep(POLL_SECONDS)
+    except OSError as error:
+        raise LogError(f"{path}: the event log cannot be read: {error.strerror or error}") from error

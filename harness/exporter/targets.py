@@ -1,0 +1,160 @@
+"""`OUT/prometheus.json`: what Prometheus' file-based service discovery reads, kept up to date by the runs themselves.
+
+One file for all runs in OUT, each with its job and those of its ranks that can be reached. Who wrote an entry stands in
+it (labels with two underscores are not stored), so that the entries of runs that were killed go with the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.process import ProcessId
+
+TARGETS_FILE = "prometheus.json"
+OWNER_LABEL = "__chaos_owner"
+# Others hold the lock for less than a millisecond, unless they are stopped: then this update has to wait.
+_LOCK_TRIES = 20
+_LOCK_TRY_SECONDS = 0.005
+_MAX_LABEL_CHARACTERS = 200
+
+
+class Targets:
+    """The entries of one run in the file of `out`; nothing that goes wrong with the file fails the run.
+
+    `job_address` is the job's endpoint. `complaint` is why the file could not be written the last time, None if it was.
+    """
+
+    def __init__(self, out: Path, experiment: str, job_address: str) -> None:
+        self.path = out / TARGETS_FILE
+        self.complaint: str | None = None
+        self._experiment = experiment[:_MAX_LABEL_CHARACTERS]
+        self._job_address = job_address
+        self._owner = owner_of(ProcessId.of(os.getpid()))
+        # By rank: (address, node, pid).
+        self._ranks: dict[int, tuple[str, int | None, int]] = {}
+
+    def open(self) -> None:
+        """List the job."""
+        self._write()
+
+    def on_event(self, event: Event) -> None:
+        """Ranks come and go."""
+        if event.job != MAIN_JOB:
+            return
+        fields, before = event.fields, dict(self._ranks)
+        if event.kind == "rank_started" and event.rank is not None and isinstance(fields.get("metrics"), str):
+            self._ranks[event.rank] = (fields["metrics"], event.node, event.pid)
+        elif event.kind == "process_exited":
+            pid, node = fields.get("exited_pid"), fields.get("exited_node")
+            # With its supervisor a node's ranks are gone too.
+            is_node = fields.get("role") == "supervisor"
+            self._ranks = {
+                rank: known
+                for rank, known in self._ranks.items()
+                if known[2] != pid and not (is_node and known[1] == node)
+            }
+        elif event.kind == "job_ended":
+            self._ranks = {}
+        if self._ranks != before:
+            self._write()
+
+    def close(self) -> None:
+        """List nothing of this run any more; a file that is empty then is removed."""
+        self._update([])
+
+    def _write(self) -> None:
+        groups = [self._group([reachable(self._job_address)], "job")]
+        ranks = [reachable(address) for address, _, _ in self._ranks.values()]
+        if ranks:
+            groups.append(self._group(sorted(ranks), "rank"))
+        self._update(groups)
+
+    def _group(self, targets: Sequence[str], role: str) -> dict[str, Any]:
+        labels = {"experiment": self._experiment, "role": role, OWNER_LABEL: self._owner}
+        return {"targets": list(targets), "labels": labels}
+
+    def _update(self, own: list[dict[str, Any]]) -> None:
+        try:
+            with _locked(self.path.parent):
+                others = [group for group in _read(self.path) if _is_of_another(group, self._owner)]
+                if own or others:
+                    partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+                    partial.write_text(json.dumps([*others, *own], indent=2) + "\n")
+                    partial.replace(self.path)
+                else:
+                    self.path.unlink(missing_ok=True)
+            self.complaint = None
+        except OSError as error:
+            self.complaint = f"{self.path} cannot be written: {error.strerror or error}"
+
+
+def owner_of(process: ProcessId) -> str:
+    """The process, as its entries name it: with its host and its PID namespace, of which others may be in OUT too."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return f"{socket.gethostname()} {namespace} {process.pid} {process.start_ticks}"
+
+
+def _is_of_another(group: Mapping[str, Any], owner: str) -> bool:
+    """Whether the entry is another run's that goes on, as far as can be seen from here."""
+    theirs = group["labels"].get(OWNER_LABEL, "")
+    if theirs == owner:
+        return False
+    place, pid, ticks = theirs.rsplit(" ", 2)
+    if place != owner.rsplit(" ", 2)[0]:
+        return True
+    return ProcessId(int(pid), int(ticks)).is_running()
+
+
+def _read(path: Path) -> list[Mapping[str, Any]]:
+    """The entries of the file that a run can have written; of one that is damaged, those that are whole."""
+    try:
+        groups = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return []
+    return [group for group in groups if _is_group(group)] if isinstance(groups, list) else []
+
+
+def _is_group(group: object) -> bool:
+    if not isinstance(group, dict) or not isinstance(group.get("labels"), dict) or "targets" not in group:
+        return False
+    *_, pid, ticks = ["", *str(group["labels"].get(OWNER_LABEL, "")).rsplit(" ", 2)]
+    return pid.isdigit() and ticks.isdigit()
+
+
+def reachable(address: str) -> str:
+    """The address under which others reach it: of one that listens everywhere, by this host's name."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """While the file is changed. The lock is on the folder: it leaves no file behind.
+
+    Raises:
+        OSError: somebody has held it all the time.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for attempt in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt + 1 == _LOCK_TRIES:
+                    raise
+                time.sleep(_LOCK_TRY_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,324 @@
+"""What is exported while a run goes on is what its report says afterwards."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.accounting import BADPUT_CAUSES
+from harness.exporter.fold import STEP_SECONDS_BUCKETS, Fold, cumulated
+from harness.summary import summarize
+from mecefo_runtime.events import TWIN_JOB, Event
+from tests.harness.synthetic import Fault, run
+
+pytestmark = pytest.mark.unit
+
+TWO_LOSSES = (Fault(step=15, node=1, repair_steps=10), Fault(step=40, node=2, repair_steps=None))
+
+
+def fold(events):
+    state = Fold()
+    for event in events:
+        state.feed(event)
+    return state
+
+
+def assert_agrees(state, summary):
+    assert state.num_unread == 0
+    assert state.steps.num_first == summary["steps_committed"]
+    assert state.steps.num_redone == summary["steps_repeated"]
+    if summary["status"] != "cut off":
+        assert state.steps_lost == summary["steps_lost"]
+        seconds = state.badput.stretches.seconds
+        assert sum(seconds.values()) == pytest.approx(summary["wall_clock_seconds"])
+        assert seconds["productive"] == pytest.approx(summary["productive_seconds"])
+        assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
+        assert state.goodput_ratio(1e9) == pytest.approx(summary["goodput_ratio"])
+        assert state.throughput_drop_ratio() == pytest.approx(summary["throughput_drop_ratio"])
+    verified = sum(incident["verified"] for incident in summary["incidents"])
+    assert sum(n for (_, outcome), n in state.incidents.outcomes.items() if outcome == "verified") == verified
+    # The newest of a kind is what is shown.
+    newest = {incident["fault"]: incident for incident in summary["incidents"] if incident["injected"]}
+    for fault, incident in newest.items():
+        shown = state.incidents.newest[fault]
+        assert shown.recovery_seconds == pytest.approx(incident["recovery_seconds"])
+        assert shown.phases_seconds == pytest.approx(incident["phases_seconds"])
+    recovered = sum(incident["recovery_seconds"] is not None for incident in summary["incidents"])
+    assert sum(state.incidents.recoveries.values()) == recovered
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        run(),
+        run(faults=()),
+        run(faults=TWO_LOSSES),
+        run(faults=[Fault(role="coordinator", kind="kill-process")]),
+        run(faults=[Fault(verified=False)]),
+        run(faults=[Fault(fires=False)]),
+        run(faults=[Fault(recovers=False)], job_fails=True),
+        run(faults=[Fault(recovers=False)]),
+        run(faults=[Fault(), Fault(node=2, during_regroup=True)]),
+        run(ended="interrupted"),
+        run(cut_off_after_step=30),
+        run(jitter_ratio=0.1),
+    ],
+    ids=[
+        "node lost",
+        "no faults",
+        "two losses",
+        "coordinator",
+        "unverified",
+        "never fired",
+        "job died",
+        "no recovery",
+        "second loss in the regroup",
+        "interrupted",
+        "cut off",
+        "noise",
+    ],
+)
+def test_the_figures_are_those_of_the_summary(events):
+    assert_agrees(fold(events), summarize(events))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Fault,
+            step=st.integers(8, 50),
+            node=st.integers(0, 3),
+            repair_steps=st.sampled_from([None, 5, 20]),
+            role=st.sampled_from([None, None, "coordinator"]),
+            verified=st.booleans(),
+        ),
+        max_size=3,
+        unique_by=(lambda fault: fault.step, lambda fault: fault.node),
+    ),
+    st.sampled_from([0.0, 0.15]),
+)
+def test_whatever_strikes_the_figures_are_those_of_the_summary(faults, jitter_ratio):
+    events = run(faults=sorted(faults, key=lambda fault: fault.step), jitter_ratio=jitter_ratio, twin=False)
+    assert_agrees(fold(events), summarize(events))
+
+
+def test_ranks_dip_and_come_back():
+    state, seen = Fold(), []
+    for event in run():
+        state.feed(event)
+        counts = tuple(state.members.counts.values())
+        if not seen or seen[-1] != counts:
+            seen.append(counts)
+    assert seen[:3] == [(0, 0, 0), (8, 0, 0), (7, 1, 0)]
+    assert seen[seen.index((0, 8, 0)) :] == [(0, 8, 0), (0, 6, 2), (0, 8, 0)]
+
+
+def test_a_fault_is_in_force_from_its_injection_to_its_repair():
+    state, changes = Fold(), []
+    for event in run():
+        before = dict(state.incidents.active)
+        state.feed(event)
+        if dict(state.incidents.active) != before:
+            changes.append((event.kind, state.incidents.active["kill-node"]))
+    assert changes == [("incidents_planned", 0), ("injected", 1), ("repair_started", 0)]
+
+
+def test_what_was_lost_stays_lost_until_the_job_is_over():
+    events = run(faults=[Fault(repair_steps=None)], twin=False)
+    before_the_end = fold(event for event in events if event.kind not in ("job_ended", "run_ended"))
+    assert before_the_end.incidents.active == {"kill-node": 1}
+    assert before_the_end.members.counts == {"starting": 0, "alive": 6, "lost": 2}
+    assert fold(events).incidents.active == {"kill-node": 0}
+
+
+def test_the_twin_is_not_exported():
+    events = run()
+    alone = fold(event for event in events if event.job != TWIN_JOB)
+    both = fold(events)
+    assert both.steps.num_first == alone.steps.num_first == 60
+    assert both.badput.stretches.seconds == alone.badput.stretches.seconds
+    assert not both.is_running
+
+
+def test_an_undo_is_pending_until_it_is_done():
+    state = fold(event for event in run() if event.kind != "undone")
+    assert state.undo_pending == 0  # the audit has the last word
+    state = fold(event for event in run() if event.kind not in ("undone", "residue"))
+    assert state.undo_pending == 1
+
+
+def test_steps_that_are_redone_are_lost():
+    events = run(faults=(), steps=20, twin=False)
+    commits = [event for event in events if event.kind == "step_committed"]
+    again = [
+        replace(
+            event,
+            monotonic_seconds=event.monotonic_seconds + 50.0,
+            fields={
+                **event.fields,
+                "epoch": 7,
+                "began_monotonic": event.fields["began_monotonic"] + 50.0,
+                "committed_monotonic": event.fields["committed_monotonic"] + 50.0,
+            },
+        )
+        for event in commits[15:]
+    ]
+    late = [event for event in events if event.monotonic_seconds > commits[-1].monotonic_seconds]
+    late = [replace(event, monotonic_seconds=event.monotonic_seconds + 60.0) for event in late]
+    whole = [event for event in events if event.monotonic_seconds <= commits[-1].monotonic_seconds] + again + late
+    state = fold(whole)
+    assert (state.steps.num_first, state.steps.num_redone, state.steps_lost) == (20, 5, 5)
+    assert_agrees(state, summarize(whole))
+
+
+def test_a_step_that_is_said_twice_counts_once():
+    events = run(faults=(), steps=10, twin=False)
+    state = Fold()
+    for event in events:
+        state.feed(event)
+        state.feed(replace(event, fields={**event.fields, "repeated": True}))
+    assert state.steps.num_first == 10
+
+
+def test_a_step_that_nobody_told_is_missing_at_the_end():
+    events = [event for event in run(faults=(), steps=30, twin=False) if event.step not in (7, 8, 20)]
+    state = fold(events)
+    assert state.steps_lost == 3 == summarize(events)["steps_lost"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32))
+def test_news_that_come_a_little_late_change_little(seed):
+    """Processes report over sockets of their own: events arrive out of order, by milliseconds."""
+    draw = random.Random(seed)
+    events = run(faults=TWO_LOSSES, twin=False)
+    arrived = sorted(events, key=lambda event: event.monotonic_seconds + draw.uniform(0.0, 0.004))
+    summary, state = summarize(events), fold(arrived)
+    assert state.steps.num_first == summary["steps_committed"]
+    assert sum(state.badput.stretches.seconds.values()) == pytest.approx(summary["wall_clock_seconds"], rel=1e-3)
+    assert state.goodput_ratio(1e9) == pytest.approx(summary["goodput_ratio"], abs=0.02)
+    recovery = summary["incidents"][-1]["recovery_seconds"]
+    assert state.incidents.newest["kill-node"].recovery_seconds == pytest.approx(recovery, abs=0.15)
+
+
+def test_a_detection_that_comes_late_is_charged_to_the_steps_since_the_fault():
+    state = fold(event for event in run(faults=[Fault(repair_steps=None)], twin=False) if event.kind != "detected")
+    before = state.badput.stretches.tell()["productive"]
+    state = Fold()
+    told = {}
+    for event in run(faults=[Fault(repair_steps=None)], twin=False):
+        if event.kind == "job_ended":
+            lost = {"lost": [2, 3], "how": "heartbeat", "epoch": 1}
+            state.feed(replace(event, kind="detected", source="coordinator", fields=lost))
+        if event.kind != "detected":
+            state.feed(event)
+        now = dict(state.badput.stretches.tell())
+        assert all(now[cause] >= seconds for cause, seconds in told.items())
+        told = now
+    # Corrected, all the time since the fault was detection; what had been told by then is not taken back.
+    assert state.badput.stretches.seconds["detection"] > 4.0
+    assert state.badput.stretches.seconds["productive"] < before - 3.0
+    assert told["productive"] == pytest.approx(before)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"epoch": "x"},
+        {"began_monotonic": []},
+        {"tokens": "many"},
+        {"loss": {}},
+        {"committed_monotonic": None},
+    ],
+)
+def test_an_event_that_makes_no_sense_is_counted_and_left_out(fields):
+    events = run(faults=(), steps=10, twin=False)
+    at = next(index for index, event in enumerate(events) if event.kind == "step_committed" and event.step == 5)
+    events[at] = replace(events[at], fields={**events[at].fields, **fields})
+    state = fold(events)
+    assert state.num_unread == 1
+    assert state.steps.num_first >= 9
+
+
+def test_nonsense_of_every_kind_is_survived():
+    draw = random.Random(7)
+    kinds = sorted(Fold()._handlers)
+    state = Fold()
+    values = (None, -1, 10**18, "x", [], {}, [1, "x"], float("nan"), {"replicas": 3})
+    for number in range(3000):
+        names = ("incident", "ranks", "lost", "epoch", "layout", "members", "fault", "incidents", "reason", "fields")
+        fields = {name: draw.choice(values) for name in draw.sample(names, 4)}
+        state.feed(Event(draw.choice(kinds), "rank", 0.0, float(number), 1, step=draw.choice([None, 3]), fields=fields))
+    assert state.num_unread > 0
+
+
+def test_labels_are_bounded_whatever_the_log_says():
+    state = Fold()
+    for number in range(5000):
+        fields = {"incident": number, "fault": f"fault-{number}", "ranks": [number], "target": "x"}
+        state.feed(Event("injected", "injector", 0.0, float(number), 1, step=1, fields=fields))
+        planned = [{"incident": number + 10_000, "fault": f"planned-{number}"}]
+        state.feed(Event("incidents_planned", "conductor", 0.0, float(number), 1, fields={"incidents": planned}))
+    assert len(state.incidents.active) < 200
+    assert len(state.incidents.outcomes) < 500
+
+
+def test_ten_thousand_events_a_second_are_kept_up_with():
+    """A log of many incidents and steps, many times over: by CPU time, of which others on the machine take none."""
+    story = run(faults=TWO_LOSSES, twin=False, steps=60)
+    commit = next(event for event in story if event.kind == "step_committed")
+    more = []
+    for number in range(20_000):
+        at = commit.monotonic_seconds + 100.0 + number * 0.0001
+        fields = {**commit.fields, "began_monotonic": at - 0.0001, "committed_monotonic": at, "epoch": 9}
+        more.append(replace(commit, step=61 + number, monotonic_seconds=at, fields=fields))
+    state = fold(event for event in story if event.kind not in ("job_ended", "run_ended", "residue"))
+    began = time.process_time()
+    for event in more:
+        state.feed(event)
+    seconds = time.process_time() - began
+    assert state.steps.num_first == 60 + len(more)
+    assert len(more) / seconds > 10_000, f"{len(more) / seconds:.0f} events a second"
+
+
+def test_what_is_kept_does_not_grow_with_the_steps():
+    state = fold(event for event in run(twin=False) if event.kind not in ("job_ended", "run_ended", "residue"))
+    commit = next(event for event in run() if event.kind == "step_committed")
+
+    def sizes():
+        stretches = state.badput.stretches
+        return (
+            len(state.steps.recent),
+            len(state.steps._holes),
+            len(state.steps._epochs),
+            len(stretches._kept),
+            len(stretches._ahead),
+            len(state.incidents._recent),
+        )
+
+    def commit_steps(first, last):
+        for step in range(first, last):
+            at = 2000.0 + step * 0.1
+            fields = {**commit.fields, "began_monotonic": at - 0.1, "committed_monotonic": at, "epoch": 9}
+            state.feed(replace(commit, step=step, monotonic_seconds=at, fields=fields))
+
+    commit_steps(61, 1000)
+    before = sizes()
+    commit_steps(1000, 3000)
+    assert sizes() == before
+
+
+def test_the_histogram_holds_every_step():
+    state = fold(run())
+    buckets = cumulated(state.step_counts)
+    assert [bound for bound, _ in buckets][-1] == "+Inf"
+    assert len(buckets) == len(STEP_SECONDS_BUCKETS) + 1
+    assert buckets[-1][1] == 60
+    # All but the first step and those of the regroups took 0.1 s or 0.125 s.
+    assert dict(buckets)["0.15"] >= 55
+    assert dict(buckets)["0.075"] == 0
+    assert state.step_seconds_sum == pytest.approx(60 * 0.1 + 18 * 0.025, abs=0.5)

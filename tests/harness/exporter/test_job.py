@@ -1,0 +1,213 @@
+"""The endpoint of a run: where it listens, what it answers, and how long it waits for its reader."""
+
+import http.client
+import io
+import socket
+import threading
+import time
+
+import pytest
+
+from chaos.errors import EnvironmentFailure, UsageError
+from harness.exporter.job import JobExporter, address_of, exported, exporting
+from harness.exporter.targets import TARGETS_FILE
+from tests.harness.synthetic import run
+
+pytestmark = pytest.mark.unit
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+
+
+def get(url, path="/metrics", method="GET", **headers):
+    connection = http.client.HTTPConnection(url.split("/")[2], timeout=5.0)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type"), answer.read().decode()
+    finally:
+        connection.close()
+
+
+class Shown:
+    """A view that keeps what it is told."""
+
+    def __init__(self):
+        self.events, self.messages = [], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def feed(self, event):
+        self.events.append(event)
+
+    def message(self, text):
+        self.messages.append(text)
+
+
+def test_a_run_is_shown_exported_and_listed_as_it_goes_on(tmp_path):
+    events, view = run(twin=False), Shown()
+    with JobExporter("auto") as exporter:
+        with exported(view, exporter, tmp_path, "node-loss") as both:
+            assert exporter.url in view.messages[0] and TARGETS_FILE in view.messages[0]
+            assert "training_step " not in get(exporter.url)[2]
+            for event in events:
+                both.feed(event)
+            status, content_type, body = get(exporter.url, Accept=OPENMETRICS)
+            assert (status, body.splitlines()[-1]) == (200, "# EOF")
+            assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+            assert "training_step 60.0" in body
+            assert get(exporter.url)[1].startswith("text/plain; version=0.0.4")
+        assert view.events == events
+        assert (tmp_path / TARGETS_FILE).exists()
+    assert not (tmp_path / TARGETS_FILE).exists()
+    with pytest.raises(OSError):
+        get(exporter.url)
+
+
+def test_there_is_nothing_else_to_get(tmp_path):
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        assert get(exporter.url, "/")[0] == 404
+        assert get(exporter.url, "/metrics/../secret")[0] == 404
+        assert get(exporter.url, "/metrics?name=x")[0] == 200
+        assert get(exporter.url, method="POST")[0] == 501
+        text = get(exporter.url)[2]
+        assert "process_" not in text and "python_" not in text
+
+
+def test_strangers_and_sleepers_do_not_keep_others_waiting(tmp_path):
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        host, port = exporter.url.split("/")[2].split(":")
+        sleepers = [socket.create_connection((host, int(port))) for _ in range(4)]
+        sleepers[0].sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+        began = time.monotonic()
+        assert get(exporter.url)[0] == 200
+        assert time.monotonic() - began < 2.0
+        for sleeper in sleepers:
+            sleeper.close()
+
+
+def test_many_readers_get_whole_answers_while_events_come(tmp_path):
+    events = run(twin=False)
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        bodies, over = [], threading.Event()
+
+        def read():
+            while not over.is_set():
+                bodies.append(get(exporter.url, Accept=OPENMETRICS)[2])
+
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        while len(bodies) < 6:
+            for event in events:
+                exporter.feed(event)
+        over.set()
+        for reader in readers:
+            reader.join()
+    assert all(body.endswith("# EOF\n") for body in bodies)
+
+
+def test_a_port_in_use_is_refused_by_name():
+    with JobExporter("auto") as first:
+        port = first.url.split(":")[2].split("/")[0]
+        with pytest.raises(EnvironmentFailure, match=f"port {port} is in use: choose another with --metrics"):
+            JobExporter(port)
+        with pytest.raises(EnvironmentFailure, match="choose another with --port"):
+            JobExporter(port, option="--port")
+    with JobExporter(port) as second:
+        assert second.url == first.url
+
+
+def test_the_address_of_another_machine_is_refused():
+    with pytest.raises(EnvironmentFailure, match=r"cannot serve metrics on 192\.0\.2\.1:9400: Cannot assign"):
+        JobExporter("192.0.2.1:9400")
+
+
+@pytest.mark.parametrize(
+    ("where", "address"),
+    [
+        ("auto", ("127.0.0.1", 0)),
+        ("9400", ("127.0.0.1", 9400)),
+        ("0.0.0.0:9400", ("0.0.0.0", 9400)),
+        ("[::1]:9400", ("::1", 9400)),
+        ("node-3:0", ("node-3", 0)),
+    ],
+)
+def test_addresses(where, address):
+    assert address_of(where) == address
+
+
+@pytest.mark.parametrize(
+    "where", ["", "on", "70000", "-1", "9400 ", "١", "host", "host:", ":9400", "[::1", "[::1]", "::1", "a:b:1", "1.5"]
+)
+def test_what_is_no_address_is_refused(where):
+    with pytest.raises(UsageError, match="write auto, PORT or HOST:PORT"):
+        address_of(where)
+
+
+def test_off_is_off():
+    with exporting("off") as exporter:
+        assert exporter is None
+
+
+def judged(exporter):
+    exporter.judge({"verdict": "pass", "gates": []})
+
+
+def test_who_reads_at_intervals_gets_to_read_the_verdict(tmp_path):
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        for _ in range(3):
+            get(exporter.url)
+            time.sleep(0.2)
+        judged(exporter)
+        read = []
+        reader = threading.Timer(0.1, lambda: read.append(get(exporter.url)[2]))
+        reader.start()
+        said = io.StringIO()
+        exporter.wait_for_last_read(said)
+        assert "waiting for Prometheus" in said.getvalue()
+        reader.join()
+        assert 'chaos_verdict{verdict="pass"} 1.0' in read[0]
+
+
+def test_who_has_interrupted_a_run_does_not_wait(tmp_path):
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        for _ in range(3):
+            get(exporter.url)
+            time.sleep(0.1)
+        exporter.judge({"verdict": "halted", "status": "interrupted", "gates": []})
+        said = io.StringIO()
+        exporter.wait_for_last_read(said)
+        assert said.getvalue() == ""
+
+
+def test_who_reads_no_more_is_not_waited_for_long(tmp_path):
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        for _ in range(3):
+            get(exporter.url)
+            time.sleep(0.1)
+        judged(exporter)
+        began = time.monotonic()
+        exporter.wait_for_last_read(io.StringIO())
+        assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize("num_reads", [0, 1, 2])
+def test_nobody_waits_for_a_passer_by(tmp_path, num_reads):
+    with JobExporter("auto") as exporter:
+        exporter.publish(tmp_path, "e")
+        for _ in range(num_reads):
+            get(exporter.url)
+        judged(exporter)
+        said = io.StringIO()
+        exporter.wait_for_last_read(said)
+        assert said.getvalue() == ""
