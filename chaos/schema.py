@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chaos.experiment import Experiment, Registry, installed_faults, installed_planners
+from chaos.experiment import Experiment, installed_faults, installed_planners
 from chaos.fault_spec import FAULT_KEYS
-from chaos.faults.base import Fault
 from chaos.schema_words import with_words
 from chaos.target import WITHOUT_TARGET
+
+if TYPE_CHECKING:
+    from chaos.experiment import Registry
+    from chaos.faults.base import Fault
 
 
 def json_schema(*, registry: Registry | None = None, strategies: Collection[str] | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from mecefo_runtime import planners
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks", "manual")
+PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks", "dashboards", "manual")
 # The command and its subcommands: they may use everything.
 ROOF = ("chaos.cli", "chaos.commands")
 MAX_LINES = 400

@@ -37,9 +37,9 @@ COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
 KNOWN_REFUSALS = ("needs a job whose ranks run on CUDA", "networks of their own")
 # Commands of ours that are over in a moment, those that start a job and are planned instead, and those that would go on
 # for long and cannot be planned: of these the arguments are read.
-AT_ONCE = ("doctor", "faults", "gates", "heal", "plan", "report", "runs", "schema")
+AT_ONCE = ("faults", "gates", "heal", "plan", "report", "runs", "schema")
 PLANNED = ("run", "replay")
-ONLY_READ = ("compare", "serve", "shrink")
+ONLY_READ = ("compare", "doctor", "serve", "shrink")
 # Run by .ci/run on a fresh machine, or by every contributor.
 SETTING_UP = (
     "pip install . -c constraints.txt",

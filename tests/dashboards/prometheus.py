@@ -1,0 +1,107 @@
+"""A real Prometheus for tests, with the configuration that we ship."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+SHIPPED = Path(__file__).resolve().parents[2] / "docker" / "prometheus"
+# Much longer than it takes on a busy machine.
+TIMEOUT_SECONDS = 60.0
+POLL_SECONDS = 0.2
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus on this machine (Debian: apt-get install prometheus)"
+)
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool on this machine (Debian: apt-get install prometheus)"
+)
+
+
+class Prometheus:
+    """Scrapes what the file `targets` lists, as docker/prometheus says; a context that ends it."""
+
+    def __init__(self, folder: Path, targets: Path) -> None:
+        folder.mkdir()
+        config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
+        config["rule_files"] = [str(SHIPPED / pattern) for pattern in config["rule_files"]]
+        (scrape,) = config["scrape_configs"]
+        (discovery,) = scrape["file_sd_configs"]
+        discovery["files"] = [str(targets)]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self._port}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self) -> Self:
+        self.wait_until(lambda: self._is_ready(), "Prometheus is ready")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(TIMEOUT_SECONDS)
+        finally:
+            self._process.kill()
+
+    def wait_until(self, is_so: Callable[[], object], what: str) -> None:
+        """Wait until `is_so`."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not is_so():
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, f"not within {TIMEOUT_SECONDS} s: {what}"
+            time.sleep(POLL_SECONDS)
+
+    def at(self, expression: str, seconds: float) -> list[Mapping[str, Any]]:
+        """The series of `expression` at a Unix time, each with its value as a list of one."""
+        found = self._get("query", query=expression, time=seconds)["result"]
+        return [{"metric": series["metric"], "values": [series["value"]]} for series in found]
+
+    def over(self, expression: str, start_seconds: float, end_seconds: float) -> list[Mapping[str, Any]]:
+        """The series of `expression` from one Unix time to another."""
+        return list(self._get("query_range", query=expression, start=start_seconds, end=end_seconds, step=1)["result"])
+
+    def label_values(self, label: str, selector: str) -> list[str]:
+        """The values that `label` has had in the series of `selector`."""
+        return list(self._get(f"label/{label}/values", **{"match[]": selector}))
+
+    def rules(self) -> list[Mapping[str, Any]]:
+        """All rules with their state."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def _get(self, what: str, **parameters: object) -> Any:
+        with urlopen(f"http://127.0.0.1:{self._port}/api/v1/{what}?{urlencode(parameters)}", timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def _is_ready(self) -> bool:
+        try:
+            with urlopen(f"http://127.0.0.1:{self._port}/-/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False

@@ -1,0 +1,90 @@
+"""The training job of docker/compose.yaml in its container: broken, judged, served, and ended when it is told to."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose on this machine"),
+]
+
+COMPOSE = Path(__file__).resolve().parents[2] / "docker" / "compose.yaml"
+IMAGE = os.environ.get("CHAOS_TEST_IMAGE", "mecefo-chaos:latest")
+RUN = "kill-node --at step=10 --repair none --steps 20 --nodes 2 --gpus-per-node 2 --dilation off --no-twin"
+TIMEOUT_SECONDS = 180.0
+POLL_SECONDS = 0.5
+
+Compose = Callable[..., str]
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def compose(port: int) -> Iterator[Compose]:
+    """docker-compose for a stack of its own, of which nothing is left afterwards."""
+    name = f"stack{uuid.uuid4().hex[:8]}"
+    environment = {**os.environ, "CHAOS_IMAGE": IMAGE, "CHAOS_RUN": RUN, "TRAINING_PORT": str(port)}
+
+    def call(*arguments: str) -> str:
+        done = subprocess.run(
+            ["docker-compose", "-p", name, "-f", str(COMPOSE), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    yield call
+    call("down", "-v")
+
+
+def served(port: int) -> str:
+    """What the job serves; nothing while it does not."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def until(is_so: Callable[[], bool], compose: Compose) -> None:
+    """Wait until `is_so`."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, compose("logs", "training")
+        time.sleep(POLL_SECONDS)
+
+
+def test_the_job_is_broken_judged_and_served_and_ends_when_it_is_told_to(compose: Compose, port: int) -> None:
+    compose("up", "-d", "--no-build", "training")
+    until(lambda: "\nchaos_verdict{" in served(port), compose)
+    # When the run has gone, it is served from its log, and listed again for Prometheus.
+    list_targets = ("exec", "-T", "training", "cat", "/work/prometheus.json")
+    until(lambda: bool(re.search(r"/work/kill-node/\S+: metrics: ", compose("logs", "training"))), compose)
+    assert '"training:9400"' in compose(*list_targets)
+    text = served(port)
+    assert 'chaos_verdict{verdict="pass"} 1.0' in text, compose("logs", "training")
+    assert 'chaos_faults_total{fault="kill-node",outcome="verified"} 1.0' in text
+    began_seconds = time.monotonic()
+    compose("stop", "--timeout", "60", "training")
+    assert time.monotonic() - began_seconds < 60, "it had to be killed"
+    logs = compose("logs", "training")
+    assert re.search(r"chaos run /work/kill-node/\S+/experiment.yaml", logs), logs
+    assert "Traceback" not in logs, logs
