@@ -14,9 +14,10 @@ from itertools import pairwise
 from math import fsum, inf
 from statistics import median
 
+from harness.incident import Incident
 from harness.regroups import Stall
 from harness.steps import CommittedStep, median_step_seconds
-from harness.timeline import Incident, Timeline
+from harness.timeline import Timeline
 
 BADPUT_CAUSES: Mapping[str, str] = {
     "startup": "from the start of the job to its first step",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.timeline import Incident
+from harness.incident import Incident
 from mecefo_runtime.events import MAIN_JOB, Event
 
 COORDINATOR = "coordinator"

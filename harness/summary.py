@@ -10,9 +10,10 @@ from harness import accounting, approximation, diagnosis, integrity, throughput,
 from harness.attempts import COMMAND_RUNTIME, attempt_at
 from harness.caveats import caveats
 from harness.gates import builtin_gates, evaluate_all
+from harness.incident import Incident
 from harness.series import Recorded
 from harness.steps import WORK_UNITS, median_step_seconds
-from harness.timeline import Incident, Timeline
+from harness.timeline import Timeline
 from harness.verdict import EXIT_CODES, Verdict, judge
 from mecefo_runtime.events import MAIN_JOB, Event
 

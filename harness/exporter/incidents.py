@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.exporter.badput import Badput
+from harness.incident import Incident
 from harness.regroups import Stall
 from harness.steps import CommittedStep
-from harness.timeline import RESTORED_RATIO, RESTORED_STEPS, Incident
+from harness.timeline import RESTORED_RATIO, RESTORED_STEPS
 from mecefo_runtime.events import Event
 
 _MAX_INCIDENTS = 256
@@ -113,7 +114,7 @@ class Incidents:
             one.known, injected=at, ranks=ranks, target=fields.get("target", one.known.target), step=event.step
         )
         one.is_loss, one.goes_on = bool(fields.get("is_loss")), bool(fields.get("goes_on"))
-        one.is_active, one.missing = True, frozenset(ranks)
+        one.is_active, one.missing = True, frozenset()
         self.newest[one.known.fault] = one.known
         self._struck.append(one)
         self.undo_pending |= {one.known.incident}
@@ -142,7 +143,7 @@ class Incidents:
         self.undo_pending -= {one.known.incident}
         if one.is_loss or not one.known.ranks:
             return
-        if one.known.detected is None or not one.missing:
+        if one.known.detected is None or one.known.rejoined is not None:
             one.lifted = at if one.lifted is None else one.lifted
         if one.goes_on or one.known.committed is not None:
             one.is_active = False
@@ -238,6 +239,10 @@ class Incidents:
         at = event.monotonic_seconds
         match event.kind:
             case "detected":
+                lost = frozenset(event.fields.get("lost", ()))
+                for one in self._struck_before(at):
+                    # Of a cut link the job gives up one end only.
+                    one.missing |= lost & frozenset(one.known.ranks)
                 self._assign(event)
             case "isolated":
                 for one in self._struck:

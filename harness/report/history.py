@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from harness import accounting, timeline
+from harness.incident import Incident
 from harness.steps import median_work_per_second
-from harness.timeline import Incident
 from mecefo_runtime.events import MAIN_JOB, Event
 
 _STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")

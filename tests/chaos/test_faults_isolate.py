@@ -37,6 +37,9 @@ class FakeLinks:
     def ends(self):
         return ENDS
 
+    def between_ranks(self, link):
+        return (link,) if all(isinstance(end, int) for end in link) else ()
+
     def plan_rules(self, links, rule):
         self.rule = dict(rule)
         return [{"how": "fake", "links": [list(link) for link in links]}]

@@ -51,6 +51,9 @@ class Network:
 
     # ---- a LinkHost ----
 
+    def between_ranks(self, link):
+        return (link,) if all(isinstance(end, int) for end in link) else ()
+
     def plan_rules(self, links, rule):
         return [{"how": "memory", "link": list(link), **rule} for link in links]
 

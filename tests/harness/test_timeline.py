@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.timeline import Incident, Timeline, build
+from harness.incident import Incident
+from harness.timeline import Timeline, build
 from mecefo_runtime.events import Event
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault, run, shifted
