@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from chaos import containers, residue
-from chaos.errors import EnvironmentFailure, HealError
+from chaos.errors import EnvironmentFailure, HealError, UsageError
+from chaos.experiment import experiment_hash, from_options
 from chaos.residue.base import Ground
 
 pytestmark = pytest.mark.unit
@@ -81,3 +82,27 @@ def test_where_nobody_can_look_something_may_be_left(tmp_path):
         containers.is_container_running(url, "0123456789abcdef")
     with pytest.raises(OSError, match="no Docker engine"):
         containers.run_in_container(url, "0123456789abcdef", ["true"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"node_memory": "1GiB"}, "--node-memory: says what containers are: add --backend docker"),
+        ({"backend": "docker", "network": "loopback"}, "--network: every container has a network of its own"),
+        ({"backend": "docker", "command": ("python", "train.py")}, "--backend: docker runs jobs of our own runtime"),
+        ({"backend": "docker", "node_cpus": 0.0}, "--node-cpus"),
+        ({"backend": "docker", "node_memory": "lots"}, "--node-memory"),
+    ],
+)
+def test_what_containers_cannot_be_is_refused_with_the_option_that_said_so(options, told):
+    with pytest.raises(UsageError) as refused:
+        from_options("kill-process", {"at": "step=5", "on": "rank=1", **options})
+    assert told in str(refused.value)
+
+
+def test_what_a_container_is_comes_from_the_command_line_and_is_part_of_the_experiment():
+    plain = from_options("kill-node", {"at": "step=5", "backend": "docker"})
+    small = from_options("kill-node", {"at": "step=5", "backend": "docker", "node_cpus": 1.5, "node_memory": "2GiB"})
+    assert (small.containers.cpus, small.containers.memory) == (1.5, 2 << 30)
+    assert small.containers.image == plain.containers.image == "mecefo-chaos"
+    assert experiment_hash(small) != experiment_hash(plain)
