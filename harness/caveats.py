@@ -8,13 +8,18 @@ from typing import Any
 from harness.attempts import COMMAND_RUNTIME
 from harness.integrity import LOSS_STEPS
 from harness.steps import WARM_UP_STEPS, WORK_UNITS
+from harness.throughput import windows_under_fault
 from harness.timeline import RESTORED_STEPS, Timeline
+from harness.words import count, name_numbers, name_seconds
 
 _FEW_STEPS = 10
 """Medians over fewer steps than this are named as such."""
 
 MUCH_OVERRUN = 0.05
 """Compute that took this much longer than the dilation says is named."""
+
+MUCH_HELD = 0.1
+"""Ranks that this tool held for such a share of the time under the fault are named."""
 
 
 def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadable: int) -> list[str]:
@@ -25,6 +30,7 @@ def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadabl
         *_of_the_command(summary, timeline),
         *_of_the_restarts(timeline),
         *_of_the_speed(summary),
+        *_of_the_holds(summary, timeline),
         *_of_the_losses(summary),
         *_of_the_steps_left_out(timeline),
         *(_of_the_incidents(summary) if timeline is not None else ()),
@@ -105,10 +111,10 @@ def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
     before, after = summary["num_steps_before"], summary["num_steps_after"]
     if not summary["incidents"] or before is None:
         return found
-    if before < _FEW_STEPS:
+    if 0 < before < _FEW_STEPS:
         found.append(
-            f"The throughput before the fault is a median over {before} steps only (the first {WARM_UP_STEPS} are left "
-            "out where enough others remain): a fault at a later step gives a steadier one."
+            f"The throughput before the fault is a median over {count(before, 'step')} only (the first {WARM_UP_STEPS} "
+            "are left out where enough others remain): a fault at a later step gives a steadier one."
         )
     drop, noise = summary["throughput_drop_ratio"], summary["throughput_noise_ratio"]
     if drop is not None and noise is not None and abs(drop) <= noise:
@@ -125,8 +131,20 @@ def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
     if not after and any(incident["verified"] for incident in summary["incidents"]):
         found.append("No step came after the fault was repaired or over, so there is no throughput after that.")
     elif after and after < _FEW_STEPS:
-        found.append(f"The throughput after the repair is a median over {after} steps only.")
+        found.append(f"The throughput after the repair is a median over {count(after, 'step')} only.")
     return found
+
+
+def _of_the_holds(summary: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
+    """That the drop is in part the tool's own doing: it holds ranks until the effect of a fault was seen."""
+    seconds = [end - start for start, end in windows_under_fault(timeline)] if timeline is not None else []
+    held = [incident["badput_seconds"]["injection"] for incident in summary["incidents"] if incident["verified"]]
+    if not (summary["throughput_drop_ratio"] or 0.0) > 0.0 or not sum(held) > MUCH_HELD * sum(seconds):
+        return []
+    return [
+        f"Of the {name_seconds(sum(seconds))} under the fault this tool itself held ranks for "
+        f"{name_seconds(sum(held))}, to see its effect: that is a part of the drop, and of the recovery."
+    ]
 
 
 def _of_the_losses(summary: Mapping[str, Any]) -> list[str]:
@@ -135,7 +153,8 @@ def _of_the_losses(summary: Mapping[str, Any]) -> list[str]:
         return [f"No loss deviation: {why}."] if summary["incidents"] else []
     if summary["num_loss_steps"] < LOSS_STEPS:
         return [
-            f"The losses are means over {summary['num_loss_steps']} steps that both jobs committed, not {LOSS_STEPS}."
+            f"The losses are means over {count(summary['num_loss_steps'], 'step')} that both jobs committed, "
+            f"not {LOSS_STEPS}."
         ]
     return []
 
@@ -151,16 +170,20 @@ def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
 
 def _of_the_incidents(summary: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
+    slow: list[int] = []
     for incident in summary["incidents"]:
         name = f"Incident {incident['incident']}"
         if not incident["verified"]:
             found.append(f"{name} ({incident['fault']}) took no effect that was seen: it counts in no figure.")
         elif incident["recovered"] and incident["phases_seconds"]["restore"] is None:
-            found.append(
-                f"{name}: throughput did not come back to 95% over {RESTORED_STEPS} steps before the run ended."
-            )
+            slow.append(incident["incident"])
         if not incident["phase_order_valid"]:
             found.append(f"{name}: the log tells its phases in an order that cannot be; do not trust their durations.")
+    if slow:
+        found.append(
+            f"{name_numbers('Incident', slow)}: throughput did not come back to 95% over {RESTORED_STEPS} steps "
+            "before the run ended."
+        )
     if sum(incident["injected"] for incident in summary["incidents"]) > 1:
         found.append(
             "Badput between two incidents is put down to the earlier one, though both may have had a part in it."

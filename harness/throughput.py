@@ -44,6 +44,8 @@ def measure(timeline: Timeline) -> Throughput:
     windows = windows_under_fault(timeline)
     seconds = sum(end - start for start, end in windows)
     during = sum(_work_between(steps, start, end) for start, end in windows) / seconds if seconds > 0 else None
+    if during is not None and not timeline.is_over and not any(is_within(step, windows) for step in steps):
+        during = None  # stopped, or cut off, before there was a step under the fault: that is no standstill
     after = steps_after(timeline, windows[-1][1]) if windows else []
     whole_run = None
     if len(steps) > 1 and windows:

@@ -26,8 +26,9 @@ class Timeline:
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
-    for which training waited until the slowest rank had copied its part of one. `attempts` and `restarts` are those of
-    a command's job; `runtime` says what the job ran on.
+    for which training waited until the slowest rank had copied its part of one. `unfit` is when an attempt at a step
+    was found not fit to be committed. `attempts` and `restarts` are those of a command's job; `runtime` says what the
+    job ran on.
     """
 
     started_seconds: float
@@ -46,6 +47,7 @@ class Timeline:
     coordinator_downs: tuple[tuple[float, float], ...]
     checkpoints: tuple[tuple[float, float], ...]
     incidents: tuple[Incident, ...]
+    unfit: tuple[float, ...] = ()
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
@@ -127,6 +129,7 @@ def build(events: Iterable[Event]) -> Timeline:
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=_checkpoints(main, steps.first),
         incidents=_read_incidents(main, steps, stalls, is_command),
+        unfit=tuple(event.monotonic_seconds for event in main if event.kind == "step_unfit"),
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
@@ -277,11 +280,15 @@ def _restored(steps: Sequence[CommittedStep], before_work_per_second: float) -> 
 def _rejoined(main: Sequence[Event], injected: float, ranks: Sequence[int]) -> float | None:
     """When the last of those of `ranks` was back that the job had given up: of a cut link it is one end only."""
     missing: set[int] = set()
+    struck_again: set[int] = set()
     for event in main:
         if event.monotonic_seconds < injected:
             continue
-        if event.kind == "detected":
-            missing |= set(ranks) & set(event.fields.get("lost", ()))
+        if event.kind == "injected" and event.monotonic_seconds > injected and event.fields.get("is_loss"):
+            struck_again |= set(event.fields.get("ranks") or ()) - missing
+        elif event.kind == "detected":
+            # Whom a later fault took first, only that one has to bring back.
+            missing |= (set(ranks) & set(event.fields.get("lost", ()))) - struck_again
         elif event.kind == "rejoined" and missing:
             missing -= set(event.fields.get("ranks", ()))
             if not missing:

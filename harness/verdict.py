@@ -53,7 +53,8 @@ def judge(
         found += _data_reasons(timeline, summary)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
-        fine = f"every fault was seen to take effect and the job recovered; all {len(gates)} gates hold"
+        hold = f"all {len(gates)} gates hold" if len(gates) > 1 else "the only gate holds"
+        fine = f"every fault was seen to take effect and the job recovered; {hold}"
         return Verdict("pass", EXIT_CODES["pass"], (fine,))
     verdict = found[0][0]
     return Verdict(verdict, EXIT_CODES[verdict], tuple(dict.fromkeys(sentence for _, sentence in found)))

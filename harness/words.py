@@ -14,7 +14,14 @@ _HOW_NOTICED = {
     "connection": "their connections closed",
     "heartbeat": "their heartbeats stopped",
     "peers": "other ranks cannot reach them",
-    "health": "they spoilt its steps",
+    "health": "they spoilt the job's steps",
+}
+_HOW_NOTICED_ONE = {
+    "supervisor": "a supervisor saw the process end",
+    "connection": "its connections closed",
+    "heartbeat": "its heartbeats stopped",
+    "peers": "other ranks cannot reach it",
+    "health": "it spoilt the job's steps",
 }
 _NOTHING_TO_UNDO = "nothing to undo"
 _UNFIT = {
@@ -37,6 +44,8 @@ class Narrator:
         self._injected: dict[int, Event] = {}
         self._is_striking = False
         self._killed_pids: set[int] = set()
+        # All ranks of the main job are ending, to be started again.
+        self._is_restarting = False
         self._steps: dict[str, int] = {}
         # How often in a row a step of a job was found unfit, and which was the last.
         self._unfit: dict[str, tuple[int, int]] = {}
@@ -89,6 +98,8 @@ class Narrator:
 
     def _tell_unverified(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._is_striking = False
+        if fields.get("incident", 0) not in self._injected:
+            return f"incident {fields.get('incident')} was NOT applied: {fields.get('reason')}"
         return f"the fault's effect was NOT seen: {fields.get('reason')}. The run proves nothing about it"
 
     def _tell_not_due(self, event: Event, fields: Mapping[str, Any]) -> str:
@@ -97,7 +108,8 @@ class Narrator:
     def _tell_detected(self, event: Event, fields: Mapping[str, Any]) -> str:
         how = str(fields.get("how"))
         lost = fields.get("lost", ())
-        return f"the job noticed the loss of {name_ranks(lost)}: {_HOW_NOTICED.get(how, how)}"
+        ways = _HOW_NOTICED_ONE if _size(lost) == 1 else _HOW_NOTICED
+        return f"the job noticed the loss of {name_ranks(lost)}: {ways.get(how, how)}"
 
     def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "heal":
@@ -140,9 +152,11 @@ class Narrator:
         return f"all ranks go on from the checkpoint of step {event.step}"
 
     def _tell_restarting(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_restarting = True
         return "all ranks end: the job starts again when all of them can"
 
     def _tell_restart_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_restarting = False
         return f"{count(_size(fields.get('ranks')), 'rank')} start again"
 
     def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
@@ -175,6 +189,7 @@ class Narrator:
         # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
         # and once the job is over, all of them are ended.
         by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
+        by_design = by_design or (self._is_restarting and fields.get("role") == "rank")
         # Nobody knows how a rank ended that somebody else started, but whoever could say goodbye ran to its end.
         by_design = by_design or (fields.get("exit") is None and fields.get("exited_pid") in self._finished_pids)
         if fields.get("role") == "launcher":
@@ -288,12 +303,12 @@ def count(number: int, noun: str) -> str:
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 4 and 5`, `ranks 0 to 15`."""
-    return _name("rank", ranks)
+    return name_numbers("rank", ranks)
 
 
 def name_nodes(nodes: Iterable[int]) -> str:
     """`node 2`, `nodes 1 and 2`."""
-    return _name("node", nodes)
+    return name_numbers("node", nodes)
 
 
 def name_bytes(number: float) -> str:
@@ -332,7 +347,8 @@ def exit_text(code: object) -> str:
     return f"exit code {code}"
 
 
-def _name(noun: str, numbers: Iterable[int]) -> str:
+def name_numbers(noun: str, numbers: Iterable[int]) -> str:
+    """`NOUN 3`, `NOUNs 4 and 5`, `NOUNs 0 to 15`."""
     ordered = sorted(set(numbers))
     if len(ordered) < 2:
         return f"{noun} {ordered[0]}" if ordered else ""

@@ -198,6 +198,7 @@ class Fold:
         verdict = str(event.fields["verdict"])
         if verdict in self.unfit:
             self.unfit[verdict] += 1
+        self.badput.lost(event.monotonic_seconds)
 
     def _on_checkpoint_written(self, event: Event) -> None:
         if event.step is None:

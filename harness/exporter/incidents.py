@@ -240,9 +240,12 @@ class Incidents:
         match event.kind:
             case "detected":
                 lost = frozenset(event.fields.get("lost", ()))
-                for one in self._struck_before(at):
-                    # Of a cut link the job gives up one end only.
-                    one.missing |= lost & frozenset(one.known.ranks)
+                struck = sorted(self._struck_before(at), key=lambda one: one.known.injected or 0.0, reverse=True)
+                later: frozenset[int] = frozenset()
+                for one in struck:
+                    # Of a cut link the job gives up one end only; whom a later fault took, that one has to bring back.
+                    one.missing |= (lost & frozenset(one.known.ranks)) - later
+                    later |= frozenset(one.known.ranks) if one.is_loss else frozenset()
                 self._assign(event)
             case "isolated":
                 for one in self._struck:

@@ -120,11 +120,11 @@ def speed_by_step(curves: Curves, history: History, width: int) -> Markup:
 
 
 def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
-    """The loss of the run and of its twin, and how far they are apart; empty when no loss is known."""
+    """The loss of the run and of its twin, and how far they are apart; empty when fewer than two losses are known."""
     sizes = Sizes.of(width)
     main, twin = thin_losses(curves.main, sizes.points), thin_losses(curves.twin, sizes.points)
     bad = [point.step for point in curves.main if point.is_loss_bad]
-    if not main and not bad:
+    if len(main) < 2 and not bad:
         return Markup("")
     first, last = _steps_drawn(curves, [*curves.main, *curves.twin])
     frame = Frame(width, _TOP, _TOP + sizes.height)

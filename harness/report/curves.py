@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, TypeVar
 
 from harness.attempts import COMMAND_RUNTIME
@@ -194,7 +194,9 @@ def _marks(events: Sequence[Event], curves: Curves) -> tuple[Mark, ...]:
         if event.kind not in _MARKED or event.fields.get("reason") == "start":
             continue
         seconds = event.monotonic_seconds - curves.began_seconds
-        step = curves.step_at(seconds) if event.step is None else event.step
+        at = curves.step_at(seconds)
+        # A job that went back to a checkpoint is, on an axis of steps, where it had been.
+        step = at if event.step is None or event.step < at - 1 else event.step
         marks.append(Mark(event.kind, seconds, step, event.fields.get("incident")))
     return tuple(marks)
 
@@ -207,6 +209,8 @@ def _layer_lanes(events: Sequence[Event], begin: float) -> dict[int, tuple[Holdi
     end = _end_of(events)
     regrouped = {event.fields.get("epoch"): event.monotonic_seconds for event in events if event.kind == "regrouped"}
     lost = _losses(events)
+    # All ranks end, to be started again.
+    restarting = [event.monotonic_seconds for event in events if event.kind == "restarting"]
     shapes = [Layout.from_dict(event.fields["layout"]) for event in layouts]
     ranks = sorted({rank for shape in shapes for rank in shape.ranks()})
     lanes: dict[int, list[Holding]] = {rank: [] for rank in ranks}
@@ -220,9 +224,12 @@ def _layer_lanes(events: Sequence[Event], begin: float) -> dict[int, tuple[Holdi
         members = set(event.fields.get("members") or layout.ranks())
         for rank in ranks:
             # Whoever is killed is gone at once, not when the others have agreed on it.
-            own_end = min((at for at in lost.get(rank, ()) if since <= at <= until), default=until)
+            ends = (*lost.get(rank, ()), *restarting)
+            own_end = min((at for at in ends if since <= at <= until), default=until)
             if own_end > since:
                 lanes[rank].append(_holding(layout, rank, members, since - begin, own_end - begin))
+    if not any(lanes.values()):
+        return {}  # stopped before the ranks had come together
     return {rank: _with_absences(lanes[rank], end - begin) for rank in ranks}
 
 
@@ -239,7 +246,7 @@ def _with_absences(lane: Sequence[Holding], end: float) -> tuple[Holding, ...]:
     """`lane` with one piece for each time that the rank was away; the pauses of a regroup stay empty."""
     filled: list[Holding] = []
     here = [piece for piece in lane if piece.layers is not None]
-    for piece, later in zip(here, [*here[1:], None], strict=True):
+    for piece, later in zip_longest(here, here[1:]):
         filled.append(piece)
         missed = any(
             other.layers is None and piece.until_seconds <= other.until_seconds

@@ -119,6 +119,8 @@ def shares(
 
 def _until(incident: Incident, end: float) -> float:
     """When the fault was over and its ranks were back; the end of the job when that never came."""
+    if incident.rejoined is not None and incident.repair_started is not None:
+        return incident.rejoined
     if incident.rejoined is not None:
         return max(incident.rejoined, incident.lifted or incident.rejoined)
     # Whoever the job has given up does not come back because the fault is over.

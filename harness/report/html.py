@@ -186,7 +186,7 @@ def _own_time(raw: Mapping[str, Any]) -> str:
     """What the time went to that an incident answers for; it adds up."""
     if not raw.get("wall_clock_seconds"):
         return ""
-    rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(raw)]
+    rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(raw) if seconds]
     return f"Of the job's time it answers for {name_seconds(raw['wall_clock_seconds'])}: {', '.join(rows)}."
 
 

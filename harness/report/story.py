@@ -84,7 +84,7 @@ def _steps(summary: Mapping[str, Any]) -> Iterator[str]:
     lost = summary.get("steps_lost")
     # Steps that the command's own checkpoint gives back are told by how often they were done.
     repeated = summary.get("steps_repeated")
-    again = f"; {count(repeated, 'step')} of them had to be done again" if repeated else ""
+    again = f"; {repeated} of them had to be done again" if repeated else ""
     missing = f"; {count(lost, 'step')} lost" if lost and lost != repeated else ""
     committed, planned = summary.get("steps_committed"), summary.get("steps_planned")
     whole = "; none was lost" if lost == 0 and committed and committed >= (planned or 0) else ""

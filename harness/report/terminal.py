@@ -78,10 +78,12 @@ class _Report:
         seed = "" if summary.get("seed") is None else f", seed {summary['seed']}"
         what = f"The command {one_line(summary['command'])}" if summary.get("command") else "A training job"
         attempts = f" in {count(summary['attempts'], 'attempt')}" if summary.get("attempts") else ""
+        repeated, lost = summary.get("steps_repeated"), summary.get("steps_lost")
+        again = f" ({'done' if repeated == lost else f'{repeated} of them done'} again)" if repeated and lost else ""
         samples = f"; training samples skipped or used twice: {_known(summary.get('samples_lost'))}"
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{strategy}{seed}. "
-            f"Steps lost: {_known(summary.get('steps_lost'))}{'' if summary.get('command') else samples}."
+            f"Steps lost: {_known(summary.get('steps_lost'))}{again}{'' if summary.get('command') else samples}."
         )
         if self._has_many_incidents:
             self._incidents_in_short()
@@ -158,11 +160,13 @@ class _Report:
         width = rates[1][0] - rates[0][0]
         for mark in self._curves.marks:
             cell = int((mark.seconds - rates[0][0] + width / 2) / width)
-            if mark.kind in _MARK_LETTERS and 0 <= cell < cells:
+            if mark.kind in _MARK_LETTERS and 0 <= cell < cells and line[cell] != _MARK_LETTERS["injected"]:
                 line[cell] = _MARK_LETTERS[mark.kind]
         if any(letter != " " for letter in line):
             self._line(("  " + "".join(line).rstrip(), ""))
-            self._paragraph("speed over time; F: a fault, R: lost ranks back")
+            meanings = {"F": "F: a fault", "R": "R: lost ranks back"}
+            told = ", ".join(words for letter, words in meanings.items() if letter in line)
+            self._paragraph(f"speed over time; {told}")
 
     def _loss(self) -> None:
         loss, twin = self._summary.get("final_loss"), self._summary.get("twin_loss")

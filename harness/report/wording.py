@@ -18,17 +18,17 @@ VERDICTS: Mapping[str, str] = {
     "dirty": "Something was not undone or was left behind. Run `chaos heal` before anything else.",
 }
 
-# In the order in which they happen, from the fault to the first step committed after it.
+# In the order in which they happen, from the fault to the first step committed after it: they add up to the recovery.
 RECOVERY_PHASES: Mapping[str, str] = {
-    "verify": "effect seen from outside",
-    "detect": "loss noticed by the job",
+    "detection": "loss noticed by the job",
     "isolate": "broken step given up",
     "regroup": "survivors regrouped",
     "transfer": "model state moved",
     "first_step": "next step committed",
 }
-# Seconds after that commit, and seconds from the fault: neither is part of the recovery time.
+# Seconds from the fault, and seconds after that commit: none is part of the recovery time.
 LATER_PHASES: Mapping[str, str] = {
+    "verify": "effect seen from outside, after the fault",
     "restore": "back to 95% of the speed, after that commit",
     "rejoin": "lost ranks back in the job, after the fault",
 }
@@ -76,13 +76,14 @@ def effect_words(incident: Mapping[str, Any]) -> str:
 def phase_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """(words, seconds) of every phase of the recovery that was measured, in order; none without a verified effect."""
     phases = (incident.get("phases_seconds") or {}) if incident.get("verified") else {}
+    phases = {**phases, "detection": incident.get("detection_seconds")} if phases else {}
     for key, words in RECOVERY_PHASES.items():
         if isinstance(phases.get(key), int | float):
             yield words, float(phases[key])
 
 
 def later_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(words, seconds) of what came after the recovery and was measured; none without a verified effect."""
+    """(words, seconds) of what else was measured, beside the recovery and after it; none without a verified effect."""
     phases = (incident.get("phases_seconds") or {}) if incident.get("verified") else {}
     for key, words in LATER_PHASES.items():
         if isinstance(phases.get(key), int | float):
@@ -96,10 +97,21 @@ def recovery_seconds(incident: Mapping[str, Any]) -> float | None:
 
 
 def how_it_recovered(incident: Mapping[str, Any]) -> str | None:
-    """How a command's job came through: in new processes or in those that were left. None of any other, or if not."""
-    attempt = incident.get("recovery_attempt")
-    if recovery_seconds(incident) is None or attempt is None:
+    """How a command's job came through, in new processes or in those that were left, and one that had gone back.
+
+    None of any other, or if it did not.
+    """
+    attempt, recovery = incident.get("recovery_attempt"), recovery_seconds(incident)
+    if recovery is None:
         return None
+    if attempt is None:
+        again = incident.get("progress_seconds")
+        if again is None or again <= recovery or incident.get("recovery_step") is None:
+            return None
+        return (
+            f"It went on from step {incident['recovery_step']}, which had been committed before; "
+            f"{name_seconds(again)} after the fault it came to one that had not."
+        )
     if attempt == incident.get("attempt"):
         return "It went on in the processes that were left."
     words = f"Its launcher started it again (attempt {attempt}), and it went on from step {incident['recovery_step']}."
@@ -154,6 +166,15 @@ _HOW_NAMED: Mapping[str, str] = {
     "step_unfit": "a step was not fit to be committed",
     "torchrun": "its launcher said so",
 }
+_HOW_NAMED_SEVERAL: Mapping[str, str] = {
+    **_HOW_NAMED,
+    "supervisor": "their processes had ended",
+    "connection": "their connections had closed",
+    "heartbeat": "their heartbeats had stopped",
+    "peers": "other ranks could not reach them",
+    "health": "they spoilt the steps",
+    "torchrun": "their launcher said so",
+}
 _DIAGNOSES: Mapping[str, str] = {
     "right": "the job named the cause",
     "partly": "the job named a part of the cause",
@@ -173,7 +194,8 @@ def diagnosis_words(incident: Mapping[str, Any]) -> str | None:
     whom = " and ".join([*([name_ranks(ranks)] if ranks else []), *(f"the {w}" for w in named if isinstance(w, str))])
     seconds = diagnosis.get("seconds")
     after = f", {name_seconds(float(seconds))} after the fault" if isinstance(seconds, int | float) else ""
-    how = f" ({_HOW_NAMED.get(str(diagnosis['how']), diagnosis['how'])})" if diagnosis.get("how") else ""
+    ways = _HOW_NAMED_SEVERAL if len(ranks) > 1 else _HOW_NAMED
+    how = f" ({ways.get(str(diagnosis['how']), diagnosis['how'])})" if diagnosis.get("how") else ""
     return one_line(f"{_DIAGNOSES[score]}: {whom}{after}{how}")
 
 
@@ -181,17 +203,18 @@ def time_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     """(key, words, seconds) of how the wall clock was spent: productive training first, then what took time from it."""
     rows = [("productive", cause_words("productive"), float(summary.get("productive_seconds") or 0.0))]
     for key, seconds in (summary.get("badput_seconds") or {}).items():
-        if seconds:
+        if seconds and name_seconds(seconds) != name_seconds(0.0):
             rows.append((key, cause_words(key), float(seconds)))
     return rows
 
 
 def unaccounted_seconds(summary: Mapping[str, Any]) -> float:
-    """Wall clock less everything in `time_rows`; 0 when that is under a thousandth of it, or not known."""
+    """Wall clock less all that it is said to have gone to; 0 when that is under a thousandth of it, or not known."""
     wall = summary.get("wall_clock_seconds")
     if not wall:
         return 0.0
-    rest = float(wall) - sum(seconds for _, _, seconds in time_rows(summary))
+    badput = sum(float(seconds or 0.0) for seconds in (summary.get("badput_seconds") or {}).values())
+    rest = float(wall) - float(summary.get("productive_seconds") or 0.0) - badput
     return rest if abs(rest) > 1e-3 * float(wall) else 0.0
 
 

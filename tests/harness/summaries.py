@@ -25,6 +25,7 @@ def incident(**changes: Any) -> dict[str, Any]:
         "evidence": "2 processes are gone",
         "phases_seconds": phases,
         "recovery_seconds": 0.190,
+        "detection_seconds": 0.020,
         **changes,
     }
 

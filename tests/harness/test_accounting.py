@@ -217,3 +217,17 @@ def test_what_training_waits_for_a_checkpoint_is_its_cost():
     assert before.badput_seconds["checkpoint"] == 0
     assert after.badput_seconds["checkpoint"] == pytest.approx(0.004)
     assert after.wall_clock_seconds == pytest.approx(before.wall_clock_seconds)
+
+
+def test_an_attempt_that_was_not_fit_is_thrown_away():
+    quiet = run(steps=40, faults=())
+    late = [
+        replace(event, fields=event.fields | {"began_monotonic": event.fields["began_monotonic"] + 0.05})
+        if event.kind == "step_committed" and event.step == 20
+        else event
+        for event in quiet
+    ]
+    step = next(event for event in late if event.kind == "step_committed" and event.step == 20)
+    at = step.fields["began_monotonic"] - 0.01
+    unfit = replace(step, kind="step_unfit", monotonic_seconds=at, fields={"verdict": "repeat"})
+    assert badput([*late, unfit]) == pytest.approx(QUIET | {"repeated_work": 0.04})

@@ -133,3 +133,9 @@ def test_thinning_keeps_the_mean_of_each_group(num_points, max_points):
     thin = thin_losses(points, max_points)
     assert len(thin) <= max_points
     assert all(step == pytest.approx(loss) for step, loss in thin)
+
+
+def test_a_job_that_was_stopped_before_its_ranks_had_come_together_has_no_lanes():
+    regrouped = next(i for i, event in enumerate(synthetic.run()) if event.kind == "regrouped")
+    curves = trace(synthetic.run()[:regrouped])
+    assert (curves.main, curves.lanes) == ((), {})

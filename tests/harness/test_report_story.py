@@ -57,7 +57,7 @@ def test_many_faults_are_counted():
 
 def test_of_a_command_it_is_told_how_often_it_was_started():
     text = told(summarize(restarted(samples=4)))
-    assert "in 2 attempts of its launcher" in text and "steps of them had to be done again" in text
+    assert "in 2 attempts of its launcher" in text and "2 of them had to be done again" in text
 
 
 def test_nothing_known_is_nothing_made_up():

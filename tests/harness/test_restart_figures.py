@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.gates import BUILTIN_GATES, builtin_gates
+from harness.report import history, wording
+from harness.report.curves import trace
 from harness.summary import summarize
 from harness.timeline import build
 from mecefo_runtime.data import checksum, samples_of_step
@@ -135,3 +137,20 @@ def test_a_strategy_is_held_to_what_it_promises():
     assert builtin_gates("mecefo", "mecefo") == builtin_gates("mecefo", "no-such-strategy") == BUILTIN_GATES
     assert builtin_gates("mecefo", "checkpoint") == ("samples_lost == 0", "unrecovered_incidents == 0")
     assert builtin_gates("command", None) == ("unrecovered_incidents == 0",)
+
+
+def test_what_is_drawn_knows_that_all_ranks_were_away():
+    curves = trace(log())
+    for first, second in curves.lanes.values():
+        assert first.until_seconds <= DETECTED + 0.02 - 0.5 + 1e-9
+        assert second.since_seconds == pytest.approx(REGROUPED - 0.5)
+    back = next(mark for mark in curves.marks if mark.kind == "rejoined")
+    assert back.step == LOST_AT, "on an axis of steps not before its fault"
+    (struck,) = history.read(log()).struck
+    assert struck.until_seconds == pytest.approx(REGROUPED - 0.5)
+
+
+def test_the_report_tells_when_it_was_where_it_had_been():
+    (incident,) = summarize(log())["incidents"]
+    told = wording.how_it_recovered(incident)
+    assert told is not None and told.startswith(f"It went on from step {CHECKPOINT + 1}, which had been committed")

@@ -107,3 +107,11 @@ def test_a_drop_within_the_noise_is_a_caveat():
     assert quiet["throughput_drop_ratio"] > quiet["throughput_noise_ratio"]
     none = caveats(quiet | {"throughput_drop_ratio": -0.01, "throughput_noise_ratio": 0.02}, None, 0)
     assert any("The drop of -1.0% is within the run's own noise" in caveat for caveat in none)
+
+
+def test_a_run_that_was_stopped_before_a_step_under_the_fault_has_no_drop():
+    events = run(cut_off_after_step=25)
+    injected = next(event.monotonic_seconds for event in events if event.kind == "injected")
+    verified = next(event.monotonic_seconds for event in events if event.kind == "verified")
+    found = figures([event for event in events if event.monotonic_seconds <= max(injected, verified) + 0.01])
+    assert found.before is not None and found.during is None and found.drop_ratio is None

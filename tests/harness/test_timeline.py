@@ -267,3 +267,15 @@ def test_the_order_of_the_lines_does_not_matter(seed: int):
     shuffled = list(kept)
     random.Random(seed).shuffle(shuffled)
     assert build(shuffled) == build(kept)
+
+
+def test_whom_a_later_fault_took_the_earlier_one_need_not_bring_back():
+    events = frozen(run(faults=[Fault(repair_steps=15)]), is_lost=True)
+    gone = next(event for event in events if event.kind == "detected")
+    back = next(event for event in events if event.kind == "rejoined")
+    at = gone.monotonic_seconds + 0.01
+    later = replace(gone, kind="injected", monotonic_seconds=at, fields={"incident": 1, "is_loss": True, "ranks": [3]})
+    told = [shifted(gone, lost=[2]), later, replace(shifted(gone, lost=[3]), monotonic_seconds=at + 0.01)]
+    rest = [event for event in events if event is not gone and event is not back]
+    first, _ = build([*rest, *told, shifted(back, ranks=[2])]).incidents
+    assert first.rejoined == back.monotonic_seconds

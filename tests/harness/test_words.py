@@ -201,3 +201,17 @@ class TestCommands:
         assert narrator.tell(rank) is not None
         narrator.tell(event("process_exited", role="launcher", exited_pid=6, exit=-9))
         assert narrator.tell(rank) is None
+
+
+def test_ranks_that_end_to_be_started_again_end_as_they_should():
+    narrator = Narrator()
+    narrator.tell(event("restarting"))
+    exited = event("process_exited", role="rank", exited_rank=3, exited_pid=11, exit=1)
+    assert narrator.tell(exited) is None
+    narrator.tell(event("restart_started", ranks=[0, 1]))
+    assert narrator.tell(exited) == "process of rank 3 ended unexpectedly: exit code 1"
+
+
+def test_one_rank_is_told_as_one():
+    assert Narrator().tell(event("detected", lost=[7], how="connection")).endswith("rank 7: its connections closed")
+    assert Narrator().tell(event("detected", lost=[6, 7], how="connection")).endswith("7: their connections closed")
