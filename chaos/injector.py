@@ -254,7 +254,7 @@ class Injector:
             incident=incident.incident,
             fault=incident.fault,
             is_loss=incident.is_loss,
-            goes_on=fault.has_lifetime,
+            goes_on=fault.lasts(),
             target=incident.target_text,
             phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
             ranks=list(act.ranks),

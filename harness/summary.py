@@ -15,6 +15,7 @@ from harness.series import Recorded
 from harness.steps import WORK_UNITS, median_step_seconds
 from harness.timeline import Timeline
 from harness.verdict import EXIT_CODES, Verdict, judge
+from harness.words import count
 from mecefo_runtime.events import MAIN_JOB, Event
 
 T = TypeVar("T")
@@ -31,6 +32,9 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
         num_unreadable: lines of the log that were no events (see `harness.log.read_events`).
     """
     problems: list[str] = []
+    if num_unreadable:
+        # One of them may have told of a loss, or of something that was not undone.
+        problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, and may have said anything")
     times = _attempt("timeline", lambda: timeline.build(events), problems)
     summary = _identity(events, times)
     if times is None:

@@ -155,3 +155,11 @@ def test_the_share_of_waiting_in_the_pipeline_is_said():
     summary = summarize([changed if event is started else event for event in events])
     assert summary["pipeline_bubble_ratio"] == 0.0
     assert not any("waits" in caveat for caveat in summary["caveats"])
+
+
+def test_lines_that_cannot_be_read_may_have_said_anything():
+    events = run()
+    assert summarize(events)["verdict"] == "pass"
+    summary = summarize(events, num_unreadable=2)
+    assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
+    assert any("2 lines of the log cannot be read" in reason for reason in summary["reasons"])
