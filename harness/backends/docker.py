@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -214,18 +214,9 @@ class DockerBackend:
             arguments = ["-m", "harness.network.holder", report]
         else:
             arguments = ["-m", "harness.backends.container", report, self._ground.data or "", *self._modules]
-        created = await self._retry(
-            partial(
-                self._create,
-                f"mecefo-chaos-{self._run}-{report}",
-                name,
-                # With its output in the run's folder: what it says before it reports must not go with it.
-                ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments],
-            )
-        )
-        container = NodeContainer(report, created, log, self._outside, self._on_exit)
-        self._by_report[report] = self._containers[name] = container
-        await self._retry(created.start)
+        # With its output in the run's folder: what it says before it reports must not go with it.
+        command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
+        container = await self._retry(partial(self._launch, name, report, log, command))
         await self._call(container.reload)
         container.watch()
         process = container.process
@@ -236,6 +227,15 @@ class DockerBackend:
             started_pid=process.pid,
             start_ticks=process.start_ticks,
         )
+        return container
+
+    async def _launch(self, name: str, report: str, log: Path, command: list[str]) -> NodeContainer:
+        """A new container that runs. The engine removes one that it cannot start, so the next try takes another."""
+        created = await self._call(partial(self._create, f"mecefo-chaos-{self._run}-{report}", name, command))
+        container = NodeContainer(report, created, log, self._outside, self._on_exit)
+        # Before it can report.
+        self._by_report[report] = self._containers[name] = container
+        await self._call(created.start)
         return container
 
     def _create(self, name: str, part: str, command: list[str]) -> Any:
@@ -326,13 +326,13 @@ class DockerBackend:
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise EnvironmentFailure(containers.why_no_engine(error)) from error
 
-    async def _retry(self, ask: Callable[[], ResultT]) -> ResultT:
-        """As `_call`, again where what is in the way is a dead node's address that is not free yet."""
+    async def _retry(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Again and again where what is in the way is a dead node's address that is not free yet."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ADDRESS_RETRY_SECONDS
         while True:
             try:
-                return await self._call(ask)
+                return await ask()
             except EnvironmentFailure as error:
                 if "Address already in use" not in str(error) or loop.time() > deadline:
                     raise

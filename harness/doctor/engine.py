@@ -157,12 +157,16 @@ def _engine(client: DockerClient, url: str) -> Finding:
 
 
 def _image(client: DockerClient, image: str) -> Finding:
-    from docker.errors import ImageNotFound
+    from docker.errors import APIError, ImageNotFound
 
     try:
         theirs = image_digest(client, image)
     except ImageNotFound:
         return IMAGE.missing(f"there is no image {image}", BUILD)
+    except APIError as error:
+        if "invalid reference format" not in str(error):
+            raise
+        return IMAGE.wrong(f"{image!r} cannot be an image's name: {error.explanation}", "name it as NAME or NAME:TAG")
     if theirs is None:
         return IMAGE.wrong(f"{image} does not contain this project, or an older state of it", BUILD)
     if theirs != (ours := source_digest()):
