@@ -247,14 +247,15 @@ def _chaos(arguments: Sequence[str], started_in: Path, timeout_seconds: float) -
     )
     try:
         report, log = process.communicate(timeout=timeout_seconds)
+        return process.returncode, report, log
     except subprocess.TimeoutExpired:
         log = _end(process)
-        tail = "\n".join(log.splitlines()[-_LOG_LINES:])
-        pytest.fail(f"chaos run took longer than {timeout_seconds:g} s and was ended:\n{tail}", pytrace=False)
     except BaseException:
         _end(process)
         raise
-    return process.returncode, report, log
+    # Out here, or pytest would tell of the other exception first.
+    tail = "\n".join(log.splitlines()[-_LOG_LINES:])
+    pytest.fail(f"chaos run took longer than {timeout_seconds:g} s and was ended:\n{tail}", pytrace=False)
 
 
 def _end(process: subprocess.Popen[str]) -> str:

@@ -45,11 +45,12 @@ class Narrator:
         self._is_striking = False
         self._killed_pids: set[int] = set()
         # All ranks of the main job are ending, to be started again.
-        self._is_restarting = False
         self._steps: dict[str, int] = {}
         # How often in a row a step of a job was found unfit, and which was the last.
         self._unfit: dict[str, tuple[int, int]] = {}
         self._ending: set[str] = set()
+        # Jobs whose ranks all end, to be started again.
+        self._restarting: set[str] = set()
         # Processes of ranks that said goodbye.
         self._finished_pids: set[int] = set()
 
@@ -152,11 +153,11 @@ class Narrator:
         return f"all ranks go on from the checkpoint of step {event.step}"
 
     def _tell_restarting(self, event: Event, fields: Mapping[str, Any]) -> str:
-        self._is_restarting = True
+        self._restarting.add(event.job)
         return "all ranks end: the job starts again when all of them can"
 
     def _tell_restart_started(self, event: Event, fields: Mapping[str, Any]) -> str:
-        self._is_restarting = False
+        self._restarting.discard(event.job)
         return f"{count(_size(fields.get('ranks')), 'rank')} start again"
 
     def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
@@ -189,9 +190,9 @@ class Narrator:
         # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
         # and once the job is over, all of them are ended.
         by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
-        by_design = by_design or (self._is_restarting and fields.get("role") == "rank")
         # Nobody knows how a rank ended that somebody else started, but whoever could say goodbye ran to its end.
         by_design = by_design or (fields.get("exit") is None and fields.get("exited_pid") in self._finished_pids)
+        by_design = by_design or (fields.get("role") == "rank" and event.job in self._restarting)
         if fields.get("role") == "launcher":
             # What it leaves behind is ended, by itself or by us.
             self._ending.add(event.job)

@@ -158,11 +158,13 @@ def _figure(name: str) -> str:
 
 def _tolerance(text: str) -> float:
     number = text.strip().removesuffix("%")
+    is_percent = text.strip().endswith("%")
     try:
-        ratio = float(number) / (100 if text.strip().endswith("%") else 1)
+        ratio = float(number) / (100 if is_percent else 1)
     except ValueError:
         ratio = -1.0
-    if not 0 <= ratio < float("inf"):
+    # A bare number above 1 was meant as percent: taken as it is, nothing would ever be worse.
+    if not 0 <= ratio < float("inf") or (ratio > 1 and not is_percent):
         raise UsageError(f"{shown(text)} is no tolerance: write 5%, or 0.05", key="--tolerance")
     return ratio
 

@@ -41,7 +41,7 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
         for path in unreadable:
             print_text(f"{path} should say what run is under way, and cannot be read: look at it, remove it")
         if not results and not unreadable:
-            print_text("nothing to heal: no run of yours was cut off on this machine")
+            print_text("nothing to heal: no run of yours has left anything on this machine")
     is_clean = all(one.is_clean for one in results) and not unreadable
     return 0 if is_clean or dry_run else HealError.exit_code
 

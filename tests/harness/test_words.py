@@ -109,6 +109,13 @@ class TestProcessExits:
     def test_an_orderly_one_is_not(self):
         assert Narrator().tell(event("process_exited", role="rank", exited_rank=3, exited_pid=7, exit=0)) is None
 
+    def test_ranks_that_end_to_be_started_again_are_not(self):
+        narrator = Narrator()
+        narrator.tell(event("restarting"))
+        assert narrator.tell(event("process_exited", role="rank", exited_rank=3, exited_pid=7, exit=1)) is None
+        narrator.tell(event("restart_started", ranks=[0, 1]))
+        assert narrator.tell(self.exited) is not None
+
     def test_those_of_a_fault_are_told_by_the_fault(self):
         narrator = Narrator()
         narrator.tell(event("held", incident=0, phase="backward", held_rank=4))
