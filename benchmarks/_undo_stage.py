@@ -313,10 +313,10 @@ def _is_kept(path: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    if path.is_symlink():
-        return f"link to {path.readlink()}"
     try:
+        if path.is_symlink():
+            return f"link to {path.readlink()}"
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-    except FileNotFoundError:
+    except OSError:
         # Whoever undoes has just moved it to its place, or away from ours.
         return "gone"

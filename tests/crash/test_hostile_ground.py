@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -162,8 +163,10 @@ def assert_lost(run):
 def _fork_server(run):
     """The fork server of a run, if it is there: the child of the command that runs its module."""
     for process in marked_processes(run.mark):
-        parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
-        command = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        if int(parent) == run.process.pid and b"harness.backends.forkserver" in command:
-            return ProcessId.of(process.pid)
+        # It may be gone at any moment: what is looked at before a start comes and goes.
+        with suppress(OSError):
+            parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if int(parent) == run.process.pid and b"harness.backends.forkserver" in command:
+                return ProcessId.of(process.pid)
     return None

@@ -45,9 +45,12 @@ FLIP = f"""{IN_RANKS}
     from mecefo_runtime.step import Stepper
 
     run = Stepper.run
+    # Once, whichever epoch that is: on a busy machine the first one may be formed again.
+    flipped = []
 
     def flip(self, epoch, step):
-        if step == {SPOILT_STEP} and self._rank == {SPOILT_RANK} and epoch.number == 1:
+        if step == {SPOILT_STEP} and self._rank == {SPOILT_RANK} and not flipped:
+            flipped.append(step)
             next(iter(epoch.bank.units.values())).parameters[3] *= -1
         return run(self, epoch, step)
 
