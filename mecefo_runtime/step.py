@@ -84,6 +84,7 @@ class Stepper:
         wants_boundary: Callable[[], bool],
         is_busy: Callable[[], bool],
         note: Callable[[dict[str, Any]], None],
+        judged: Callable[[int, int, Judgement], None],
     ) -> None:
         self._job = job
         self._rank = rank
@@ -92,6 +93,7 @@ class Stepper:
         self._wants_boundary = wants_boundary
         self._is_busy = is_busy
         self._note = note
+        self._judged = judged
         # What it knows counts only while this rank leads, but it outlives the epochs.
         self._judge = Judge(job.health)
         self._began_seconds = 0.0
@@ -203,6 +205,8 @@ class Stepper:
                 for index, member in enumerate(epoch.members)
             }
             judgements.append(self._judge.judge(step, numbers[_LOSS_SUM], numbers[_SQUARED_NORM], parts))
+            # Before anybody hears of it: who is to be healed may park, and the epoch be over, before this rank is on.
+            self._judged(epoch.number, step, judgements[0])
             total[_VERDICT] = float(judgements[0].verdict)
 
         total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, part), decide).tolist()

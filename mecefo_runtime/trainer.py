@@ -19,7 +19,7 @@ from mecefo_runtime.exporter import RankFigures
 from mecefo_runtime.fetch import Fetching
 from mecefo_runtime.forming import form_groups
 from mecefo_runtime.groups import LOOPBACK, Groups
-from mecefo_runtime.health import Verdict
+from mecefo_runtime.health import Judgement, Verdict
 from mecefo_runtime.hooks import Hooks
 from mecefo_runtime.inspection import Inspection
 from mecefo_runtime.layout import Layout, Transfer
@@ -121,6 +121,7 @@ class Trainer:
             lambda: self._membership.wants_boundary,
             lambda: self._saving is not None and self._saving.is_busy,
             self._figures.commit,
+            self._tell,
         )
 
     def run(self) -> None:
@@ -344,7 +345,6 @@ class Trainer:
                 with self._pacer:
                     refresh_bases(epoch.layout, self._rank, epoch.bank, self._job)
             outcome = self._stepper.run(epoch, step)
-            self._tell(epoch, step, outcome)
             if outcome.verdict in (Verdict.EVICT, Verdict.HEAL):
                 self._await_call(epoch, outcome)
             elif outcome.verdict in (Verdict.COMMIT, Verdict.SKIP):
@@ -370,15 +370,14 @@ class Trainer:
         if self._rank == epoch.leader and step == self._background_step:
             self._membership.send({"type": "background_done", "epoch": epoch.number})
 
-    def _tell(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
-        """The leader says what it made of a step that was not fit to be committed."""
-        judgement = outcome.judgement
-        if judgement is None or judgement.verdict is Verdict.COMMIT:
+    def _tell(self, epoch_number: int, step: int, judgement: Judgement) -> None:
+        """The leader says what it makes of a step that is not fit to be committed."""
+        if judgement.verdict is Verdict.COMMIT:
             return
         self._emitter.emit(
             "step_unfit",
             step=step,
-            epoch=epoch.number,
+            epoch=epoch_number,
             verdict=judgement.verdict.name.lower(),
             suspects=list(judgement.suspects),
             reason=judgement.reason,
