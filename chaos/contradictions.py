@@ -11,6 +11,7 @@ from chaos.complaints import Source
 from chaos.errors import UsageError
 from chaos.fault_spec import FaultSpec
 from chaos.job import ROLES_OF_RUNTIME, Job
+from chaos.quantities import bytes_text
 from chaos.target import ResolvedTarget, resolve
 from chaos.yaml_lines import KeyPath
 from mecefo_runtime.config import PRESETS
@@ -19,6 +20,10 @@ from mecefo_runtime.planners import stops_on_loss
 if TYPE_CHECKING:
     from chaos.experiment import Experiment
     from chaos.faults.base import Fault
+
+
+# Less than any process takes that has torch in it.
+_MIN_NODE_BYTES = 64 * 2**20
 
 
 def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]], source: Source) -> list[UsageError]:
@@ -55,6 +60,10 @@ def _about_backend(experiment: Experiment, source: Source) -> list[UsageError]:
     if is_in_containers and experiment.network != "auto":
         message = "every container has a network of its own: leave it on auto"
         problems.append(source.problem(("network",), message))
+    memory_bytes = experiment.containers.memory
+    if memory_bytes is not None and memory_bytes < _MIN_NODE_BYTES:
+        message = f"must be at least {bytes_text(_MIN_NODE_BYTES)}: a rank with torch in it takes more than that"
+        problems.append(source.problem(("containers", "memory"), message))
     if not is_in_containers and experiment.containers != type(experiment.containers)():
         said = next(iter(experiment.containers.model_dump(exclude_defaults=True)))
         problems.append(source.problem(("containers", said), "says what containers are: add --backend docker"))

@@ -19,6 +19,7 @@ from chaos import containers
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from chaos.links.nccl_transport import LOG_NAME
+from chaos.quantities import bytes_text
 from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
@@ -200,7 +201,15 @@ class DockerBackend:
             if self._ground.has_links and not name.startswith(HOLDER_PREFIX):
                 await self._ready(HOLDER_PREFIX + name)
             container = await self._start(name)
-            await container.ready()
+            try:
+                await container.ready()
+            except EnvironmentFailure as error:
+                if self._ground.memory_bytes is None or not name.startswith("node-"):
+                    raise
+                limit = bytes_text(self._ground.memory_bytes)
+                raise EnvironmentFailure(
+                    f"{error}. Its memory is limited to {limit}: a node takes some 350 MiB"
+                ) from error
             if name == COORDINATOR:
                 for job, port in self._ports.items():
                     await container.listen(job, port)
@@ -232,7 +241,7 @@ class DockerBackend:
     async def _launch(self, name: str, report: str, log: Path, command: list[str]) -> NodeContainer:
         """A new container that runs. The engine removes one that it cannot start, so the next try takes another."""
         created = await self._call(partial(self._create, f"mecefo-chaos-{self._run}-{report}", name, command))
-        container = NodeContainer(report, created, log, self._outside, self._on_exit)
+        container = NodeContainer(report, created, log, self._outside, self._on_exit, self._on_end)
         # Before it can report.
         self._by_report[report] = self._containers[name] = container
         await self._call(created.start)
@@ -301,6 +310,14 @@ class DockerBackend:
                 continue
             return network, addresses
         raise EnvironmentFailure(f"there is no free range of addresses for the run's network: {refused}")
+
+    def _on_end(self, name: str) -> None:
+        """A container has ended. Of a node and the coordinator, those who ran in it are missed; of a network nobody."""
+        if name.startswith(HOLDER_PREFIX) and not self._is_closing:
+            part = name.removeprefix(HOLDER_PREFIX).partition(".")[0]
+            self._emitter.emit(
+                "warning", message=f"the container that holds the network of {part} ended: it has no links"
+            )
 
     def _on_exit(self, process: ProcessId, code: int) -> None:
         for job in self.jobs:

@@ -27,7 +27,8 @@ class NodeContainer:
     """A container whose first process starts others on command (`harness.backends.container`).
 
     `on_exit` is called with each process that it started and its exit code; when the container ends, once more for
-    each that had not ended before, with the code of SIGKILL, which is what the kernel does to them.
+    each that had not ended before, with the code of SIGKILL, which is what the kernel does to them. Then `on_end` is,
+    with the container's name.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class NodeContainer:
         log: Path,
         outside: OutsidePids,
         on_exit: Callable[[ProcessId, int], None],
+        on_end: Callable[[str], None],
     ) -> None:
         self.name = name
         self.container = container
         self._log = log
         self._outside = outside
         self._on_exit = on_exit
+        self._on_container_end = on_end
         self._writer: asyncio.StreamWriter | None = None
         self._peer_pid = 0
         self._owed: dict[str, asyncio.Future[Any]] = {}
@@ -180,6 +183,7 @@ class NodeContainer:
         for process in self._running:
             self._on_exit(process, -9)
         self._running.clear()
+        self._on_container_end(self.name)
 
     def _failure(self, what: str) -> EnvironmentFailure:
         try:

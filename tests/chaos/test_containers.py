@@ -92,6 +92,7 @@ def test_where_nobody_can_look_something_may_be_left(tmp_path):
         ({"backend": "docker", "command": ("python", "train.py")}, "--backend: docker runs jobs of our own runtime"),
         ({"backend": "docker", "node_cpus": 0.0}, "--node-cpus"),
         ({"backend": "docker", "node_memory": "lots"}, "--node-memory"),
+        ({"backend": "docker", "node_memory": "1MiB"}, "--node-memory: must be at least 64MiB"),
     ],
 )
 def test_what_containers_cannot_be_is_refused_with_the_option_that_said_so(options, told):
