@@ -21,6 +21,7 @@ _SECTIONS = (
     ("Checkpoint", "job.checkpoint", ""),
     ("CommandJob", "job, of a command", "The job, if it is somebody else's: with `runtime: command`."),
     ("Limits", "limits", ""),
+    ("Containers", "containers", ""),
 )
 
 

@@ -200,7 +200,8 @@ def test_a_run_that_goes_on_is_served_as_far_as_it_has_come(recorded, tmp_path):
         with log.open("ab") as file:
             file.write(lines[half][20:] + b"no event\n" + b"".join(lines[half + 1 :]))
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while 'chaos_verdict{verdict="pass"} 1.0' not in (text := read(url)):
+        # What cannot be read may have said anything: such a log proves nothing.
+        while 'chaos_verdict{verdict="inconclusive"} 1.0' not in (text := read(url)):
             assert time.monotonic() < deadline, text
             time.sleep(0.1)
         assert value_of(text, "training_step") == 70
