@@ -43,7 +43,10 @@ def assert_restarted(run: Finished, at: int, since: int) -> None:
     assert [gate["expression"] for gate in summary["gates"]] == ["samples_lost == 0", "unrecovered_incidents == 0"]
     assert_time_adds_up(summary)
     assert_time_adds_up(summary["incidents"][0])
-    assert summary["badput_seconds"]["restart"] > summary["badput_seconds"]["detection"]
+    badput = summary["badput_seconds"]
+    # A death is told at once; a silence takes its two seconds, within which some machines start all ranks again.
+    is_told = run.of("detected")[0].fields["how"] != "heartbeat"
+    assert badput["restart"] > (badput["detection"] if is_told else 0)
     assert (summary["badput_seconds"]["repeated_work"] > 0) or not redone
     (incident,) = summary["incidents"]
     assert incident["recovery_seconds"] <= incident["progress_seconds"]
