@@ -14,6 +14,7 @@ from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
 from chaos.links.firewall import FirewallRules, restore_text, run_inside
 from harness.backends.container import COORDINATOR
+from harness.network.asked import AskedLinks
 from harness.network.links import places_of, rules_for
 from mecefo_runtime.layout import Cluster
 
@@ -21,7 +22,7 @@ from mecefo_runtime.layout import Cluster
 Ask = Callable[[str, Mapping[str, Any], float], Awaitable[Mapping[str, Any]]]
 
 
-class ContainerLinks:
+class ContainerLinks(AskedLinks):
     """The links among nodes that are containers; see `chaos.faults.base.LinkHost`. A rank's are those of its node.
 
     `holders` are the containers that hold the networks, and `addresses` those of the networks, by part (`node-3`,
@@ -94,57 +95,26 @@ class ContainerLinks:
     async def _apply(self, record: Mapping[str, Any]) -> None:
         if record["queue"] is not None:
             question = {"do": "shape", "queue": record["queue"], "shape": record["shape"]}
-            await self._ask(str(record["at"]), question, 0.0)
+            await self._ask_at(str(record["at"]), question, 0.0)
         text = restore_text("-I", record["rules"])
         try:
             await asyncio.to_thread(run_inside, record, ["iptables-restore", "--noflush"], text)
         except OSError as error:
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error}") from error
 
-    async def probe(self, link: tuple[End, End], timeout_seconds: float) -> dict[str, Any]:
-        """One packet from the first end's network to the second's and back."""
-        near, far = map(self._part, link)
-        question = {"do": "probe", "to": self._addresses[far], "timeout_seconds": timeout_seconds}
-        told = await self._ask(near, question, timeout_seconds)
-        return {"reached": told["reached"], "round_trip_seconds": told["round_trip_seconds"]}
-
-    async def measure_rate(self, link: tuple[End, End], num_bytes: int, timeout_seconds: float) -> float:
-        """Bytes per second from the first end's network to the second's, over one connection."""
-        near, far = map(self._part, link)
-        to = self._addresses[far]
-        question = {"do": "measure", "to": to, "num_bytes": num_bytes, "timeout_seconds": timeout_seconds}
-        return float((await self._ask(near, question, timeout_seconds))["bytes_per_second"])
-
-    async def connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
-        """See `chaos.faults.base.ConnectionHost`."""
-        return await self._ask_both(link, timeout_seconds, "connections")
-
-    async def end_connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
-        """See `chaos.faults.base.ConnectionHost`."""
-        # The reset of the one end would be the end of the other before it is listed.
-        known = await self.connections(link, timeout_seconds)
-        await self._ask_both(link, timeout_seconds, "end")
-        return known
-
-    async def _ask_both(self, link: tuple[End, End], timeout_seconds: float, do: str) -> list[str]:
-        """Each end for itself: on a link that carries nothing neither hears of what the other does."""
-        near, far = map(self._part, link)
-        told = await asyncio.gather(
-            *(
-                self._ask(here, {"do": do, "to": self._addresses[there]}, timeout_seconds)
-                for here, there in ((near, far), (far, near))
-            )
-        )
-        return [str(connection) for one in told for connection in one["connections"]]
-
     async def close(self) -> None:
         """Nothing of it outlives the networks."""
 
-    async def _ask(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+    async def _ask(self, link: tuple[End, End], timeout_seconds: float, question: Mapping[str, Any]) -> dict[str, Any]:
+        near, far = map(self._part, link)
+        whole = {**question, "to": self._addresses[far], "timeout_seconds": timeout_seconds}
+        return await self._ask_at(near, whole, timeout_seconds)
+
+    async def _ask_at(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
         answer = await self._ask_holder(part, question, timeout_seconds)
         if "error" in answer:
             raise EnvironmentFailure(f"at {part}: {answer['error']}")
-        return answer
+        return {key: value for key, value in answer.items() if key not in ("reply", "id")}
 
     def _part(self, end: End) -> str:
         """Where an end is; a link to the coordinator goes to its own container."""

@@ -18,6 +18,7 @@ from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
 from chaos.links.firewall import FirewallRules, environment, inside, restore_text
 from chaos.residue.processes import RUN_VARIABLE
+from harness.network.asked import AskedLinks
 from harness.network.plan import HeldNetworks
 from mecefo_runtime.own_network import OwnNetwork
 
@@ -43,7 +44,7 @@ class _Helper:
         await self.process.wait()
 
 
-class NamespaceLinks:
+class NamespaceLinks(AskedLinks):
     """The links among ranks that have networks of their own; see `chaos.faults.base.LinkHost`.
 
     `mark` tells this run's rules from all others.
@@ -150,33 +151,6 @@ class NamespaceLinks:
         raise EnvironmentFailure(f"packets at {record['at']} cannot be queued: {reason}")
 
     # ---- looking ----
-
-    async def probe(self, link: tuple[End, End], timeout_seconds: float) -> dict[str, Any]:
-        """One packet from the first rank's network to the second's and back."""
-        return await self._ask(link, timeout_seconds, {"do": "probe"})
-
-    async def measure_rate(self, link: tuple[End, End], num_bytes: int, timeout_seconds: float) -> float:
-        """Bytes per second from the first rank's network to the second's, over one connection."""
-        told = await self._ask(link, timeout_seconds, {"do": "measure", "num_bytes": num_bytes})
-        return float(told["bytes_per_second"])
-
-    async def connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
-        """See `chaos.faults.base.ConnectionHost`."""
-        return await self._ask_both(link, timeout_seconds, "connections")
-
-    async def end_connections(self, link: tuple[End, End], timeout_seconds: float) -> list[str]:
-        """See `chaos.faults.base.ConnectionHost`."""
-        # The reset of the one end would be the end of the other before it is listed.
-        known = await self.connections(link, timeout_seconds)
-        await self._ask_both(link, timeout_seconds, "end")
-        return known
-
-    async def _ask_both(self, link: tuple[End, End], timeout_seconds: float, do: str) -> list[str]:
-        """Each end for itself: on a link that carries nothing neither hears of what the other does."""
-        told = await asyncio.gather(
-            *(self._ask(one, timeout_seconds, {"do": do}) for one in (link, (link[1], link[0])))
-        )
-        return [str(connection) for one in told for connection in one["connections"]]
 
     async def _ask(self, link: tuple[End, End], timeout_seconds: float, question: Mapping[str, Any]) -> dict[str, Any]:
         async with self._starting:
