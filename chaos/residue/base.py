@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-# What our faults make outside of the run's folders carries this in its name, or the name of the run.
-MARK = "mecefo-chaos"
-
 
 @dataclass(frozen=True, slots=True)
 class Ground:
@@ -24,8 +21,11 @@ class Ground:
     engine: str | None = None
 
     def is_ours(self, name: str) -> bool:
-        """Whether something that is called so was made by us."""
-        return MARK in name or self.run in name
+        """Whether something that is called so was made by this run: all that it makes outside of its folders says so.
+
+        The project's own name tells nothing: folders of its users are called so, and other runs go on meanwhile.
+        """
+        return self.run in name
 
 
 class Auditor(ABC):

@@ -1,4 +1,4 @@
-"""Control groups under our name, of either version."""
+"""Control groups under the name of a run, of either version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File systems mounted on a run's folders, or anywhere under our name."""
+"""File systems mounted on a run's folders, or anywhere under its name."""
 
 from __future__ import annotations
 

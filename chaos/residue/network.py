@@ -1,4 +1,4 @@
-"""Network namespaces, interfaces and rules under our name."""
+"""Network namespaces, interfaces and rules under the name of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTING_TIMEOUT_SECONDS = 5.0
 
 
 class NamespacesAndInterfaces(Auditor):
-    """Named network namespaces, and the interfaces of ours."""
+    """Named network namespaces, and interfaces."""
 
     name: ClassVar[str] = "network"
 
@@ -32,7 +32,7 @@ class NamespacesAndInterfaces(Auditor):
 
 
 class FirewallRules(Auditor):
-    """Rules of the packet filter with a comment of ours; only root can list them, and only root can have made them."""
+    """Rules of the packet filter with the run in a comment; only root can list them, and only root can have made them."""
 
     name: ClassVar[str] = "rule"
 

@@ -12,7 +12,7 @@ import pytest
 
 from chaos import residue
 from chaos.ledger import Ledger
-from chaos.residue.base import MARK, Ground
+from chaos.residue.base import Ground
 from chaos.residue.processes import RUN_VARIABLE, end_processes, processes_of
 
 pytestmark = pytest.mark.unit
@@ -106,20 +106,28 @@ def test_mounts_on_the_runs_folders_are_found(ground, tmp_path):
     assert found(ground, before) == []
 
 
-def test_network_namespaces_under_our_name_are_found(ground):
-    name = f"{MARK}-{ground.run}"
+def test_a_mount_that_only_bears_the_projects_name_is_somebody_elses(ground, tmp_path):
+    point = tmp_path / "mecefo-chaos-ci"
+    point.mkdir()
+    elsewhere = Ground(ground.run, (tmp_path / "run",), ground.ledger)
+    with done_and_undone(["mount", "-t", "tmpfs", "mecefo-chaos", str(point)], ["umount", str(point)]):
+        assert found(elsewhere, {}) == []
+
+
+def test_network_namespaces_under_the_runs_name_are_found(ground):
+    name = f"chaos-{ground.run}"
     before = residue.look(ground)
     with done_and_undone(["ip", "netns", "add", name], ["ip", "netns", "delete", name]):
         assert {"kind": "network", "what": f"network namespace {name}"} in found(ground, before)
     assert found(ground, before) == []
 
 
-def test_control_groups_under_our_name_are_found(ground):
+def test_control_groups_under_the_runs_name_are_found(ground):
     root = next((path for path in Path("/sys/fs/cgroup").glob("*/") if os.access(path, os.W_OK)), None)
     if root is None:
         pytest.skip("no control group can be made here")
     before = residue.look(ground)
-    group = root / f"{MARK}-{ground.run}"
+    group = root / f"chaos-{ground.run}"
     with done_and_undone(["mkdir", str(group)], ["rmdir", str(group)]):
         assert found(ground, before) == [{"kind": "cgroup", "what": str(group)}]
     assert found(ground, before) == []
