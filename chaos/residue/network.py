@@ -32,7 +32,7 @@ class NamespacesAndInterfaces(Auditor):
 
 
 class FirewallRules(Auditor):
-    """Rules of the packet filter with the run in a comment; only root can list them, and only root can have made them."""
+    """Rules of the packet filter whose comment names the run; only root can list and make them."""
 
     name: ClassVar[str] = "rule"
 
