@@ -218,6 +218,11 @@ def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
     return found
 
 
+def gpu_of(measurements: Sequence[Measurement]) -> str | None:
+    """The model of the GPU that some of them were made on; None: all were made on the CPU."""
+    return torch.cuda.get_device_name() if any(m.shape.device == "cuda" for m in measurements) else None
+
+
 def report(
     measurements: Sequence[Measurement],
     qualities: Sequence[Quality],
@@ -231,8 +236,8 @@ def report(
         return f"{seconds * 1000:.1f}"
 
     lines = [f"machine: {machine}"]
-    if any(m.shape.device == "cuda" for m in measurements):
-        lines.append(f"device: {torch.cuda.get_device_name()}")
+    if (gpu := gpu_of(measurements)) is not None:
+        lines.append(f"device: {gpu}")
     for shape in dict.fromkeys(m.shape for m in measurements):
         rows = [
             (
@@ -278,6 +283,7 @@ def to_document(
     return {
         "benchmark": "approximation",
         "machine": machine.to_dict(),
+        "gpu": gpu_of(measurements),
         "blocks": [
             {
                 **asdict(m.shape),

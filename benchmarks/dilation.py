@@ -69,8 +69,8 @@ def plan_rounds(num_rounds: int) -> list[tuple[Condition, ...]]:
 
 
 def job_of(dilation: Dilation, num_steps: int) -> Experiment:
-    """The job: the default one without faults."""
-    job = {"steps": num_steps, "dilation": dilation}
+    """The job: the default one without faults, on the CPU, whose time dilation pads."""
+    job = {"steps": num_steps, "dilation": dilation, "device": "cpu"}
     return from_mapping({"name": f"dilation-{dilation}", "job": job, "twin": False})
 
 

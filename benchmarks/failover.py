@@ -35,8 +35,8 @@ QUICK_NUM_STEPS, QUICK_FAULT_STEP = 16, 8
 NUM_ROUNDS, QUICK_NUM_ROUNDS = 5, 1
 # The last one is half of that before the kill: what is done again is neither least nor most.
 CHECKPOINT_STEPS, QUICK_CHECKPOINT_STEPS = 20, 5
-# The peers know neither dilation nor pipelines: one replica per rank.
-PEERS_JOB: Mapping[str, Any] = {"dilation": "off", "data_parallel": 8, "pipeline": 1}
+# The peers know neither dilation nor pipelines: one replica per rank. They compute on the CPU.
+PEERS_JOB: Mapping[str, Any] = {"dilation": "off", "data_parallel": 8, "pipeline": 1, "device": "cpu"}
 MAX_DETECTION_SECONDS = 0.1
 MAX_REGROUP_SECONDS = 0.5
 

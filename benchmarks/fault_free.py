@@ -59,11 +59,14 @@ class Shape:
     with_agent: bool = False
 
 
+# On the CPU, where plain training is: also where there are GPUs.
+DEFAULT_JOB = JobConfig(device="cpu")
+LARGER_JOB = replace(DEFAULT_JOB, model=LARGER_MODEL, nodes=2, data_parallel=2)
 SHAPES = (
-    Shape("default job, 4 x 2", JobConfig(), 60, with_agent=True),
-    Shape("6M parameters, 2 x 2", JobConfig(LARGER_MODEL, nodes=2, data_parallel=2), 20),
-    Shape("6M parameters, 2 x 1", JobConfig(LARGER_MODEL, nodes=2, gpus_per_node=1, data_parallel=2, pipeline=1), 20),
-    Shape("6M parameters, 1 x 2", JobConfig(LARGER_MODEL, nodes=2, gpus_per_node=1, data_parallel=1), 20),
+    Shape("default job, 4 x 2", DEFAULT_JOB, 60, with_agent=True),
+    Shape("6M parameters, 2 x 2", LARGER_JOB, 20),
+    Shape("6M parameters, 2 x 1", replace(LARGER_JOB, gpus_per_node=1, pipeline=1), 20),
+    Shape("6M parameters, 1 x 2", replace(LARGER_JOB, gpus_per_node=1, data_parallel=1), 20),
 )
 QUICK_SHAPES = (SHAPES[0],)
 

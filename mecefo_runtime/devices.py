@@ -6,6 +6,8 @@ need not have it.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Way = Literal["gloo", "nccl"]
 
+# What of a machine's GPUs a process sees is up to it.
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # Without one of these there is no NVIDIA driver, native or of WSL 2.
 _DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
@@ -50,13 +54,27 @@ def num_devices() -> int:
     """How many GPUs a process started from this one could use; nothing of CUDA or torch stays behind here.
 
     Counted in a forked child: a process that has asked CUDA can fork none that use it. The caller has no other threads.
+    Counted once: each time, the child has CUDA to initialize, and maybe torch to import.
 
     Raises:
         RuntimeError: the child failed; why stands in this process's standard error.
     """
-    if not has_driver():
-        return 0
+    return _count_apart(os.environ.get(VISIBLE_VARIABLE)) if has_driver() else 0
+
+
+@functools.cache
+def _count_apart(visible: str | None) -> int:
+    """`visible` is what the child is shown of this machine's GPUs, by its environment."""
     return int(run_apart(lambda: str(num_devices_here())))
+
+
+def gpu_names(num_gpus: int, visible: str | None) -> tuple[str, ...]:
+    """What NVIDIA's tools call the first `num_gpus` GPUs that CUDA shows: their numbers on this machine, or UUIDs.
+
+    `visible` is CUDA_VISIBLE_DEVICES, None where it is not set.
+    """
+    named = [] if visible is None else [name.strip() for name in visible.split(",")]
+    return tuple(named[:num_gpus]) if len(named) >= num_gpus else tuple(map(str, range(num_gpus)))
 
 
 def has_driver() -> bool:

@@ -105,8 +105,7 @@ class Groups:
 class Formation:
     """Forms groups on a thread of its own, because gloo ignores its time-out when a peer dies while pairs connect.
 
-    `done` tells that `take` will return or raise at once. A formation that is abandoned lets go of its groups by
-    itself.
+    `done` tells that `take` will return or raise at once. A formation that is abandoned closes its groups by itself.
     """
 
     def __init__(self, form: Callable[[], Groups], notify: Callable[[], None]) -> None:
@@ -127,9 +126,12 @@ class Formation:
             message = str(error).splitlines()[0] if str(error) else type(error).__name__
         with self._lock:
             if not self._abandoned:
-                self._groups, self._error = groups, message
+                self._groups, self._error, groups = groups, message, None
             self.done = True
-        del groups
+        if groups is not None:
+            # NCCL keeps the communicators of groups that are merely forgotten, and the GPU's memory with them.
+            groups.close()
+            groups = None
         self._notify()
 
     def take(self) -> Groups:
@@ -145,7 +147,9 @@ class Formation:
         return groups
 
     def abandon(self) -> None:
-        """Nobody will take the groups."""
+        """Nobody will take the groups: they are closed."""
         with self._lock:
             self._abandoned = True
-            self._groups = None
+            groups, self._groups = self._groups, None
+        if groups is not None:
+            groups.close()

@@ -46,8 +46,11 @@ _SETTINGS = {
 
 
 def prepare() -> None:
-    """Set what torch reads from the environment, once, before this process has threads that read it too."""
+    """Set what torch and CUDA read from the environment, once, before CUDA begins here and there are threads."""
     os.environ.update(_SETTINGS)
+    # How many queues the GPU has for the streams of a process; 8 unless told otherwise. With more streams than queues,
+    # a kernel that waits for a peer may be in front of the very one that this peer waits for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 class Nccl:

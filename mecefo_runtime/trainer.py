@@ -12,7 +12,7 @@ from mecefo_runtime.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import Corpus, read_corpus
 from mecefo_runtime.degrading import degrade_layers, refresh_bases
-from mecefo_runtime.devices import find_device, nccl_device, require_device
+from mecefo_runtime.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.dilation import pacer_for
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.exporter import RankFigures
@@ -80,7 +80,6 @@ class Trainer:
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
         self._background_step = 0
-        self._saving = None if job.checkpoint is None else Saving(job, emitter)
         # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
         self._lineage = ""
         require_device(job.device)
@@ -90,21 +89,22 @@ class Trainer:
             return json.dumps(measure_costs(job, find_device(job.device, place)).to_dict())
 
         # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
-        # the memory of training; and before this process has to do with CUDA, which does not survive a fork.
+        # the memory of training; and before this process has to do with CUDA, which does not survive a fork, and has
+        # other threads, which do not either.
         costs = json.loads(run_apart(measure)) if attempt == 1 else None
+        self._saving = None if job.checkpoint is None else Saving(job, emitter)
         self._hooks = hooks
+        if job.device != "cpu" and has_driver():
+            nccl.prepare()
         self._device = find_device(job.device, place)
         self._pacer = pacer_for(self._device, job.dilation_ratio)
         self._figures = RankFigures(rank, node, str(self._device), self._pacer)
         self._metrics_place = (metrics, host, place)
-        nccl_device_name = nccl_device(self._device)
-        if nccl_device_name is not None:
-            nccl.prepare()
         self._probe_desk = ProbeDesk(host)
         address_of_desk = self._probe_desk.address
         identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
         identity["costs"] = costs
-        identity["nccl_device"] = nccl_device_name
+        identity["nccl_device"] = nccl_device(self._device)
         self._membership = Membership(
             address,
             identity,

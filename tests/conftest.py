@@ -14,6 +14,8 @@ from harness.doctor.engine import why_no_docker
 # What CI's own workflow is told must come of CI, not of the runs that its tests make.
 for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(name, None)
+# What the tests expect of jobs holds of ranks on CPUs. `CUDA_VISIBLE_DEVICES=0 pytest` lets them have a GPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # How long an example takes says how busy the machine is, and nothing of the code.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")

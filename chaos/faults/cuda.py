@@ -74,4 +74,4 @@ class GpuOom(InsideFault[NoParameters]):
         if not told["taken_bytes"] or not told["error"]:
             raise EffectNotSeen(f"rank {rank}: no allocation failed, {told['taken_bytes']} bytes were taken")
         taken = f"{told['taken_bytes'] / 2**30:.1f} GiB"
-        return {"summary": f"rank {rank}: {taken} taken, then not even 1 MiB could be had: {told['error']}", **told}
+        return {"summary": f"rank {rank}: {taken} taken, then nothing more could be had: {told['error']}", **told}

@@ -16,10 +16,12 @@ _cuda: Any = torch.cuda
 # A kernel is given so long at most: several of them in a row are as good, and the counter of cycles does not overflow.
 _KERNEL_SECONDS = 1.0
 _CALIBRATION_CYCLES = 10_000_000
+_WARM_UP_KERNELS = 10
 # How long a stream that spins is watched before it is said that it does not end.
 _WATCH_SECONDS = 0.2
 _LARGEST_BLOCK_BYTES = 1 << 30
-_SMALLEST_BLOCK_BYTES = 1 << 20
+# The least that torch's allocator gives out: what is left in its own blocks is taken too.
+SMALLEST_BLOCK_BYTES = 512
 
 
 def device_of(subject: Subject | None) -> torch.device:
@@ -69,6 +71,10 @@ class Spin(Effect):
         self._device = device_of(self.subject)
         with torch.cuda.device(self._device):
             first, last = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+            # The first one of a process is loaded first, and an idle GPU's clock is slow: either would make a second
+            # seem to have fewer cycles.
+            for _ in range(_WARM_UP_KERNELS):
+                _cuda._sleep(_CALIBRATION_CYCLES)
             first.record()
             _cuda._sleep(_CALIBRATION_CYCLES)
             last.record()
@@ -103,7 +109,7 @@ class FillMemory(Effect):
         torch.cuda.empty_cache()
         self._blocks: list[Tensor] = []
         size, reason = _LARGEST_BLOCK_BYTES, ""
-        while size >= _SMALLEST_BLOCK_BYTES:
+        while size >= SMALLEST_BLOCK_BYTES:
             try:
                 self._blocks.append(torch.empty(size, dtype=torch.uint8, device=device))
             except torch.OutOfMemoryError as error:

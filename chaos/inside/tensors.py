@@ -155,7 +155,7 @@ class StrikeParameters(Strike):
         twin._parameters = {**module._parameters, local: nn.Parameter(clean, requires_grad=False)}
         twin._buffers = {name: None if b is None else b.clone() for name, b in module._buffers.items()}
         # Nothing of this may be seen by the training: no graph, no hooks, no random numbers, no running means.
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[output.device] if output.is_cuda else []):
             other = type(module).forward(twin, *args, **kwargs)
         gaps = (output.detach().double() - other.double()).abs().nan_to_num(torch.inf, torch.inf)
         num_changed = int((gaps > 0).sum())

@@ -12,7 +12,7 @@ from typing import Any
 from chaos.experiment import Experiment
 from harness.backends.container import COORDINATOR
 from mecefo_runtime.config import JobConfig
-from mecefo_runtime.devices import num_devices
+from mecefo_runtime.devices import VISIBLE_VARIABLE, gpu_names, num_devices
 from mecefo_runtime.layout import Cluster
 
 # A container whose network that of a part is.
@@ -33,8 +33,8 @@ class Ground:
     """What the containers of a run are made of.
 
     `cpus` (of a core's time, None: no limit) and `memory_bytes` limit a node; `gpus` are this machine's that all nodes
-    share out; `folders` may be written to, `data` is only read. With `has_links` each container's network is held by
-    another one, from which it can be changed.
+    share out, as NVIDIA's tools call them; `folders` may be written to, `data` is only read. With `has_links` each
+    container's network is held by another one, from which it can be changed.
     """
 
     image: str
@@ -43,7 +43,7 @@ class Ground:
     data: str | None = None
     cpus: float | None = None
     memory_bytes: int | None = None
-    gpus: int = 0
+    gpus: Sequence[str] = ()
     has_links: bool = False
 
     def mounts(self) -> list[tuple[Path, str, bool]]:
@@ -87,16 +87,17 @@ class Ground:
             settings |= {"cpu_period": _PERIOD_MICROSECONDS, "cpu_quota": quota}
         if is_node and self.memory_bytes is not None:
             settings |= {"mem_limit": self.memory_bytes, "memswap_limit": self.memory_bytes}
-        if is_node and (indices := self.gpus_of(int(part.removeprefix("node-")))):
-            request = docker.types.DeviceRequest(device_ids=[str(i) for i in indices], capabilities=[["gpu"]])
+        if is_node and (names := self.gpus_of(int(part.removeprefix("node-")))):
+            request = docker.types.DeviceRequest(device_ids=list(names), capabilities=[["gpu"]])
             settings["device_requests"] = [request]
         return settings
 
-    def gpus_of(self, node: int) -> tuple[int, ...]:
+    def gpus_of(self, node: int) -> tuple[str, ...]:
         """The GPUs of this machine that the containers of `node` see: in turn, and shared where there are too few."""
         if not self.gpus:
             return ()
-        return tuple(sorted({rank % self.gpus for rank in self.cluster.ranks_of(node)}))
+        indices = sorted({rank % len(self.gpus) for rank in self.cluster.ranks_of(node)})
+        return tuple(self.gpus[index] for index in indices)
 
 
 def is_shared(path: Path) -> bool:
@@ -122,7 +123,7 @@ def ground_of(experiment: Experiment, job: JobConfig, folders: Sequence[Path], *
         job.data,
         experiment.containers.cpus,
         experiment.containers.memory,
-        0 if job.device == "cpu" else num_devices(),
+        () if job.device == "cpu" else gpu_names(num_devices(), os.environ.get(VISIBLE_VARIABLE)),
         has_links,
     )
 

@@ -191,6 +191,16 @@ def test_the_document_is_plain_json():
     assert document["cost"][0]["warm_seconds"]["median"] == pytest.approx(0.01)
 
 
+@pytest.mark.unit
+def test_what_was_measured_on_a_gpu_says_on_which(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    shape = Shape("350m", 2, "cuda", "bfloat16", 16)
+    for measurements, gpu in ((measured(), None), (measured() + measured(shape), "a GPU")):
+        results = (measurements, QUALITY, 2.5, [COST], MACHINE)
+        assert to_document(*results)["gpu"] == gpu
+        assert ("device: a GPU" in report(*results)) == (gpu is not None)
+
+
 @pytest.mark.integration
 def test_quick():
     command = [sys.executable, "-m", "benchmarks.approximation", "--json", "--quick"]

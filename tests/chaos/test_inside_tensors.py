@@ -351,3 +351,26 @@ def test_what_would_have_been_taken_in():
     clean = would_be(own, struck, reduced, reduced * 0.5, 1e-3)
     assert clean[0].item() == pytest.approx(0.5 * 6e-3, rel=1e-4)
     assert clean[1].item() == pytest.approx(0.5 * 2e-3, rel=1e-4), "the peers' part is lost in rounding"
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_the_random_numbers_of_the_training_are_left_alone_where_it_computes(is_on_gpu, monkeypatch):
+    training = train(StrikeParameters, FLIP | {"tensor": "norm.weight"})
+    asked = []
+    fork = torch.random.fork_rng
+
+    def watch(devices):
+        asked.append(list(devices))
+        return fork(devices=[])
+
+    monkeypatch.setattr(torch.random, "fork_rng", watch)
+    given, output = torch.ones(3, training.size), torch.zeros(3, training.size)
+    output = output.as_subclass(OnGpu) if is_on_gpu else output
+    assert training.effect._change_of_output(training.model.norm, (given,), {}, output)
+    assert asked == [[output.device] if is_on_gpu else []]

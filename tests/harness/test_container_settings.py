@@ -40,13 +40,13 @@ def test_the_ranges_of_a_run_are_all_different_and_begin_with_one_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "expected"), [(0, [(), ()]), (1, [(0,), (0,)]), (2, [(0, 1), (0, 1)]), (6, [(0, 1, 2), (3, 4, 5)])]
+    ("gpus", "expected"), [("", ["", ""]), ("0", ["0", "0"]), ("25", ["25", "25"]), ("012345", ["012", "345"])]
 )
 def test_gpus_are_shared_out_over_the_nodes(gpus, expected):
-    ground = replace(GROUND, gpus=gpus)
-    assert [ground.gpus_of(node) for node in range(2)] == expected
-    has_request = "device_requests" in ground.settings("node-0", [])
-    assert has_request is bool(gpus)
+    ground = replace(GROUND, gpus=tuple(gpus))
+    assert [ground.gpus_of(node) for node in range(2)] == [tuple(names) for names in expected]
+    asked = ground.settings("node-0", []).get("device_requests", [])
+    assert [request["DeviceIDs"] for request in asked] == ([list(expected[0])] if gpus else [])
     assert "device_requests" not in ground.settings(COORDINATOR, [])
 
 

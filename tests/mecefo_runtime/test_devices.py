@@ -60,13 +60,37 @@ def test_gpus_are_not_even_counted_without_a_driver(monkeypatch, tmp_path):
     assert devices.num_devices() == 0
 
 
-def test_with_a_driver_they_are_counted_apart(monkeypatch, tmp_path):
+@pytest.fixture
+def counted_anew():
+    devices._count_apart.cache_clear()
+    yield
+    devices._count_apart.cache_clear()
+
+
+def test_with_a_driver_they_are_counted_apart_and_once(monkeypatch, tmp_path, counted_anew):
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(devices, "_DRIVER_FILES", (tmp_path / "nvidiactl",))
-    asked = []
-    monkeypatch.setattr(devices, "run_apart", lambda compute: asked.append(compute) or "4")
-    assert devices.num_devices() == 4
-    assert len(asked) == 1
+    answers = ["4", "1"]
+    monkeypatch.setattr(devices, "run_apart", lambda compute: answers.pop(0))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.num_devices() == devices.num_devices() == 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert devices.num_devices() == devices.num_devices() == 1
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "visible", "names"),
+    [
+        (2, None, ("0", "1")),
+        (2, "2, 3", ("2", "3")),
+        # CUDA stops at the first that is not there.
+        (1, "3,9", ("3",)),
+        (2, "GPU-a,GPU-b", ("GPU-a", "GPU-b")),
+        (0, "", ()),
+    ],
+)
+def test_gpus_are_called_what_they_are_outside_of_the_process(num_gpus, visible, names):
+    assert devices.gpu_names(num_gpus, visible) == names
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from mecefo_runtime.background import Background
+from mecefo_runtime.calibrate import PROBE_BYTES, measure_transfer
 from mecefo_runtime.exchange import exchange
 from mecefo_runtime.groups import Formation, Groups
 from mecefo_runtime.layout import Cluster
-from mecefo_runtime.operations import EpochBroken
+from mecefo_runtime.operations import EpochBroken, Operation
 from mecefo_runtime.rendezvous import RendezvousStore, gloo_listener
 from tests.planning import layout_of
 
@@ -162,3 +165,66 @@ def test_a_formation_whose_peers_never_come_is_given_up_by_its_own_time_out():
     assert formation.done
     with pytest.raises(EpochBroken):
         formation.take()
+
+
+class Closing:
+    """Groups of which it is only known whether they were closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = threading.Event()
+
+    def close(self) -> None:
+        assert not self.is_closed.is_set()
+        self.is_closed.set()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_groups_that_nobody_takes_are_closed(is_late):
+    groups: Any = Closing()
+    may_form, told = threading.Event(), threading.Event()
+
+    def form_late() -> Groups:
+        assert may_form.wait(DEADLINE_SECONDS)
+        return groups
+
+    formation = Formation(form_late, told.set)
+    if is_late:
+        formation.abandon()
+    may_form.set()
+    assert told.wait(DEADLINE_SECONDS)
+    formation.abandon()
+    assert groups.is_closed.wait(DEADLINE_SECONDS)
+    with pytest.raises(EpochBroken):
+        formation.take()
+
+
+def test_groups_that_were_taken_stay_open():
+    groups: Any = Closing()
+    told = threading.Event()
+    formation = Formation(lambda: groups, told.set)
+    assert told.wait(DEADLINE_SECONDS)
+    assert formation.take() is groups
+    formation.abandon()
+    assert not groups.is_closed.is_set()
+
+
+def test_how_fast_state_moves_is_measured_when_the_ways_are_open(groups, monkeypatch):
+    """With NCCL the first message between two ranks takes much longer than all others."""
+    seconds = 0.3
+    num_sends = dict.fromkeys(groups, 0)
+
+    def measure(rank: int) -> float | None:
+        send = groups[rank].send
+
+        def slow_at_first(tensor: torch.Tensor, destination: int, tag: int) -> Operation:
+            if num_sends[rank] == 0:
+                time.sleep(seconds)
+            num_sends[rank] += 1
+            return send(tensor, destination, tag)
+
+        monkeypatch.setattr(groups[rank], "send", slow_at_first)
+        return measure_transfer(groups[rank], torch.device("cpu"))
+
+    speeds = on_all_ranks(measure)
+    assert all(count > 1 for count in num_sends.values())
+    assert min(speeds.values()) > PROBE_BYTES / seconds
