@@ -130,12 +130,12 @@ def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
         ground = Ground("a-run", (), tmp_path / "ledger.jsonl")
         before = look(ground)
         assert "shared memory" in before
-        (shared / "mecefo-chaos-left").touch()
-        (shared / "of-somebody-else").touch()
+        (shared / "mecefo-chaos-a-run").touch()
+        (shared / "mecefo-chaos-of-somebody-else").touch()
         after = look(ground)
         found = [left for left in left_behind(before, after) if left["kind"] == "shared memory"]
-        assert found == [{"kind": "shared memory", "what": str(shared / "mecefo-chaos-left")}]
-        (shared / "mecefo-chaos-left").unlink()
+        assert found == [{"kind": "shared memory", "what": str(shared / "mecefo-chaos-a-run")}]
+        (shared / "mecefo-chaos-a-run").unlink()
         assert left_behind(before, look(ground)) == []
     finally:
         auditors.cache_clear()
