@@ -117,9 +117,7 @@ def run(
         return 0
     against = None if baseline is None else prepare_baseline(baseline, out)
     if repeat > 1:
-        if junit is not None:
-            raise UsageError("--junit: of repeated runs each has its own, in its folder")
-        return repeat_run(experiment, repeat, out, as_json, against)
+        return repeat_run(experiment, repeat, out, as_json, against, junit, github)
     from harness.execute import JUNIT_FILE, execute, write_whole
     from harness.exporter.job import exporting
 

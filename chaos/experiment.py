@@ -81,6 +81,7 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     ("containers",): tuple(Containers.model_fields),
 }
 _CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
+_GATE_OPTIONS = {"gates": "--gate", "abort_unless": "--abort-unless"}
 _CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
 
 
@@ -122,8 +123,8 @@ def from_options(
     """An experiment from a command line: of one fault, or of a file, of which `options` replace what they name.
 
     `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's, and of
-    `parameters`, each a text KEY=VALUE, the fault gets its own. `abort_on_fail` is of all gates. With a `profile` the
-    subject may be None.
+    `parameters`, each a text KEY=VALUE, the fault gets its own. `abort_unless` are gates as well, with abort_on_fail;
+    `abort_on_fail` is of all gates. With a `profile` the subject may be None.
 
     Raises:
         UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
@@ -181,11 +182,16 @@ def _with_options(
 ) -> Experiment:
     """`values` with what `options` say instead, judged; `labels`, which `source` reads, gets the place of each."""
     for option, value in options.items():
-        if option == "gates":
+        if option in _GATE_OPTIONS:
             gates = values.setdefault("gates", [])
             if isinstance(gates, list):
-                labels.update({("gates", len(gates) + index): "--gate" for index in range(len(value))})
-                values["gates"] = [*gates, *value]
+                label = _GATE_OPTIONS[option]
+                for index, gate in enumerate(value, len(gates)):
+                    labels["gates", index] = label
+                    # Of a test's marker, where a gate may be a mapping.
+                    parts = map(str, gate) if isinstance(gate, Mapping) else ()
+                    labels.update({("gates", index, key): f"{label} {_named(key)}" for key in parts})
+                values["gates"] = [*gates, *(aborting(value) if option == "abort_unless" else value)]
             continue
         if option == "abort_on_fail":
             continue
@@ -211,7 +217,7 @@ def _with_options(
         if option == "parameters":
             for key, said in _parameters(value, values, kinds).items():
                 _put(values, ("faults", 0, key), said)
-                labels["faults", 0, key] = f"--param {key if key.isidentifier() else shown(key)}"
+                labels["faults", 0, key] = f"--param {_named(key)}"
             continue
         _put(values, where, value)
         labels[where] = label
@@ -225,6 +231,10 @@ def _with_options(
 
 def _label(option: str) -> str:
     return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
+
+
+def _named(key: str) -> str:
+    return key if key.isidentifier() else shown(key)
 
 
 def _parameters(pairs: Collection[str], values: Mapping[str, Any], kinds: Registry) -> dict[str, Any]:

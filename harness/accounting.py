@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from heapq import heappop, heappush
 from itertools import pairwise
 from math import fsum, inf
 from statistics import median
@@ -127,12 +128,15 @@ def resolve(
     """
     waiting = sorted(claims, key=lambda claim: claim.start, reverse=True)
     times = [*(time for claim in waiting for time in (claim.start, claim.end)), *cuts]
-    active: list[Claim] = []
+    # The strongest on top, of several the one that ends first, of several the one that began first.
+    active: list[tuple[int, float, int, Claim]] = []
     for left, right in pairwise(sorted({time for time in times if start < time < end} | {start, end})):
         while waiting and waiting[-1].start <= left:
-            active.append(waiting.pop())
-        active = [claim for claim in active if claim.end > left]
-        yield left, right, max(active, key=lambda claim: (claim.strength, -claim.end))
+            claim = waiting.pop()
+            heappush(active, (-claim.strength, claim.end, -len(waiting), claim))
+        while active[0][1] <= left:
+            heappop(active)
+        yield left, right, active[0][-1]
 
 
 def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: Timeline) -> Iterable[Segment]:
@@ -172,10 +176,8 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
         yield from _thrown_away(timeline.steps.every, start, None)
     for start, end in timeline.checkpoints:
         yield Claim(start, end, Strength.CHECKPOINT, "checkpoint")
-    for down_from, down_to in timeline.coordinator_downs:
-        for start, end in _stalled(timeline):
-            start, end = max(start, down_from), min(end, down_to)
-            yield Claim(start, end, Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
+    for start, end in _overlaps(timeline.coordinator_downs, _stalled(timeline)):
+        yield Claim(start, end, Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
 
 
 def _step_claims(timeline: Timeline) -> Iterable[Claim]:
@@ -185,13 +187,14 @@ def _step_claims(timeline: Timeline) -> Iterable[Claim]:
         if incident.repair_started is not None:
             back = timeline.ended_seconds if incident.rejoined is None else incident.rejoined
             absences.append((incident.repair_started, back))
-    regrouped = [stall.ended_seconds for stall in timeline.stalls]
+    long_gaps = [(step.previous_seconds + usual_gap, step.began_seconds) for step in timeline.steps.first]
+    for start, end in _overlaps(long_gaps, absences):
+        yield Claim(start, end, Strength.ABSENCE, "restart")
+    regrouped = sorted(stall.ended_seconds for stall in timeline.stalls)
     for index, step in enumerate(timeline.steps.first):
         yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, PRODUCTIVE, step=index)
-        for since, until in absences:
-            start, end = max(step.previous_seconds + usual_gap, since), min(step.began_seconds, until)
-            yield Claim(start, end, Strength.ABSENCE, "restart")
-        if not any(step.previous_seconds < time <= step.began_seconds for time in regrouped):
+        following = bisect_right(regrouped, step.previous_seconds)
+        if following == len(regrouped) or regrouped[following] > step.began_seconds:
             yield Claim(step.previous_seconds, step.began_seconds, Strength.GAP, PRODUCTIVE, step=index)
     for step in timeline.steps.redone:
         yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
@@ -203,9 +206,8 @@ def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[Claim]:
         until = max((time for time in (incident.released, injected) if time is not None), default=incident.held)
         # Nothing commits while a rank of it is held: a commit ends the hold, whatever the record of the release says.
         # But a rank can be held in its next step before the leader has told the commit of the last one.
-        following = next(
-            (s for s in steps[_num_committed(steps, incident.held) :] if s.step >= (incident.step or 0)), None
-        )
+        later = range(_num_committed(steps, incident.held), len(steps))
+        following = next((steps[i] for i in later if steps[i].step >= (incident.step or 0)), None)
         until = until if following is None else min(until, following.committed_seconds)
         yield Claim(incident.held, until, Strength.HOLD, "injection", incident.incident)
     if injected is None or not incident.ranks:
@@ -239,6 +241,33 @@ def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:
     for incident in timeline.incidents:
         if incident.injected is not None and incident.detected is not None:
             yield incident.injected, incident.detected
+
+
+def _overlaps(
+    some: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]]
+) -> Iterable[tuple[float, float]]:
+    """The times (from, to) that are in one of `some` and in one of `others`, in order."""
+    left, right = _joined(some), _joined(others)
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < end:
+            yield start, end
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+
+
+def _joined(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times, in order, what overlaps or touches joined, and without those in which no time passes."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted((start, end) for start, end in times if start < end):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _is_idle(steps: Sequence[CommittedStep], at: float) -> bool:

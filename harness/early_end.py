@@ -37,8 +37,8 @@ def check_gates(gates: Iterable[AnyGate]) -> None:
         parsed = Gate.parse(str(gate))
         if isinstance(gate, AbortingGate) and (reason := _why_not(parsed)):
             raise GateError(
-                f"'{parsed.expression}' cannot end a run early: {reason}. Give abort_on_fail only to gates that can, "
-                "each in the file: {gate: EXPRESSION, abort_on_fail: true}"
+                f"'{parsed.expression}' cannot end a run early: {reason}. Only gates that can may be told to: "
+                "--abort-unless EXPRESSION each, or in the file {gate: EXPRESSION, abort_on_fail: true}"
             )
 
 

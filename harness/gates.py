@@ -20,6 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.attempts import COMMAND_RUNTIME
+from harness.finality import unfinished
 from harness.metrics import METRICS, Metric, Unit, find, nearest
 from harness.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
 from harness.series import find as find_series
@@ -54,7 +55,6 @@ _SCALES: Mapping[Unit, Mapping[str, float]] = {
 }
 UNITS: Mapping[Unit, tuple[str, ...]] = {unit: tuple(filter(None, scales)) for unit, scales in _SCALES.items()}
 """The units that may be written behind a number, by what is measured."""
-_ENDED_EARLY = {"cut off": "the log was cut off", "aborted": "the run was ended by a gate"}
 _NUMBER = r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _GATE = re.compile(
     r"(?P<metric>[A-Za-z][\w-]*)(?P<words>(?: [A-Za-z][\w.]*)*)"
@@ -148,7 +148,19 @@ class Gate:
     def fails_for_good(self) -> bool:
         """Whether it must fail as soon as it does: no value that comes later takes back that it was beyond."""
         worst = {"max": ("<", "<="), "min": (">", ">=")}
-        return not self.is_of_one_figure and self.comparison in worst.get(self.aggregate, ())
+        # Which steps are before or after the faults, and how time is cut into stretches, changes as the run goes on.
+        may_shift = self.period in ("before", "after") or (
+            isinstance(self.metric, Series) and self.metric.of_step is None
+        )
+        return not self.is_of_one_figure and not may_shift and self.comparison in worst.get(self.aggregate, ())
+
+    def is_decided_by(self, value: float) -> bool:
+        """Whether nothing that comes after `value`, which it has so far, can change its answer."""
+        if not isinstance(self.metric, Metric) or self.metric.is_per_incident:
+            return self.fails_for_good and not self.holds(value)
+        if not self.metric.only_grows:
+            return False
+        return value > self.threshold or (value == self.threshold and self.comparison in ("<", ">="))
 
     def holds(self, value: float) -> bool:
         """Whether `value`, in base units, keeps it."""
@@ -168,17 +180,20 @@ def evaluate(
     """Hold `gate` against the figures of a summary, or against the series that were `recorded`.
 
     A missing value never passes: neither the figure of a run, nor that of any verified incident that ought to have it,
-    nor that of any step.
+    nor that of any step. Of a job that did not come to its end only what can no longer change has an answer.
     """
+    why_open = unfinished(gate.metric, gate.period, summary)
+    open_because = f"{why_open} before {gate.metric.name} was final"
     try:
         known = _values(gate, summary, recorded)
     except NoValue as why:
-        return gate.result(None, None, str(why), builtin=builtin)
+        return gate.result(None, None, str(why) if why_open is None else open_because, builtin=builtin)
     value = known[0] if gate.is_of_one_figure else aggregate(known, gate.aggregate)
     passed = gate.holds(value)
-    ended = _ENDED_EARLY.get(summary["status"])
-    if isinstance(gate.metric, Series) and ended is not None and (passed or not gate.fails_for_good):
-        return gate.result(None, None, f"{ended} before {gate.metric.name} was known to its end", builtin=builtin)
+    # Nothing comes after the death of a job that could mend what failed by then.
+    is_over = summary["job_outcome"] == "failed" and not passed
+    if why_open is not None and not is_over and not gate.is_decided_by(value):
+        return gate.result(None, None, open_because, builtin=builtin)
     return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
 
 
@@ -190,9 +205,6 @@ def _values(gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None) -
         return recorded.values(metric, gate.period, gate.said_unit)
     values = metric.values(summary)
     known = [value for value in values if value is not None]
-    ended = _ENDED_EARLY.get(summary["status"])
-    if metric.is_final and ended is not None:
-        raise NoValue(f"{ended} before {metric.name} was final")
     if not values:
         raise NoValue(f"no verified incident has a value of {metric.name}")
     if len(known) < len(values):

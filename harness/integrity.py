@@ -59,8 +59,9 @@ def count_steps_lost(timeline: Timeline) -> int:
     """
     committed = {step.step for step in timeline.steps.first}
     last = max(timeline.steps_planned or 0, max(committed, default=0))
-    missing = len(set(range(timeline.first_step, last + 1)) - committed) if timeline.outcome == "completed" else 0
-    return missing + len(timeline.steps.redone)
+    planned, done = last + 1 - timeline.first_step, sum(step >= timeline.first_step for step in committed)
+    missing = planned - done if timeline.outcome == "completed" else 0
+    return max(0, missing) + len(timeline.steps.redone)
 
 
 def count_samples_lost(timeline: Timeline) -> int | None:

@@ -20,7 +20,8 @@ class Metric:
     """A figure of a summary. `path` leads to it; with `is_per_incident` it starts at each entry of `incidents`.
 
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
-    `is_final` marks figures that are not known until the job has ended: in a log that was cut off they have no value.
+    `only_grows` marks what never becomes smaller while the job goes on, `is_of_before` what is known for good once
+    the first fault has struck, `is_beside_twin` what is taken over the steps that job and twin both committed.
     """
 
     name: str
@@ -28,7 +29,9 @@ class Metric:
     path: tuple[str, ...]
     is_per_incident: bool = False
     is_membership: bool = False
-    is_final: bool = True
+    only_grows: bool = False
+    is_of_before: bool = False
+    is_beside_twin: bool = False
 
     def values(self, summary: Mapping[str, Any]) -> list[float | None]:
         """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
@@ -41,12 +44,21 @@ class Metric:
         ]
 
 
-def _run(name: str, unit: Unit, *path: str, is_final: bool = True) -> Metric:
-    return Metric(name, unit, path or (name,), is_final=is_final)
+def _run(
+    name: str,
+    unit: Unit,
+    *path: str,
+    only_grows: bool = False,
+    is_of_before: bool = False,
+    is_beside_twin: bool = False,
+) -> Metric:
+    return Metric(
+        name, unit, path or (name,), only_grows=only_grows, is_of_before=is_of_before, is_beside_twin=is_beside_twin
+    )
 
 
 def _phase(name: str, *path: str, is_membership: bool = True) -> Metric:
-    return Metric(name, "seconds", path or (name,), is_per_incident=True, is_membership=is_membership, is_final=False)
+    return Metric(name, "seconds", path or (name,), is_per_incident=True, is_membership=is_membership)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -56,29 +68,35 @@ METRICS: Mapping[str, Metric] = {
         _run("throughput_drop_whole_run_ratio", "ratio"),
         _run("throughput_noise_ratio", "ratio"),
         *(
-            _run(f"throughput_{when}_tokens_per_second", "token_rate", "throughput_tokens_per_second", when)
+            _run(
+                f"throughput_{when}_tokens_per_second",
+                "token_rate",
+                "throughput_tokens_per_second",
+                when,
+                is_of_before=when == "before",
+            )
             for when in ("before", "during", "after")
         ),
-        _run("loss_deviation_ratio", "ratio"),
-        _run("loss_curve_max_deviation_ratio", "ratio"),
-        _run("final_loss", "number"),
-        _run("twin_loss", "number"),
-        _run("steps_committed", "number"),
-        _run("steps_lost", "number", is_final=False),
-        _run("steps_repeated", "number", is_final=False),
-        _run("samples_lost", "number", is_final=False),
+        _run("loss_deviation_ratio", "ratio", is_beside_twin=True),
+        _run("loss_curve_max_deviation_ratio", "ratio", is_beside_twin=True),
+        _run("final_loss", "number", is_beside_twin=True),
+        _run("twin_loss", "number", is_beside_twin=True),
+        _run("steps_committed", "number", only_grows=True),
+        _run("steps_lost", "number", only_grows=True),
+        _run("steps_repeated", "number", only_grows=True),
+        _run("samples_lost", "number", only_grows=True),
         _run("diverged_units", "number"),
-        _run("unrecovered_incidents", "number", is_final=False),
-        _run("layout_changes", "number"),
+        _run("unrecovered_incidents", "number"),
+        _run("layout_changes", "number", only_grows=True),
         _run("degraded_share_ratio", "ratio"),
-        _run("unfit_steps", "number"),
+        _run("unfit_steps", "number", only_grows=True),
         _run("diagnosis_recall_ratio", "ratio"),
         _run("diagnosis_precision_ratio", "ratio"),
         _run("false_accusations", "number"),
         _run("goodput_ratio", "ratio"),
-        _run("wall_clock_seconds", "seconds"),
+        _run("wall_clock_seconds", "seconds", only_grows=True),
         _run("productive_seconds", "seconds"),
-        _run("step_seconds", "seconds"),
+        _run("step_seconds", "seconds", is_of_before=True),
         *(_run(f"badput_{cause}_seconds", "seconds", "badput_seconds", cause) for cause in BADPUT_CAUSES),
         _phase("recovery_seconds", is_membership=False),
         _phase("progress_seconds", is_membership=False),

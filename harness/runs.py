@@ -139,21 +139,35 @@ def find_run(out: Path, reference: str) -> Path:
 
     Raises:
         RunNotFound: there is no such run; the message names the nearest ones.
+        StoreError: it, or the store, may not be read.
     """
     reference = reference.strip()
     if not reference or "\0" in reference:
         raise RunNotFound(f"{reference!r} names no run: give `latest`, a name, name/time, or a path")
     if reference == LATEST:
         return _latest(out)
+    closed: StoreError | None = None
     for path in (Path(reference), out / reference):
-        with contextlib.suppress(OSError):
+        try:
             folder = path.parent if path.is_file() else path
             if (folder / EVENTS_FILE).is_file():
                 return folder
+        except PermissionError as error:
+            closed = StoreError(_explain(path, error, writing=False))
+        except OSError:
+            continue
     folders = _by_age(out)
-    for folder in reversed(folders):
-        if folder.parent.name == safe_name(reference) and (folder / EVENTS_FILE).is_file():
-            return folder
+    named = [folder for folder in reversed(folders) if safe_name(reference) == folder.parent.name]
+    for folder in named:
+        try:
+            if (folder / EVENTS_FILE).is_file():
+                return folder
+        except PermissionError as error:
+            closed = closed or StoreError(_explain(folder, error, writing=False))
+    if closed is not None:
+        raise closed
+    for folder in (*named, *(path for path in (Path(reference), out / reference) if path in folders)):
+        raise RunNotFound(f"{folder} has no event log ({EVENTS_FILE}), so nothing is known of that run")
     raise RunNotFound(_not_found(out, reference, folders))
 
 
@@ -182,8 +196,12 @@ def _folders(out: Path) -> Iterator[Path]:
             continue
         with contextlib.suppress(PermissionError):
             for folder in sorted(named.iterdir()):
-                is_set = (folder / SET_FILE).is_file()
-                is_run = _STAMP.fullmatch(folder.name) or (folder / EVENTS_FILE).is_file()
+                has_time = _STAMP.fullmatch(folder.name) is not None
+                try:
+                    is_set = (folder / SET_FILE).is_file()
+                    is_run = has_time or (folder / EVENTS_FILE).is_file()
+                except PermissionError:  # nobody knows, and it is not left out
+                    is_set, is_run = False, has_time
                 if folder.is_dir() and is_run and not is_set:
                     yield folder
 
@@ -200,8 +218,9 @@ def _latest(out: Path) -> Path:
             return folder
     # No link: the file system has none, or the run it pointed to was deleted, or never came to write a line.
     for folder in reversed(_by_age(out)):
-        if (folder / EVENTS_FILE).is_file():
-            return folder
+        with contextlib.suppress(PermissionError):
+            if (folder / EVENTS_FILE).is_file():
+                return folder
     raise RunNotFound(_not_found(out, LATEST, []))
 
 

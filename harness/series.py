@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import ceil, isfinite
 from typing import Literal
 
@@ -19,6 +21,8 @@ Period = Literal["before", "during", "after"]
 PERIODS: tuple[Period, ...] = ("before", "during", "after")
 WINDOW_SECONDS = 1.0
 """Throughput is taken over stretches of this length; shorter ones, all of the same length, where it does not fit."""
+# A month.
+_MAX_WINDOWS = 2_678_400
 
 _ALIASES = {"loss": "training_loss", "throughput_per_second": "throughput"}
 
@@ -96,6 +100,11 @@ class Recorded:
             if event.kind == "layout" and event.job == MAIN_JOB
         }
 
+    @cached_property
+    def _earliest_began(self) -> list[float]:
+        """For each step, when the first of it and all that committed after it began."""
+        return list(accumulate((step.began_seconds for step in reversed(self._timeline.steps.first)), min))[::-1]
+
     def _steps(self, period: Period | None) -> Sequence[CommittedStep]:
         timeline = self._timeline
         if period is None:
@@ -118,6 +127,8 @@ class Recorded:
         rates = []
         for start, end in intervals:
             num_windows = max(1, ceil((end - start) / WINDOW_SECONDS))
+            if num_windows > _MAX_WINDOWS:
+                raise NoValue(f"{end - start:.3g} s are longer than any run: the log's times cannot be right")
             seconds = (end - start) / num_windows
             if seconds > 0:
                 starts = (start + number * seconds for number in range(num_windows))
@@ -129,7 +140,11 @@ class Recorded:
     def _work_between(self, start: float, end: float) -> float:
         """The work of each step, spread over the time from its beginning to its commit: none while training stood."""
         work = 0.0
-        for step in self._timeline.steps.first:
+        steps, earliest_began = self._timeline.steps.first, self._earliest_began
+        for index in range(bisect_right(steps, start, key=lambda step: step.committed_seconds), len(steps)):
+            if earliest_began[index] >= end:
+                break
+            step = steps[index]
             within = min(step.committed_seconds, end) - max(step.began_seconds, start)
             if within > 0:
                 work += step.work * within / (step.committed_seconds - step.began_seconds)

@@ -16,7 +16,7 @@ from harness.steps import WORK_UNITS, median_step_seconds
 from harness.timeline import Timeline
 from harness.verdict import EXIT_CODES, Verdict, judge
 from harness.words import count
-from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
 
 T = TypeVar("T")
 
@@ -35,6 +35,9 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
     if num_unreadable:
         # One of them may have told of a loss, or of something that was not undone.
         problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, and may have said anything")
+    num_runs = sum(event.kind == "run_started" and event.job == MAIN_JOB for event in events)
+    if num_runs > 1:
+        problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
     times = _attempt("timeline", lambda: timeline.build(events), problems)
     summary = _identity(events, times)
     if times is None:
@@ -85,6 +88,8 @@ def _identity(events: Sequence[Event], times: Timeline | None) -> dict[str, Any]
     return {
         "name": experiment.get("name"),
         "status": (_fields(events, "run_ended").get("reason") if times is None else times.run_ended) or "cut off",
+        "job_outcome": _fields(events, "job_ended").get("outcome"),
+        "twin_outcome": _fields(events, "job_ended", TWIN_JOB).get("outcome"),
         "seed": run_started.get("seed"),
         "experiment_hash": run_started.get("experiment_hash"),
         "runtime": job_started.get("runtime", "mecefo"),
@@ -121,6 +126,9 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
         "after": speed and speed.after,
     }
     is_command = times.runtime == COMMAND_RUNTIME
+    own: dict[int | None, list[accounting.Segment]] = {}
+    for segment in segments or ():
+        own.setdefault(segment.incident, []).append(segment)
     return {
         "steps_planned": times.steps_planned,
         "steps_committed": len(times.steps.first),
@@ -144,7 +152,10 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
         "num_loss_steps": losses and losses.num_steps,
         "first_non_finite_loss_step": losses and losses.first_non_finite_step,
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
-        "incidents": [_incident(incident, times, segments or (), named) for incident in times.incidents],
+        "incidents": [
+            _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
+        ],
+        "incidents_not_due": times.num_not_due,
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
         "false_accusations": named and named.num_false,
@@ -162,11 +173,11 @@ def _incident(
     segments: Sequence[accounting.Segment],
     named: diagnosis.Diagnoses | None,
 ) -> dict[str, Any]:
-    """One entry of `incidents`.
+    """One entry of `incidents`; `segments` are those that it answers for.
 
     Its productive and badput seconds add up to its `wall_clock_seconds`, the time that it answers for.
     """
-    own = accounting.account(segment for segment in segments if segment.incident == incident.incident)
+    own = accounting.account(segments)
     said = None if named is None else named.by_incident.get(incident.incident)
     return {
         "incident": incident.incident,
@@ -203,8 +214,8 @@ def _asked_gates(events: Sequence[Event]) -> list[str]:
     return [str(gate) for gate in gates] if isinstance(gates, list | tuple) else [str(gates)]
 
 
-def _fields(events: Sequence[Event], kind: str) -> Mapping[str, Any]:
-    return next((event.fields for event in events if event.kind == kind and event.job == MAIN_JOB), {})
+def _fields(events: Sequence[Event], kind: str, job: str = MAIN_JOB) -> Mapping[str, Any]:
+    return next((event.fields for event in events if event.kind == kind and event.job == job), {})
 
 
 def _attempt(what: str, compute: Callable[[], T], problems: list[str]) -> T | None:

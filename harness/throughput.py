@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from statistics import median
 
 from harness.steps import WARM_UP_STEPS, CommittedStep, median_work_per_second
@@ -43,7 +45,7 @@ def measure(timeline: Timeline) -> Throughput:
     before = median_work_per_second(timeline.baseline)
     windows = windows_under_fault(timeline)
     seconds = sum(end - start for start, end in windows)
-    during = sum(_work_between(steps, start, end) for start, end in windows) / seconds if seconds > 0 else None
+    during = _work_within(steps, windows) / seconds if seconds > 0 else None
     if during is not None and not timeline.is_over and not any(is_within(step, windows) for step in steps):
         during = None  # stopped, or cut off, before there was a step under the fault: that is no standstill
     after = steps_after(timeline, windows[-1][1]) if windows else []
@@ -82,23 +84,30 @@ def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     return windows
 
 
-def _work_between(steps: Sequence[CommittedStep], start: float, end: float) -> float:
-    """Work of the steps that committed in that time; of those in flight at its start or its end the share within it.
+def _work_within(steps: Sequence[CommittedStep], windows: Sequence[tuple[float, float]]) -> float:
+    """Work of the steps that committed in `windows`; of those in flight at a start or an end the share within.
 
-    An attempt that began after `start` is no step in flight: the work thrown away before it brought nothing.
+    An attempt that began after the start of a window is no step in flight there: the work thrown away before it brought
+    nothing. So a step is spread from the last start before its attempt began, if the step before it was over by then.
     """
     work = 0.0
+    starts, ends = [start for start, _ in windows], [end for _, end in windows]
     for step in steps:
-        began = step.previous_seconds if step.began_seconds < start else max(step.previous_seconds, start)
-        within = min(step.committed_seconds, end) - max(began, start)
-        if within > 0.0:
-            work += step.work * within / (step.committed_seconds - began)
+        last = bisect_right(starts, step.began_seconds) - 1
+        began = step.previous_seconds if last < 0 else max(step.previous_seconds, starts[last])
+        for index in range(bisect_right(ends, began), len(windows)):
+            if starts[index] >= step.committed_seconds:
+                break
+            within = min(step.committed_seconds, ends[index]) - max(began, starts[index])
+            if within > 0.0:
+                work += step.work * within / (step.committed_seconds - began)
     return work
 
 
 def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
-    """Whether `step` committed in one of `windows`."""
-    return any(start <= step.committed_seconds < end for start, end in windows)
+    """Whether `step` committed in one of `windows`, which are in order and do not overlap."""
+    last = bisect_right(windows, (step.committed_seconds, inf)) - 1
+    return last >= 0 and step.committed_seconds < windows[last][1]
 
 
 def _noise(timeline: Timeline, num_steps: int) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from harness.attempts import COMMAND_RUNTIME, Attempt, epochs_of_pids, read_attempts, read_restarts
@@ -19,7 +22,7 @@ RESTORED_STEPS = 5
 """... over this many consecutive steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """The main job (and its fault-free twin's steps) as times and values. Times are CLOCK_MONOTONIC seconds.
 
@@ -28,7 +31,7 @@ class Timeline:
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
     for which training waited until the slowest rank had copied its part of one. `unfit` is when an attempt at a step
     was found not fit to be committed. `attempts` and `restarts` are those of a command's job; `runtime` says what the
-    job ran on.
+    job ran on. `num_not_due` counts the planned incidents that did not come to be due, and are not in `incidents`.
     """
 
     started_seconds: float
@@ -51,19 +54,20 @@ class Timeline:
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
+    num_not_due: int = 0
 
-    @property
+    @cached_property
     def first_injected(self) -> float | None:
         """When the first fault was injected."""
         return min((i.injected for i in self.incidents if i.injected is not None), default=None)
 
-    @property
+    @cached_property
     def baseline(self) -> tuple[CommittedStep, ...]:
         """The steps that tell the pre-fault speed."""
         first = self.first_injected
         return baseline(self.steps.first, self.ended_seconds if first is None else first)
 
-    @property
+    @cached_property
     def is_complete(self) -> bool:
         """Whether the job ended of itself with its last planned step committed."""
         last = max((step.step for step in self.steps.first), default=0)
@@ -82,14 +86,19 @@ class Timeline:
         """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was in force."""
         if self.num_ranks is not None and self.members_of.get(step.epoch, self.num_ranks) < self.num_ranks:
             return True
-        return any(
-            incident.verified is not None
-            and bool(incident.ranks)
-            and incident.injected is not None
-            and incident.injected < step.committed_seconds
-            and step.began_seconds < (self.ended_seconds if incident.lifted is None else incident.lifted)
+        injected, lifted = self._in_force
+        num_before = bisect_left(injected, step.committed_seconds)
+        return num_before > 0 and step.began_seconds < lifted[num_before - 1]
+
+    @cached_property
+    def _in_force(self) -> tuple[list[float], list[float]]:
+        """When verified faults on ranks or links were injected, and until when one of those up to each was in force."""
+        faults = sorted(
+            (incident.injected, self.ended_seconds if incident.lifted is None else incident.lifted)
             for incident in self.incidents
+            if incident.verified is not None and incident.ranks and incident.injected is not None
         )
+        return [start for start, _ in faults], list(accumulate((end for _, end in faults), max))
 
 
 def build(events: Iterable[Event]) -> Timeline:
@@ -133,6 +142,7 @@ def build(events: Iterable[Event]) -> Timeline:
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
+        num_not_due=len({event.fields.get("incident") for event in main if event.kind == "not_due"}),
     )
 
 

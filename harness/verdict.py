@@ -79,9 +79,11 @@ def _left_behind(main: Sequence[Event]) -> Iterable[tuple[Outcome, str]]:
     elif any(event.kind == "injected" for event in main):
         yield "inconclusive", "no audit says whether anything was left behind"
     for event in main:
-        later = [e for e in main if e.kind == "undone" and e.monotonic_seconds >= event.monotonic_seconds]
         if event.kind == "undo_failed" and not any(
-            e.fields.get("incident") == event.fields.get("incident") for e in later
+            undone.monotonic_seconds >= event.monotonic_seconds
+            and undone.fields.get("incident") == event.fields.get("incident")
+            for undone in main
+            if undone.kind == "undone"
         ):
             reason = event.fields.get("reason", "no reason given")
             yield (

@@ -136,7 +136,17 @@ OPTIONS_OF_RUN = (
     *("--profile", "--param", "-p", "--nodes-per-rack"),
     *("--nodes", "--gpus-per-node", "--data-parallel", "--pipeline", "--model", "--data", "--steps", "--strategy"),
     *("--checkpoint-every", "--checkpoint-folder"),
-    *("--seed", "--dilation", "--gate", "--abort-on-fail", "--twin", "--no-twin", "--backend", "--network"),
+    *(
+        "--seed",
+        "--dilation",
+        "--gate",
+        "--abort-on-fail",
+        "--abort-unless",
+        "--twin",
+        "--no-twin",
+        "--backend",
+        "--network",
+    ),
     *("--image", "--node-cpus", "--node-memory"),
     *("--out", "--json", "--junit", "--metrics", "--github", "--no-github", "--dry-run", "--repeat", "--baseline"),
 )

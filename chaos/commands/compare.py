@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos.commands.output import print_json, print_text
+from chaos.commands.output import is_for_github, print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 if TYPE_CHECKING:
@@ -43,17 +44,32 @@ def repeat(
     out: Path,
     as_json: bool,
     baseline: Callable[[Sequence[Sample]], Against] | None,
+    junit: Path | None = None,
+    github: bool | None = None,
 ) -> int:
-    """Run the same experiment `num_rounds` times; returns the exit code, with a `baseline` the worse of both."""
+    """Run the same experiment `num_rounds` times; returns the exit code, with a `baseline` the worse of both.
+
+    `junit` is a file for the JUnit report; `github` as of `tell_github`.
+    """
+    from harness.comparison.ci import github_of, junit_of
     from harness.comparison.rounds import Contender, Rounds, check_repeatable
     from harness.comparison.verdicts import judge_repetition
+    from harness.execute import write_whole
 
     check_repeatable(experiment)
     label = getattr(experiment.job, "strategy", experiment.job.runtime)
     rounds = Rounds("repetition", [Contender(label, experiment)], num_rounds, out)
     found = rounds.run(sys.stderr)
     against = None if baseline is None else baseline(found.samples)
-    return _report(found, judge_repetition(found), rounds.folder, as_json, against)
+    verdict = judge_repetition(found)
+    exit_code = _report(found, verdict, rounds.folder, as_json, against)
+    if junit is not None:
+        write_whole(junit, junit_of(found, verdict, rounds.summaries))
+    if is_for_github(github):
+        from harness.report.github import tell
+
+        tell(*github_of(found, verdict), os.environ, sys.stderr)
+    return exit_code
 
 
 def compare_with_baseline(

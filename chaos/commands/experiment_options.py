@@ -100,11 +100,12 @@ def experiment_options(command: Any) -> Any:
             help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.',
         ),
         click.option(
-            "--abort-on-fail",
-            is_flag=True,
-            default=None,
-            help="End the run as soon as one of the gates is certain to fail.",
+            "--abort-unless",
+            multiple=True,
+            metavar="EXPRESSION",
+            help="A gate that ends the run as soon as it is certain to fail. Repeatable.",
         ),
+        click.option("--abort-on-fail", is_flag=True, default=None, help="The same of every gate."),
         click.option(
             "--twin/--no-twin",
             default=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +34,24 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
     else:
         open_runs, unreadable = [_find(out, reference)], []
     results = [_heal(run, dry_run) for run in open_runs]
+    # A run lies in OUT/NAME/TIME; one that its watchdog has healed is known no more, and its OUT is ours then.
+    targets = _dead_targets({out.resolve(), *(run.folder.resolve().parent.parent for run in open_runs)}, dry_run)
     if as_json:
-        print_json({"runs": [one.to_dict() for one in results], "unreadable": [str(path) for path in unreadable]})
+        print_json(
+            {
+                "runs": [one.to_dict() for one in results],
+                "unreadable": [str(path) for path in unreadable],
+                "targets_removed": targets,
+            }
+        )
     else:
         for one in results:
             print_text(_told(one, dry_run))
         for path in unreadable:
             print_text(f"{path} should say what run is under way, and cannot be read: look at it, remove it")
-        if not results and not unreadable:
+        for address in targets:
+            print_text(f"{'would be ' if dry_run else ''}removed: {address} of a dead run, a target for Prometheus")
+        if not results and not unreadable and not targets:
             print_text("nothing to heal: no run of yours has left anything on this machine")
     is_clean = all(one.is_clean for one in results) and not unreadable
     return 0 if is_clean or dry_run else HealError.exit_code
@@ -112,6 +123,20 @@ def _heal(run: OpenRun, dry_run: bool) -> Healed:
     except ChaosError as error:
         # One run that cannot be healed must not keep the others from it.
         return Healed(run.run, str(run.folder), problems=(str(error),))
+
+
+def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
+    """The addresses that dead runs have left in `prometheus.json` of these folders, removed unless `dry_run`."""
+    from harness.exporter.targets import TARGETS_FILE, remove_dead
+
+    found = []
+    for folder in sorted(folders):
+        try:
+            found += remove_dead(folder, only_look=dry_run)
+        except OSError as error:
+            # It harms nobody, and goes with the next run.
+            click.echo(f"{folder / TARGETS_FILE} cannot be mended: {error.strerror or error}", err=True)
+    return found
 
 
 def _told(healed: Healed, dry_run: bool) -> str:

@@ -76,10 +76,17 @@ def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events
 
 def tell_github(summary: Mapping[str, Any], folder: Path, asked: bool | None) -> None:
     """Tell a GitHub workflow of the run, where this is one (`asked` None) or where the user says so."""
+    if is_for_github(asked):
+        from harness.report import github
+
+        github.publish(summary, folder, os.environ, sys.stderr)
+
+
+def is_for_github(asked: bool | None) -> bool:
+    """Whether a GitHub workflow is to be told: where this is one, or (`asked`) as the user says."""
     from harness.report import github
 
-    if github.is_asked_for(os.environ) if asked is None else asked:
-        github.publish(summary, folder, os.environ, sys.stderr)
+    return github.is_asked_for(os.environ) if asked is None else asked
 
 
 def print_json(document: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -54,7 +54,10 @@ def contender(label: str, make: Callable[[], Experiment]) -> Contender:
 
 
 class Rounds:
-    """The rounds of a set, stored in `folder`; whatever ends them, what is done is kept."""
+    """The rounds of a set, stored in `folder`; whatever ends them, what is done is kept.
+
+    `summaries` are those of the runs that there are, in the order in which they were made.
+    """
 
     def __init__(self, kind: Kind, contenders: Sequence[Contender], num_rounds: int, out: Path) -> None:
         """Make the set's folder.
@@ -69,6 +72,7 @@ class Rounds:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._runs: dict[str, list[Run]] = {one.label: [] for one in contenders}
         self._machine: dict[str, Any] = {}
+        self.summaries: list[Mapping[str, Any]] = []
         try:
             self.folder = new_set_folder(out, FOLDER_OF[kind])
         except StoreError as error:
@@ -108,6 +112,7 @@ class Rounds:
             runs.append(Run(verdict, round=number, error=str(error)))
             # What one run left behind stops the next as well.
             return not isinstance(error, HealError | EnvironmentFailure)
+        self.summaries.append(summary)
         _, events = judge(folder)
         place = str(Path("..") / ".." / folder.relative_to(self._out))
         runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(events)))

@@ -56,6 +56,11 @@ class Run:
         )
 
     @property
+    def is_done(self) -> bool:
+        """Whether it was run, and nobody stopped it."""
+        return self.error is None and self.verdict != "halted"
+
+    @property
     def is_usable(self) -> bool:
         """Whether its figures count."""
         return self.error is None and (self.verdict_but_gates or self.verdict) in USABLE

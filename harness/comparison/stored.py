@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ def find_samples(out: Path, reference: str) -> list[Sample]:
         UsageError: there is no such thing, or it holds no figures.
     """
     for path in (Path(reference), out / reference):
-        if (path / SET_FILE).is_file():
-            return _read(path / SET_FILE)
-        if path.is_file() and path.suffix == ".json" and not (path.parent / EVENTS_FILE).is_file():
-            return _read(path)
+        # What may not be looked at is told of by who looks for a run there.
+        with suppress(OSError):
+            if (path / SET_FILE).is_file():
+                return _read(path / SET_FILE)
+            if path.is_file() and path.suffix == ".json" and not (path.parent / EVENTS_FILE).is_file():
+                return _read(path)
     try:
         folder = find_run(out, reference)
         summary, events = judge(folder)

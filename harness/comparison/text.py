@@ -11,7 +11,7 @@ from harness.comparison.change import Change
 from harness.comparison.figures import FIGURES, HEADLINE
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample
-from harness.comparison.verdicts import Against, SetVerdict
+from harness.comparison.verdicts import Against, SetVerdict, what_ran
 from harness.words import count, one_line
 from mecefo_runtime.planners import stops_on_loss
 
@@ -51,10 +51,12 @@ def headline(found: RunSet, verdict: SetVerdict) -> str:
 def notes(found: RunSet) -> list[str]:
     """What must be known before trusting the figures of a set."""
     said = []
-    labels = ", ".join(sample.label for sample in found.samples)
-    if found.kind == "comparison":
-        said.append(f"Every round ran {labels} in turn, with the same seed and the same faults.")
-    restarting = [sample.label for sample in found.samples if stops_on_loss(sample.label) and sample.runs]
+    ran = [sample.label for sample in found.samples if any(run.is_done for run in sample.runs)]
+    if found.kind == "comparison" and found.status == "partial":
+        said.append(f"Not every round was run: {what_ran(found)}; with the same seed and the same faults.")
+    elif found.kind == "comparison" and ran:
+        said.append(f"Every round ran {', '.join(ran)} in turn, with the same seed and the same faults.")
+    restarting = [label for label in ran if stops_on_loss(label)]
     for label in restarting:
         experiment = next(sample.experiment for sample in found.samples if sample.label == label)
         checkpoint = (experiment.get("job") or {}).get("checkpoint") or {}
@@ -127,6 +129,9 @@ def _runs(sample: Sample) -> Iterator[str]:
     told = [run for run in sample.runs if run.error is None]
     if refused := next((run for run in sample.runs if run.verdict == REFUSED), None):
         yield f"  {sample.label}: cannot be run: {one_line(refused.error)}"
+        return
+    if not sample.runs:
+        yield f"  {sample.label}: not run"
         return
     passed = sum(run.verdict == "pass" for run in told)
     yield f"  {sample.label}: {passed} of {len(sample.runs)} pass"

@@ -12,6 +12,7 @@ from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample, differences
 from harness.gates import OPERATORS, Gate, GateError
 from harness.verdict import EXIT_CODES, WORST_FIRST, Outcome
+from harness.words import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,15 @@ def judge_comparison(found: RunSet) -> SetVerdict:
                 why = run.error or (run.reasons[0] if run.reasons else outcome)
                 outcomes.append((outcome, f"{sample.label}, round {run.round}: {why}"))
     if found.status == "partial":
-        outcomes.append(("halted", "interrupted before all rounds were done"))
+        broke_down = any(run.error and run.verdict != REFUSED for sample in found.samples for run in sample.runs)
+        outcomes.append(("halted", f"{'ended early' if broke_down else 'interrupted'}: {what_ran(found)}"))
     return _verdict(_once(outcomes), "every strategy was run in every round", ())
+
+
+def what_ran(found: RunSet) -> str:
+    """How many rounds of each strategy are done: `of 3 rounds, exact ran 2, ndb ran none`."""
+    done = (f"{sample.label} ran {sum(run.is_done for run in sample.runs) or 'none'}" for sample in found.samples)
+    return f"of {count(found.num_rounds, 'round')}, {', '.join(done)}"
 
 
 def judge_against(

@@ -1,7 +1,8 @@
 """`OUT/prometheus.json`: what Prometheus' file-based service discovery reads, kept up to date by the runs themselves.
 
 One file for all runs in OUT, each with its job and those of its ranks that can be reached. Who wrote an entry stands in
-it (labels with two underscores are not stored), so that the entries of runs that were killed go with the next run.
+it (labels with two underscores are not stored), so that the entries of runs that were killed go with the next run, or
+with `chaos heal`.
 """
 
 from __future__ import annotations
@@ -86,15 +87,27 @@ class Targets:
         try:
             with _locked(self.path.parent):
                 others = [group for group in _read(self.path) if _is_of_another(group, self._owner)]
-                if own or others:
-                    partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-                    partial.write_text(json.dumps([*others, *own], indent=2) + "\n")
-                    partial.replace(self.path)
-                else:
-                    self.path.unlink(missing_ok=True)
+                _write_whole(self.path, [*others, *own])
             self.complaint = None
         except OSError as error:
             self.complaint = f"{self.path} cannot be written: {error.strerror or error}"
+
+
+def remove_dead(out: Path, *, only_look: bool = False) -> list[str]:
+    """Take the entries of dead runs out of the file of `out`, unless `only_look`; returns their addresses.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    path, here = out / TARGETS_FILE, owner_of(ProcessId.of(os.getpid()))
+    if not path.exists():
+        return []
+    with _locked(out):
+        groups = _read(path)
+        living = [group for group in groups if _is_of_another(group, here)]
+        if len(living) < len(groups) and not only_look:
+            _write_whole(path, living)
+    return [str(target) for group in groups if group not in living for target in _listed(group["targets"])]
 
 
 def owner_of(process: ProcessId) -> str:
@@ -114,6 +127,20 @@ def _is_of_another(group: Mapping[str, Any], owner: str) -> bool:
     if place != owner.rsplit(" ", 2)[0]:
         return True
     return ProcessId(int(pid), int(ticks)).is_running()
+
+
+def _write_whole(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file, which a reader never sees half of; one that would be empty is removed."""
+    if not groups:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(groups, indent=2) + "\n")
+    partial.replace(path)
+
+
+def _listed(targets: object) -> list[object]:
+    return targets if isinstance(targets, list) else [targets]
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:

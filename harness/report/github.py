@@ -34,18 +34,22 @@ def publish(summary: Mapping[str, Any], folder: Path | None, environment: Mappin
     The runner reads annotations from both streams; standard error leaves standard output to the report. That a summary
     cannot be written is said there, and fails nothing: the verdict is the exit code.
     """
-    lines = workflow_commands(summary)
+    tell(markdown(summary, folder), workflow_commands(summary), environment, stream)
+
+
+def tell(text: str, commands: Sequence[str], environment: Mapping[str, str], stream: TextIO) -> None:
+    """Append `text` to the step's summary, and print `commands` on `stream`; see `publish`."""
     path = environment.get("GITHUB_STEP_SUMMARY")
     if path:
         try:
-            append(Path(path), markdown(summary, folder))
+            append(Path(path), text)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             stream.write(f"chaos: cannot write the step's summary {one_line(path)}: {reason}\n")
     else:
         stream.write("chaos: GITHUB_STEP_SUMMARY names no file, so there is no summary of the step\n")
     # A command counts only at the beginning of a line.
-    stream.write("".join(f"{line}\n" for line in lines))
+    stream.write("".join(f"{line}\n" for line in commands))
     stream.flush()
 
 
@@ -68,13 +72,8 @@ def append(path: Path, text: str) -> None:
 
 def markdown(summary: Mapping[str, Any], folder: Path | None) -> str:
     """The summary of a step: verdict, gates, faults, figures, and how to repeat it."""
-    verdict = str(summary.get("verdict"))
     lines = [
-        f"### {_SIGNS.get(verdict, '⛔')} chaos: {_text(summary.get('name') or 'run')} - {verdict}",
-        "",
-        _text(wording.headline(summary)),
-        "",
-        *(f"- {_text(reason)}" for reason in summary.get("reasons") or ()),
+        *_head(summary),
         *_gate_table(summary.get("gates") or ()),
         *_incident_table(summary.get("incidents") or ()),
         *_figures(summary),
@@ -88,6 +87,29 @@ def markdown(summary: Mapping[str, Any], folder: Path | None) -> str:
         *(["", "</details>", ""] if summary.get("caveats") else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def markdown_of_runs(summary: Mapping[str, Any], runs: Sequence[tuple[str, str, str]]) -> str:
+    """The summary of a step that ran the same again and again.
+
+    Args:
+        summary: what all `runs` come to, with the keys of a run's: name, verdict, reasons, gates.
+        runs: number, verdict and place of each, or why there is none.
+    """
+    rows = [f"| {number} | {_SIGNS.get(verdict, '⛔')} {verdict} | {_text(place)} |" for number, verdict, place in runs]
+    table = ["", "| run | alone | |", "|---:|---|---|", *rows] if rows else []
+    return "\n".join([*_head(summary), *_gate_table(summary.get("gates") or ()), *table]) + "\n"
+
+
+def _head(summary: Mapping[str, Any]) -> list[str]:
+    verdict = str(summary.get("verdict"))
+    return [
+        f"### {_SIGNS.get(verdict, '⛔')} chaos: {_text(summary.get('name') or 'run')} - {verdict}",
+        "",
+        _text(wording.headline(summary)),
+        "",
+        *(f"- {_text(reason)}" for reason in summary.get("reasons") or ()),
+    ]
 
 
 def workflow_commands(summary: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -24,6 +24,22 @@ def render(summary: Mapping[str, Any]) -> str:
     What could not be decided is an error: a run that proves nothing must not look green. The elements are those that
     Jenkins' schema of JUnit's reports knows (junit-10.xsd of its xUnit plug-in).
     """
+    return _text(_suite(summary))
+
+
+def render_all(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Several runs as text: a test suite for each, see `render`. Their names have to differ."""
+    suites = ElementTree.Element("testsuites")
+    suites.extend(_suite(summary) for summary in summaries)
+    return _text(suites)
+
+
+def _text(root: ElementTree.Element) -> str:
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _suite(summary: Mapping[str, Any]) -> ElementTree.Element:
     name = one_line(summary.get("name") or "run")
     verdict = str(summary.get("verdict"))
     is_stopped = verdict == "halted" or summary.get("status") in _STOPPED
@@ -48,15 +64,17 @@ def render(summary: Mapping[str, Any]) -> str:
     suite.set("tests", str(len(cases)))
     for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
-    ElementTree.indent(suite)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suite, encoding="unicode")}\n'
+    return suite
 
 
 def _gate(suite: ElementTree.Element, name: str, gate: Mapping[str, Any], is_stopped: bool) -> None:
     case = _case(suite, name, "gates", one_line(gate.get("expression")))
     value, reason = wording.gate_value(gate), one_line(gate.get("reason") or "")
     passed = gate.get("passed")
-    if passed is True:
+    if gate.get("decided_by"):
+        word = wording.gate_word(gate)
+        _result(case, "skipped", f"{gate['decided_by']}; in this run alone: {word}, {value}")
+    elif passed is True:
         ElementTree.SubElement(case, "system-out").text = f"value: {value}"
     elif passed is False:
         wanted = f", and the gate wants {one_line(gate.get('expression'))}"

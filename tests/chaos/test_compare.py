@@ -96,7 +96,7 @@ def test_a_single_slower_run_cannot_be_told_from_chance(chaos, stored, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "options", [("--baseline", "nothing"), ("--repeat", "0"), ("--repeat", "2", "--junit", "x.xml")]
+    "options", [("--baseline", "nothing"), ("--repeat", "0"), ("--repeat", "2", "--junit", "nowhere/x.xml")]
 )
 def test_run_refuses_at_once(chaos, tmp_path, options):
     assert chaos("run", *KILL, *options)[0] == 4

@@ -62,6 +62,17 @@ def test_the_option_is_of_all_gates():
     assert aborting == [AbortingGate("recovery < 5"), AbortingGate("steps_lost == 0")]
 
 
+def test_one_gate_of_several_may_end_the_run(tmp_path):
+    options = {"gates": ("steps_lost == 0",), "abort_unless": ("recovery < 5", "wall_clock < 60")}
+    own = [AbortingGate("recovery < 5"), AbortingGate("wall_clock < 60")]
+    assert from_options("kill-node", {"at": "step=5", **options}).gates == ["steps_lost == 0", *own]
+    file = tmp_path / "x.yaml"
+    file.write_text("name: x\nfaults: [{kind: kill-node, at: step=5}]\ngates: [goodput > 1%]\n")
+    assert from_options(str(file), options).gates == ["goodput > 1%", "steps_lost == 0", *own]
+    with pytest.raises(UsageError, match=r"--abort-unless: must be a text that is not empty"):
+        from_options("kill-node", {"at": "step=5", "abort_unless": ("recovery < 5", "")})
+
+
 def test_the_option_is_of_those_of_the_file_too(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(

@@ -18,6 +18,7 @@ from chaos.heal import heal, preview, refuse_if_unclean, unclean
 from chaos.ledger import Ledger, read_pending
 from chaos.residue.processes import RUN_VARIABLE
 from chaos.state import OpenRun, Place
+from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, owner_of
 from mecefo_runtime.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -200,6 +201,37 @@ class TestCommand:
         assert run_cli(["heal", "--json"]) == 0
         (run,) = json.loads(capsys.readouterr().out)["runs"]
         assert (run["clean"], len(run["undone"]), run["folder"]) == (True, 3, str(left.folder))
+
+    def test_dead_runs_leave_the_targets_of_prometheus_and_living_ones_stay(self, left, capsys):
+        def entry(process, port):
+            labels = {"experiment": "e", "role": "job", OWNER_LABEL: owner_of(process)}
+            return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
+
+        living = [entry(ProcessId.of(os.getppid()), 1)]
+        # In the run's own OUT, and in the one that is looked at anyhow, of a run that its watchdog has healed.
+        files = [left.folder.parent.parent / TARGETS_FILE, Path("chaos-runs") / TARGETS_FILE]
+        for number, file in enumerate(files, 2):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps([entry(DEAD, number), *living]))
+        assert run_cli(["heal", "--dry-run", "--json"]) == 0
+        assert sorted(json.loads(capsys.readouterr().out)["targets_removed"]) == ["127.0.0.1:2", "127.0.0.1:3"]
+        assert all(len(json.loads(file.read_text())) == 2 for file in files)
+        assert run_cli(["heal"]) == 0
+        out = capsys.readouterr().out
+        assert "removed: 127.0.0.1:2 of a dead run" in out and "removed: 127.0.0.1:3 of a dead run" in out
+        assert all(json.loads(file.read_text()) == living for file in files)
+        files[1].write_text(json.dumps([entry(DEAD, 3)]))
+        assert run_cli(["heal"]) == 0
+        assert "nothing to heal" not in capsys.readouterr().out
+        assert not files[1].exists(), "a file without entries is none"
+        assert run_cli(["heal"]) == 0
+        assert "nothing to heal" in capsys.readouterr().out
+        files[0].unlink()
+
+    def test_targets_that_cannot_be_mended_are_said_and_fail_nothing(self, left, capsys):
+        (Path("chaos-runs") / TARGETS_FILE).mkdir(parents=True)
+        assert run_cli(["heal"]) == 0
+        assert "cannot be mended: Is a directory" in capsys.readouterr().err
 
     def test_dirty_is_exit_code_6(self, left, capsys):
         (left.folder / "made-1").unlink()

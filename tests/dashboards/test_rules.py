@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dashboards.prometheus import SHIPPED, needs_promtool
 from tests.dashboards.reading import DOCS, all_queries, metrics, table_of_metrics
+from tests.prometheus import SHIPPED, needs_promtool
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.accounting import BADPUT_CAUSES, PRODUCTIVE, Account, account, partition
+from harness.accounting import BADPUT_CAUSES, PRODUCTIVE, Account, _claims, _overlaps, account, partition
 from harness.timeline import build
 from mecefo_runtime.events import Event
 from tests.harness import synthetic
@@ -204,6 +204,42 @@ def test_the_books_always_balance(events: list[Event]):
     parts = [account(s for s in segments if s.incident == i) for i in {s.incident for s in segments}]
     assert math.fsum(part.wall_clock_seconds for part in parts) == pytest.approx(wall_clock, abs=1e-9)
     assert total.goodput_ratio is None or 0.0 <= total.goodput_ratio <= 1.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(stories())
+def test_a_step_is_degraded_with_a_rank_missing_or_a_fault_in_force(events: list[Event]):
+    timeline = build(events)
+    for step in timeline.steps.first:
+        is_missing = timeline.num_ranks is not None and timeline.members_of.get(step.epoch, 8) < timeline.num_ranks
+        in_force = any(
+            incident.injected < step.committed_seconds
+            and step.began_seconds < (timeline.ended_seconds if incident.lifted is None else incident.lifted)
+            for incident in timeline.incidents
+            if incident.verified is not None and incident.ranks and incident.injected is not None
+        )
+        assert timeline.is_degraded(step) is (is_missing or in_force)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6)
+
+
+@given(SPANS, SPANS)
+def test_overlaps_are_the_times_that_are_in_both(some: list[tuple[int, int]], others: list[tuple[int, int]]):
+    found = list(_overlaps(some, others))
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(found))
+    for time in (number + 0.5 for number in range(12)):
+        in_both = all(any(start < time < end for start, end in spans) for spans in (some, others))
+        assert any(start < time < end for start, end in found) is in_both
+
+
+def test_what_is_claimed_grows_with_the_steps_and_not_with_steps_times_incidents():
+    def num_claims(num_faults: int) -> int:
+        faults = tuple(Fault(step=20 * (1 + n), node=n % 4, repair_steps=5) for n in range(num_faults))
+        return sum(1 for _ in _claims(build(run(steps=400, faults=faults, twin=False, jitter_ratio=0.2))))
+
+    few, many = num_claims(2), num_claims(18)
+    assert many < few + 16 * 20
 
 
 def test_what_training_waits_for_a_checkpoint_is_its_cost():

@@ -18,9 +18,15 @@ pytestmark = pytest.mark.unit
 def summary_of(*recoveries: float | None, **figures: Any) -> dict[str, Any]:
     return {
         "status": "completed",
+        "job_outcome": "completed",
+        "twin_outcome": "completed",
+        "twin_planned": True,
+        "incidents_not_due": 0,
         "incidents": [
             {
+                "injected": True,
                 "verified": True,
+                "recovered": seconds is not None,
                 "ranks": [2, 3],
                 "recovery_seconds": seconds,
                 "detection_seconds": 0.1,
@@ -144,10 +150,105 @@ def test_unverified_incidents_and_phases_that_a_fault_has_not_do_not_count():
     assert evaluate(Gate.parse("detection max < 500ms"), summary).value == 0.1
 
 
-def test_a_log_that_was_cut_off_answers_only_what_is_final():
-    summary = summary_of(6.0, goodput_ratio=0.5) | {"status": "cut off"}
-    assert evaluate(Gate.parse("goodput > 90%"), summary).passed is None
-    assert evaluate(Gate.parse("recovery < 5"), summary).passed is False
+ENDINGS = {
+    "halted": "the run was halted",
+    "interrupted": "the run was interrupted",
+    "aborted": "the run was ended by a gate",
+    "cut off": "the log was cut off",
+    "failed": "the run ended",
+}
+
+
+def stopped(status: str, *recoveries: float | None, **figures: Any) -> dict[str, Any]:
+    outcome = None if status == "cut off" else "stopped"
+    return summary_of(*recoveries, **figures) | {"status": status, "job_outcome": outcome, "twin_outcome": None}
+
+
+@pytest.mark.parametrize("status", ENDINGS)
+@pytest.mark.parametrize(
+    ("gate", "figures"),
+    [
+        ("steps_lost == 0", {"steps_lost": 0}),
+        ("steps_lost <= 3", {"steps_lost": 3}),
+        ("steps_lost == 3", {"steps_lost": 2}),
+        ("steps_lost >= 3", {"steps_lost": 2}),
+        ("steps_lost != 3", {"steps_lost": 2}),
+        ("samples_lost == 0", {"samples_lost": 0}),
+        ("unrecovered_incidents == 0", {"unrecovered_incidents": 0}),
+        ("unrecovered_incidents == 0", {"unrecovered_incidents": 1}),
+        ("wall_clock < 60", {"wall_clock_seconds": 1.0}),
+        ("steps_committed >= 40", {"steps_committed": 1}),
+        ("goodput > 90%", {"goodput_ratio": 0.5}),
+        ("goodput > 90%", {"goodput_ratio": 0.95}),
+        ("throughput_during > 1", {"throughput_tokens_per_second": {"during": 2.0}}),
+        ("loss_deviation < 2%", {"loss_deviation_ratio": 0.0}),
+    ],
+)
+def test_of_a_job_that_did_not_reach_its_end_what_can_still_change_is_open(status, gate, figures):
+    result = evaluate(Gate.parse(gate), stopped(status, **figures))
+    assert (result.value, result.passed) == (None, None)
+    assert result.reason == f"{ENDINGS[status]} before {Gate.parse(gate).metric.name} was final"
+
+
+@pytest.mark.parametrize("status", ENDINGS)
+@pytest.mark.parametrize(
+    ("gate", "passed"),
+    [
+        ("steps_lost == 0", False),
+        ("steps_lost <= 1", False),
+        ("steps_lost < 2", False),
+        ("steps_lost >= 2", True),
+        ("steps_lost > 1", True),
+        ("steps_lost != 1", True),
+    ],
+)
+def test_what_only_grows_and_is_beyond_its_limit_is_decided(status, gate, passed):
+    assert evaluate(Gate.parse(gate), stopped(status, steps_lost=2)).passed is passed
+
+
+def test_what_is_known_before_the_fault_is_final_once_it_struck():
+    gate, speed = Gate.parse("throughput_before > 1"), {"throughput_tokens_per_second": {"before": 2.0}}
+    assert evaluate(gate, stopped("halted", 1.0, **speed)).passed is True
+    assert evaluate(gate, stopped("halted", **speed)).passed is None
+
+
+def test_incidents_have_an_answer_once_every_planned_fault_has_struck():
+    gate = Gate.parse("recovery < 5")
+    assert evaluate(gate, stopped("halted", 1.0)).passed is True
+    assert evaluate(gate, stopped("halted", 6.0)).passed is False
+    still_to_come = stopped("halted", 1.0, 2.0)
+    still_to_come["incidents"][1].update(verified=False, injected=False)
+    assert evaluate(gate, still_to_come).passed is None
+    assert evaluate(gate, stopped("halted", 1.0) | {"incidents_not_due": 1}).passed is None
+    still_to_come["incidents"][0]["recovery_seconds"] = 6.0
+    assert evaluate(gate, still_to_come).passed is False
+    assert evaluate(Gate.parse("recovery mean < 5"), still_to_come).passed is None
+
+
+def test_a_job_that_died_fails_what_it_failed_and_passes_nothing_that_it_did_not_live_to_see():
+    died = summary_of(1.0, goodput_ratio=0.5, steps_lost=0) | {"job_outcome": "failed"}
+    died["incidents"][0]["recovered"] = False
+    assert evaluate(Gate.parse("goodput > 90%"), died).passed is False
+    result = evaluate(Gate.parse("steps_lost == 0"), died)
+    assert (result.passed, result.reason) == (None, "the job failed before steps_lost was final")
+
+
+def test_a_job_that_came_to_its_end_is_judged_though_its_twin_did_not():
+    figures = {"steps_lost": 0, "loss_deviation_ratio": 0.0}
+    twin_stopped = summary_of(1.0, **figures) | {"status": "interrupted", "twin_outcome": "stopped"}
+    assert evaluate(Gate.parse("steps_lost == 0"), twin_stopped).passed is True
+    result = evaluate(Gate.parse("loss_deviation < 2%"), twin_stopped)
+    assert (result.passed, result.reason) == (None, "the twin ended before loss_deviation_ratio was final")
+    assert evaluate(Gate.parse("final_loss < 2"), summary_of(final_loss=1.0, twin_planned=False)).passed is True
+
+
+@pytest.mark.parametrize("ended", ["halted", "interrupted", "failed"])
+def test_a_run_that_ended_early_passes_no_gate_over_the_whole_of_it(ended):
+    gates = ["steps_lost == 0", "unfit_steps == 0", "step_seconds max < 5", "throughput_before > 1"]
+    summary = summarize(run(gates=gates, ended=ended))
+    passed = [gate["expression"] for gate in summary["gates"] if gate["passed"]]
+    assert passed == ["throughput_before > 1"]
+    assert all(gate["passed"] is not False for gate in summary["gates"])
 
 
 def test_every_metric_is_in_a_real_summary():
@@ -167,7 +268,7 @@ def test_the_builtin_gates_always_count():
 
 
 def test_a_gate_that_breaks_down_is_open_and_says_why():
-    results = evaluate_all(["speed > 1", "recovery < 5"], {"status": "completed", "incidents": [{}]})
+    results = evaluate_all(["speed > 1", "recovery < 5"], summary_of() | {"incidents": [{}]})
     assert [result.passed for result in results] == [None] * 5
     assert "no metric 'speed'" in (results[0].reason or "")
     assert "could not be evaluated" in (results[1].reason or "")

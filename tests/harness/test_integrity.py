@@ -38,6 +38,11 @@ def test_a_step_that_a_completed_run_never_committed_is_lost(step: int):
     assert count_steps_lost(build(without(run(), step))) == 1
 
 
+def test_a_log_with_an_absurd_step_is_counted_all_the_same():
+    events = [replace(e, step=10**15) if e.kind == "step_committed" and e.step == 60 else e for e in run()]
+    assert count_steps_lost(build(events)) == 10**15 - 60
+
+
 def test_a_step_that_a_stopped_run_did_not_reach_is_not_lost():
     assert count_steps_lost(build(run(cut_off_after_step=30))) == 0
     assert count_steps_lost(build(run(faults=(Fault(recovers=False),), job_fails=True))) == 0

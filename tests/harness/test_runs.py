@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos.errors import UsageError
+from harness.comparison.stored import find_samples
 from harness.runs import RunNotFound, StoreError, find_run, list_runs, new_run_folder, safe_name
 from mecefo_runtime.events import Event
 
@@ -168,6 +170,32 @@ class TestFindRun:
         with pytest.raises(RunNotFound, match="Nearest: kill-node") as caught:
             find_run(tmp_path, "kil-node")
         assert "slow-link" not in str(caught.value)
+
+    def test_one_without_a_log_is_told_apart_from_none(self, tmp_path):
+        folder = new_run_folder(tmp_path, "kill-node")
+        for reference in ("kill-node", f"kill-node/{folder.name}", str(folder)):
+            with pytest.raises(RunNotFound, match="has no event log") as caught:
+                find_run(tmp_path, reference)
+            assert str(folder) in str(caught.value)
+
+    def test_one_that_may_not_be_read_is_said_and_listed(self, tmp_path, monkeypatch):
+        folder, other = store(tmp_path, now=ONE), store(tmp_path, "slow-link", now=NOON)
+        real_stat = Path.stat
+
+        def stat(path, **options):
+            if folder in path.parents:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real_stat(path, **options)
+
+        monkeypatch.setattr(Path, "stat", stat)
+        for reference in ("kill-node", f"kill-node/{folder.name}", str(folder), str(folder / "events.jsonl")):
+            with pytest.raises(StoreError, match=r"cannot read .* \(Permission denied\)"):
+                find_run(tmp_path, reference)
+            with pytest.raises(UsageError, match="Permission denied"):
+                find_samples(tmp_path, reference)
+        (tmp_path / "latest").unlink()
+        assert find_run(tmp_path, "latest") == other
+        assert len(list_runs(tmp_path)) == 2
 
     @pytest.mark.parametrize("reference", ["latest", "kill-node", "x" * 5000, "a/b/c"])
     def test_an_empty_store_says_how_to_fill_it(self, tmp_path, reference):

@@ -185,3 +185,11 @@ def test_gates_of_a_run_are_held_against_its_series():
     gates = {gate["expression"]: gate for gate in summarize(run(gates=["step_seconds p95 < 1ms"]))["gates"]}
     assert gates["step_seconds p95 < 1ms"]["passed"] is False
     assert (gates["step_seconds p95 < 1ms"]["unit"], gates["step_seconds p95 < 1ms"]["threshold"]) == ("seconds", 0.001)
+
+
+def test_times_that_cannot_be_right_have_no_throughput():
+    events = [
+        shifted(e, committed_monotonic=1e300) if e.kind == "step_committed" and e.step == 60 else e for e in run()
+    ]
+    result = judged("throughput min >= 0", events)
+    assert result.passed is None and "longer than any run" in (result.reason or "")

@@ -54,6 +54,12 @@ def test_every_key_is_there_and_the_summary_is_json(events):
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+def test_a_log_of_two_runs_proves_nothing():
+    summary = summarize([*run(), *run(name="another")])
+    assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
+    assert "the log holds the events of 2 runs, which cannot be told apart" in summary["reasons"]
+
+
 def test_the_figures_of_a_run():
     summary = summarize(run(gates=["throughput_drop <= 30%"]))
     assert (summary["name"], summary["seed"], summary["experiment_hash"]) == ("synthetic", 7, "0123456789abcdef")

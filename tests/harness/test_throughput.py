@@ -1,10 +1,13 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.caveats import caveats
+from harness.steps import CommittedStep
 from harness.summary import summarize
-from harness.throughput import Throughput, measure
+from harness.throughput import Throughput, _work_within, measure
 from harness.timeline import build
 from mecefo_runtime.events import Event
 from tests.harness import synthetic
@@ -52,6 +55,43 @@ def test_a_step_in_flight_at_the_repair_counts_by_its_share():
         replace(e, monotonic_seconds=e.monotonic_seconds + 0.025) if e.kind == "repair_started" else e for e in run()
     ]
     assert figures(events).during == pytest.approx(15.2 * TOKENS_PER_STEP / (STALL_SECONDS + 15.2 * 0.125))
+
+
+def step(previous: float, began: float, committed: float) -> CommittedStep:
+    return CommittedStep(1, 0, None, 1.0, None, None, began, committed, previous)
+
+
+@pytest.mark.parametrize(
+    ("began", "windows", "work"),
+    [
+        (0.0, [(0.2, 0.4)], 0.2),
+        (0.5, [(0.2, 1.0)], 1.0),  # in flight at its start was what was thrown away
+        (0.5, [(0.25, 0.65)], 0.4 / 0.75),
+        # Before the second fault there was only what it threw away; the whole step counts once.
+        (0.5, [(0.0, 0.4), (0.45, 1.0)], 1.0),
+        (0.42, [(0.0, 0.4), (0.45, 1.0)], 0.95),
+        (0.0, [(0.1, 0.2), (0.3, 0.4), (0.5, 2.0)], 0.7),
+        (0.5, [(2.0, 3.0)], 0.0),
+    ],
+)
+def test_a_step_counts_once_however_short_the_windows(began: float, windows: list[tuple[float, float]], work: float):
+    assert _work_within([step(0.0, began, 1.0)], windows) == pytest.approx(work)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6),
+    st.lists(st.floats(0, 6), max_size=8, unique=True),
+)
+def test_no_work_is_counted_twice(parts: list[tuple[float, float]], edges: list[float]):
+    edges = sorted(edges)
+    windows = list(zip(edges[::2], edges[1::2], strict=False))
+    steps, now = [], 0.0
+    for before, during in parts:
+        steps.append(step(now, now + before, now + before + during))
+        now += before + during
+    for one in steps:
+        assert 0.0 <= _work_within([one], windows) <= 1.0 + 1e-9
+    assert _work_within(steps, windows) == pytest.approx(sum(_work_within([one], windows) for one in steps))
 
 
 def test_a_fault_that_stops_nothing_costs_its_hold_alone():

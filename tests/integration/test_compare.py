@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -106,17 +107,25 @@ def test_interrupted_it_keeps_what_is_done(tmp_path):
     assert document["status"] == "partial"
     assert document["samples"][0]["runs"][0]["verdict"] == "pass"
     assert "PARTIAL" in run.stdout
+    assert "interrupted: of 2 rounds, exact ran 1, ndb ran none" in run.stdout
 
 
 def test_the_same_again_is_judged_on_medians_and_against_a_baseline(tmp_path):
     options = ("--strategy", "exact", *FAULT[1:])
     out = tmp_path / "out"
-    code, text, _ = chaos(
-        tmp_path / "first", "run", FAULT[0], *options, "--repeat", "2", "--gate", "steps_lost == 0", "--json", out=out
-    )
+    junit = tmp_path / "junit.xml"
+    twice = ("--repeat", "2", "--gate", "steps_lost == 0", "--gate", "recovery > 0", "--junit", str(junit), "--github")
+    code, text, said = chaos(tmp_path / "first", "run", FAULT[0], *options, *twice, "--json", out=out)
     first = json.loads(text)
     assert (code, first["verdict"], first["status"]) == (0, "pass", "complete"), first["reasons"]
-    assert [(gate["expression"], gate["passed"]) for gate in first["gates"]] == [("steps_lost == 0", True)]
+    assert [(gate["expression"], gate["passed"]) for gate in first["gates"]] == [
+        ("steps_lost == 0", True),
+        ("recovery > 0", True),
+    ]
+    suites = list(ElementTree.parse(junit).getroot())
+    assert [suite.get("name") for suite in suites] == [f"chaos.kill-process{end}" for end in (".run-1", ".run-2", "")]
+    assert [suite.get("failures") for suite in suites] == [suite.get("errors") for suite in suites] == ["0"] * 3
+    assert "GITHUB_STEP_SUMMARY names no file" in said
     assert first["samples"][0]["figures"]["recovery_seconds"]["n"] == 2
     baseline = f"repeat/{Path(first['folder']).name}"
     code, text, _ = chaos(

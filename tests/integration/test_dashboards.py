@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dashboards import DASHBOARDS, as_values
-from tests.dashboards.prometheus import Prometheus, needs_prometheus
 from tests.dashboards.reading import Query, all_queries, asked, misspelt, selectors
 from tests.integration.runs import ChaosRun
+from tests.prometheus import Prometheus, needs_prometheus
 
 pytestmark = [pytest.mark.integration, needs_prometheus]
 

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.prometheus import SCRAPE_SECONDS, Prometheus
 from tests.integration.runs import REPOSITORY, SMALL, ChaosRun, assert_nothing_left, marked_environment, read_run
+from tests.prometheus import Prometheus
 
 pytestmark = pytest.mark.integration
 
 TIMEOUT_SECONDS = 60.0
+SCRAPE_SECONDS = 0.25
 # Between the moment at which a figure is taken and the one that Prometheus says it took it at, on a busy machine.
 SLACK_SECONDS = 2.0
 # With --dilation, so that the job lasts for some readings.
@@ -31,7 +32,7 @@ def recorded(tmp_path_factory):
     out.mkdir()
     targets = out / "prometheus.json"
     given = []
-    with Prometheus(folder / "prometheus", targets) as prometheus:
+    with Prometheus(folder / "prometheus", targets, scrape_seconds=SCRAPE_SECONDS) as prometheus:
         with ChaosRun(folder / "run", ["run", *KILL, "--json"], out=out) as run:
             while run.process.poll() is None:
                 if targets.exists() and (text := targets.read_text()) and (not given or given[-1] != text):
@@ -225,6 +226,10 @@ def test_a_run_that_was_killed_leaves_the_targets_to_the_next_one(tmp_path):
         left = json.loads((out / "prometheus.json").read_text())
         assert {group["labels"]["role"] for group in left} == {"job", "rank"}
         assert_nothing_left(killed, timeout_seconds=20.0)
+        # The watchdog has undone what there was, and the run is known no more.
+        with ChaosRun(tmp_path / "dry", ["heal", "--dry-run"], out=out) as looked:
+            assert looked.wait() == 0
+            assert f"would be removed: {left[0]['targets'][0]} of a dead run" in looked.stdout
     with serving(tmp_path, "--out", str(out)) as (url, _):
         (group,) = json.loads((out / "prometheus.json").read_text())
         assert group["targets"] == [url.split("/")[2]]

@@ -153,7 +153,7 @@ def test_the_metric_decides(monkeypatch):
     assert measured == max(sizes) > 0
     metric = page["LARGEST_TRANSFER"]
     monkeypatch.setattr(gates, "find", lambda name: metric if name == metric.name else None)
-    summary = {"status": "completed", "largest_transfer_bytes": measured}
+    summary = {"job_outcome": "completed", "largest_transfer_bytes": measured}
     passed = {
         limit: gates.evaluate(gates.Gate.parse(f"largest_transfer_bytes < {limit}"), summary).passed
         for limit in (measured, measured + 1)
@@ -166,7 +166,7 @@ def test_the_metric_of_nothing_is_not_zero():
     page = executed("adding-a-gate.md")
     assert page["largest_transfer_bytes"]([]) is None
     gate = gates.Gate("x", page["LARGEST_TRANSFER"], "max", "<", 1.0)
-    assert gates.evaluate(gate, {"status": "completed", "largest_transfer_bytes": None}).passed is None
+    assert gates.evaluate(gate, {"job_outcome": "completed", "largest_transfer_bytes": None}).passed is None
 
 
 # ---- a backend ----

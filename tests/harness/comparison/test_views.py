@@ -58,6 +58,37 @@ def test_a_comparison_is_complete_or_partial_not_passed():
     assert headline(again, judge_repetition(again)) == "pass"
 
 
+def test_interrupted_it_says_what_ran_and_explains_nothing_that_did_not():
+    restarts = replace(sample(0.0, label="checkpoint"), runs=[])
+    found = replace(
+        run_set(sample(0.3, label="exact"), replace(sample(0.0, label="ndb"), runs=[run("halted")]), restarts),
+        status="partial",
+        num_rounds=2,
+    )
+    verdict = judge_comparison(found)
+    assert (verdict.verdict, verdict.exit_code) == ("halted", 2)
+    assert "interrupted: of 2 rounds, exact ran 1, ndb ran none, checkpoint ran none" in verdict.reasons
+    shown = text(found)
+    assert "Not every round was run: of 2 rounds, exact ran 1" in shown
+    assert "checkpoint: not run" in shown and "checkpoint: not run" in render(found, verdict)
+    assert "forked" not in shown and "Every round" not in shown
+    halfway = replace(found, samples=[sample(0.3, label="exact"), replace(restarts, runs=[run("halted")])])
+    assert not any("forked" in note for note in notes(halfway))
+
+
+def test_a_set_that_broke_down_was_not_interrupted():
+    full = replace(sample(0.0, label="ndb"), runs=[Run("error", error="the disk is full")])
+    verdict = judge_comparison(replace(run_set(sample(0.3), full), status="partial", num_rounds=2))
+    assert verdict.exit_code == 3
+    assert verdict.reasons[-1] == "ended early: of 2 rounds, mecefo ran 1, ndb ran none"
+
+
+def test_a_strategy_that_is_refused_was_in_no_round():
+    refused = replace(sample(0.0, label="checkpoint"), runs=[Run(REFUSED, error="give a repair")])
+    said = notes(run_set(sample(0.3), refused))
+    assert said == ["Every round ran mecefo in turn, with the same seed and the same faults."]
+
+
 def test_dilation_is_said_and_no_restart_where_there_was_none():
     assert not any("restart" in note for note in notes(run_set(sample(1.0))))
     assert any("Time dilation 8" in note for note in notes(run_set(sample(1.0, machine={"dilation": 8.0}))))

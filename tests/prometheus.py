@@ -1,4 +1,4 @@
-"""A real Prometheus for tests, with the configuration that we ship."""
+"""A real Prometheus for tests, with the configuration that we ship, that is asked what it has stored."""
 
 from __future__ import annotations
 
@@ -17,29 +17,35 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-SHIPPED = Path(__file__).resolve().parents[2] / "docker" / "prometheus"
+SHIPPED = Path(__file__).resolve().parents[1] / "docker" / "prometheus"
 # Much longer than it takes on a busy machine.
 TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="no prometheus on this machine (Debian: apt-get install prometheus)"
-)
+_MISSING = "no prometheus on this machine (Debian: apt-get install prometheus)"
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason=_MISSING)
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool on this machine (Debian: apt-get install prometheus)"
 )
 
 
 class Prometheus:
-    """Scrapes what the file `targets` lists, as docker/prometheus says; a context that ends it."""
+    """Scrapes what the file `targets` lists, as docker/prometheus says; a context that ends it.
 
-    def __init__(self, folder: Path, targets: Path) -> None:
-        folder.mkdir()
+    With `scrape_seconds` it does so that often.
+    """
+
+    def __init__(self, folder: Path, targets: Path, *, scrape_seconds: float | None = None) -> None:
+        if shutil.which("prometheus") is None:  # of a fixture, which no mark can skip
+            pytest.skip(_MISSING)
+        folder.mkdir(parents=True)
         config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
         config["rule_files"] = [str(SHIPPED / pattern) for pattern in config["rule_files"]]
         (scrape,) = config["scrape_configs"]
         (discovery,) = scrape["file_sd_configs"]
         discovery["files"] = [str(targets)]
+        if scrape_seconds is not None:
+            scrape["scrape_interval"], scrape["scrape_timeout"] = f"{scrape_seconds * 1000:.0f}ms", "200ms"
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
@@ -77,6 +83,20 @@ class Prometheus:
             assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, f"not within {TIMEOUT_SECONDS} s: {what}"
             time.sleep(POLL_SECONDS)
+
+    def ask(self, query: str) -> list[Mapping[str, Any]]:
+        """The result of a PromQL expression, now."""
+        return list(self._get("query", query=query)["result"])
+
+    def samples(self, series: str) -> list[tuple[float, float]]:
+        """All (Unix time, value) of the last hour of `series`, which must be one."""
+        results = self.ask(f"{series}[1h]")
+        assert len(results) == 1, f"{series}: {[result['metric'] for result in results]}"
+        return [(at, float(value)) for at, value in results[0]["values"]]
+
+    def targets(self) -> list[Mapping[str, Any]]:
+        """What is being read now."""
+        return list(self._get("targets")["activeTargets"])
 
     def at(self, expression: str, seconds: float) -> list[Mapping[str, Any]]:
         """The series of `expression` at a Unix time, each with its value as a list of one."""
