@@ -34,6 +34,7 @@ from chaos.commands.stored import legible, read_run
 from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 
 if TYPE_CHECKING:
+    from chaos.complaints import Source
     from chaos.experiment import Experiment
 
 EXIT_USAGE = UsageError.exit_code
@@ -109,20 +110,23 @@ def run(
     **options: Any,
 ) -> int:
     """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
-    experiment = _experiment(subject, options)
+    experiment, source = _said(subject, options)
     if junit is not None:
         _check_junit(junit)
     if dry_run:
-        print_plan(experiment, as_json)
+        with source.locating():
+            print_plan(experiment, as_json)
         return 0
     against = None if baseline is None else prepare_baseline(baseline, out)
     if repeat > 1:
-        return repeat_run(experiment, repeat, out, as_json, against, junit, github)
+        with source.locating():
+            return repeat_run(experiment, repeat, out, as_json, against, junit, github)
     from harness.execute import JUNIT_FILE, execute, write_whole
     from harness.exporter.job import exporting
 
     with exporting(metrics) as exporter:
-        summary, folder = execute(experiment, out, sys.stderr, exporter)
+        with source.locating():
+            summary, folder = execute(experiment, out, sys.stderr, exporter)
         print_report(summary, folder, as_json)
         if junit is not None:
             write_whole(junit, (folder / JUNIT_FILE).read_text())
@@ -195,7 +199,9 @@ def compare(
 @JSON_OPTION
 def plan(subject: str | None, as_json: bool, **options: Any) -> int:
     """Print the incidents that `run` would fire with the same arguments; the same seed gives the same ones."""
-    print_plan(_experiment(subject, options), as_json)
+    experiment, source = _said(subject, options)
+    with source.locating():
+        print_plan(experiment, as_json)
     return 0
 
 
@@ -261,10 +267,14 @@ def _check_junit(path: Path) -> None:
         raise UsageError(f"--junit: the folder {path.parent} cannot be written to")
 
 
-def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
-    from chaos.experiment import from_options
+def _said(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:
+    from chaos.experiment import read_options
 
-    return from_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
+    return read_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
+
+
+def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
+    return _said(subject, options)[0]
 
 
 for command in (doctor, faults, gates, heal, replay, serve, shrink):

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from chaos.errors import UsageError, nearest, shown
+from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.yaml_lines import KeyPath, shown_key
 
 _USAGE = "usage"
+# As `_key_text` writes a place, options (`--at`) not among them.
+_KEY_TEXT = re.compile(r"\w+(\[[0-9]+\]|\.\w+)*")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an experiment was said: in a file, of which `lines` gives the places, or by command-line `options`."""
+    """Where an experiment was said: in a file, of which `lines` gives the places, or by command-line `options`.
+
+    An option that is empty is one that need not be named: of the only fault, say.
+    """
 
     path: str | None = None
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
@@ -30,9 +37,26 @@ class Source:
         outwards = [where[:end] for end in range(len(where), -1, -1)]
         option = next((self.options[place] for place in outwards if place in self.options), None)
         if option is not None:
-            return UsageError(message, key=option, suggestion=suggestion)
+            return UsageError(message, key=option or None, suggestion=suggestion)
         line = next((self.lines[place] for place in outwards if place in self.lines), None)
         return UsageError(message, path=self.path, line=line, key=_key_text(where), suggestion=suggestion)
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """What is refused meanwhile by its key alone, by whoever was given the experiment, gets its place."""
+        try:
+            yield
+        except UsageError as error:
+            raise all_of([self._located(problem) for problem in error.problems]) from error
+
+    def _located(self, problem: UsageError) -> UsageError:
+        if problem.key is None or problem.path is not None or problem.line is not None:
+            return problem
+        if not _KEY_TEXT.fullmatch(problem.key):
+            return problem
+        parts = re.findall(r"[^.\[\]]+", problem.key)
+        where = tuple(int(part) if part.isdigit() else part for part in parts)
+        return self.problem(where, problem.message, problem.suggestion)
 
     def placed(self, error: UsageError, where: KeyPath) -> UsageError:
         """`error`, of which nobody has said yet where it is: at `where`, or at the part of it that it names."""
@@ -76,6 +100,9 @@ def _explain(
         suggestion = nearest(str(where[-1]), known)
         others = "" if suggestion else f": here are {', '.join(known)}" if known else ": nothing belongs here"
         return source.problem(where, f"unknown key{others}", suggestion)
+    if details["type"] == "literal_error" and where == ("job", "runtime"):
+        # The model that found it is the one of our own runtime, which knows no other.
+        return source.problem(where, f"must be 'mecefo' or 'command', not {shown(details['input'])}")
     if details["type"] == "literal_error":
         return source.problem(where, f"must be {context['expected']}, not {shown(details['input'])}")
     wanted = _WANTED.get(details["type"])
@@ -92,13 +119,19 @@ def _said_at(location: Sequence[str | int]) -> Sequence[str | int]:
 
 
 _WANTED: Mapping[str, str] = {
+    "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a mapping (lines of the form `key: value`)",
     "finite_number": "a finite number",
+    "float_parsing": "a number",
     "float_type": "a number",
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number that is not as large",
     "int_type": "a whole number",
+    "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "list_type": "a list (lines of the form `- item`)",
     "model_type": "a mapping (lines of the form `key: value`)",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.command_job import PHASES_OF_A_COMMAND, CommandJob, refusal
 from chaos.complaints import Source
-from chaos.errors import UsageError
+from chaos.errors import UsageError, nearest, shown
 from chaos.fault_spec import FaultSpec
 from chaos.job import ROLES_OF_RUNTIME, Job
 from chaos.quantities import bytes_text
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Less than any process takes that has torch in it.
 _MIN_NODE_BYTES = 64 * 2**20
+# Our runtime keeps all of them in fp32.
+_HIGHEST_BIT = 31
 
 
 def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]], source: Source) -> list[UsageError]:
@@ -42,6 +44,8 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
         where: KeyPath = ("faults", index)
         kind = kinds[fault.kind]
         problems += _about_time(fault, kind, job, where, source)
+        if isinstance(job, Job):
+            problems += _about_model(fault, job, where, source)
         try:
             target = resolve(fault.on, cluster, kind.scope, Random(0), nodes_per_rack=job.nodes_per_rack)
         except UsageError as error:
@@ -100,6 +104,28 @@ def _about_time(
         if kind.is_loss:
             why = "whom it strikes is gone until the repair: write repair"
         problems.append(source.problem((*where, "for"), f"{fault.kind} has no lifetime: {why}"))
+    lifetime, longest_seconds = fault.lifetime or kind.default_lifetime, kind.longest_seconds(parameters)
+    if lifetime is not None and longest_seconds is not None and (lifetime.seconds or 0.0) > longest_seconds:
+        message = f"{fault.kind} is to go on for {lifetime}, but ends by itself after {longest_seconds:g}s"
+        problems.append(source.problem((*where, "for"), f"{message}: choose a shorter for, or a larger at_most"))
+    return problems
+
+
+def _about_model(fault: FaultSpec, job: Job, where: KeyPath, source: Source) -> list[UsageError]:
+    """What no rank has, whoever holds which layers."""
+    num_layers = PRESETS[job.model].num_layers
+    units = ("embedding", *(f"layer.{layer}" for layer in range(num_layers)), "head")
+    layer, unit, bit = (fault.parameters.get(name) for name in ("layer", "unit", "bit"))
+    problems = []
+    if isinstance(layer, int) and layer >= num_layers:
+        message = f"the model {job.model} has {num_layers} layers: choose 0 to {num_layers - 1}"
+        problems.append(source.problem((*where, "layer"), message))
+    if isinstance(unit, str) and unit not in units:
+        message = f"the model {job.model} has no unit {shown(unit)}: there are embedding, layer.0 to {units[-2]}, head"
+        problems.append(source.problem((*where, "unit"), message, nearest(unit, units)))
+    if isinstance(bit, int) and bit > _HIGHEST_BIT:
+        message = f"parameters, gradients and the rest have 32 bits each: choose 0 to {_HIGHEST_BIT}"
+        problems.append(source.problem((*where, "bit"), message))
     return problems
 
 

@@ -120,7 +120,20 @@ def from_options(
     registry: Registry | None = None,
     strategies: Collection[str] | None = None,
 ) -> Experiment:
+    """The experiment that `read_options` reads."""
+    return read_options(subject, options, registry=registry, strategies=strategies)[0]
+
+
+def read_options(
+    subject: str | None,
+    options: Mapping[str, Any],
+    *,
+    registry: Registry | None = None,
+    strategies: Collection[str] | None = None,
+) -> tuple[Experiment, Source]:
     """An experiment from a command line: of one fault, or of a file, of which `options` replace what they name.
+
+    Beside it, where each part of it was said.
 
     `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's, and of
     `parameters`, each a text KEY=VALUE, the fault gets its own. `abort_unless` are gates as well, with abort_on_fail;
@@ -139,7 +152,8 @@ def from_options(
         values, source = dict(document.values), Source(document.path, document.lines, labels)
     elif subject in kinds:
         values, source = {"name": subject, "faults": [{"kind": subject}]}, Source(options=labels)
-        labels[("faults", 0, "at")] = "--at"
+        labels[("faults", 0)] = ""
+        labels.update({("faults", 0, key): _label(key) for key in FAULT_KEYS if key not in ("kind", "draw")})
         labels.update({("faults", 0, key): f"--param {key}" for key in kinds[subject].Parameters.model_fields})
     else:
         raise UsageError(
@@ -156,7 +170,9 @@ def _is_file(subject: str) -> bool:
     return False
 
 
-def _of_profile(options: Mapping[str, Any], kinds: Registry, strategies: Collection[str] | None) -> Experiment:
+def _of_profile(
+    options: Mapping[str, Any], kinds: Registry, strategies: Collection[str] | None
+) -> tuple[Experiment, Source]:
     if "profile" not in options:
         raise UsageError(f"which fault? there are {', '.join(kinds)}; or write the path of a .yaml file, or --profile")
     of_a_fault = [option for option in (*FAULT_KEYS, "parameters") if option in options]
@@ -179,7 +195,7 @@ def _with_options(
     labels: dict[KeyPath, str],
     kinds: Registry,
     strategies: Collection[str] | None,
-) -> Experiment:
+) -> tuple[Experiment, Source]:
     """`values` with what `options` say instead, judged; `labels`, which `source` reads, gets the place of each."""
     for option, value in options.items():
         if option in _GATE_OPTIONS:
@@ -226,7 +242,7 @@ def _with_options(
         raise UsageError("there is no gate: write one with --gate, or in the file", key="--abort-on-fail")
     if options.get("abort_on_fail") and isinstance(gates, list):
         values["gates"] = aborting(gates)
-    return _judge(values, source, kinds, strategies)
+    return _judge(values, source, kinds, strategies), source
 
 
 def _label(option: str) -> str:

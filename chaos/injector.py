@@ -199,15 +199,21 @@ class Injector:
 
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()
-        incident = armed.incident
-        if incident.is_optional:
-            self._emit("not_due", incident=incident.incident, reason=f"the job ended before {incident.trigger}")
-            return
-        self._emit(
-            "unverified",
-            incident=incident.incident,
-            reason=f"never fired: the job ended before {incident.target_text or 'it'} came to {incident.trigger}",
-        )
+        incident, trigger = armed.incident, armed.incident.trigger
+        whom = incident.target_text or "it"
+        has_passed = not trigger.is_outside_steps and 0 < (trigger.step or 0) <= self._host.watch.last_step
+        is_left_out = incident.is_optional or (has_passed and incident.may_be_left_out)
+        if has_passed:
+            # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
+            reason = f"{whom} was not in the job when it came to {trigger}, or has no such phase in that step"
+        elif incident.is_optional:
+            reason = f"the job ended before {trigger}"
+        else:
+            reason = f"the job ended before {whom} came to {trigger}"
+        if is_left_out:
+            self._emit("not_due", incident=incident.incident, reason=reason)
+        else:
+            self._emit("unverified", incident=incident.incident, reason=f"never fired: {reason}")
 
     def _fire(self, armed: Armed) -> None:
         if armed.fired is None:

@@ -104,10 +104,12 @@ class Incident:
 class Plan:
     """What a run fires, in the order of the experiment, and what there is to be said of how it was drawn.
 
-    `left_out_ratio` is the share of the profile, by counts, that the job cannot have.
+    `keys` are the keys of the experiment that the incidents come from, one for each. `left_out_ratio` is the share of
+    the profile, by counts, that the job cannot have.
     """
 
     incidents: tuple[Incident, ...]
+    keys: tuple[str, ...]
     notes: tuple[str, ...] = ()
     left_out_ratio: float | None = None
     time_compression: TimeCompression | None = None
@@ -213,7 +215,7 @@ def make_plan(
         if compression is not None:
             notes.append(f"time compression: {compression}; here {num_failures} failures in {job.steps} steps")
     incidents = tuple(replace(one.incident, incident=number) for number, one in enumerate(placed))
-    return Plan(incidents, tuple(notes), left_out_ratio, compression)
+    return Plan(incidents, tuple(one.key for one in placed), tuple(notes), left_out_ratio, compression)
 
 
 def _firings(
@@ -358,7 +360,7 @@ def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Col
     incident = replace(
         anywhere,
         target=target,
-        target_text="the newest checkpoint" if kind.scope == "checkpoint" else str(draft.on if named else target),
+        target_text=kind.strikes if kind.scope == "checkpoint" else str(draft.on if named else target),
         repair=None if target.role is not None else draft.repair,
     )
     return replace(here, incident=incident)

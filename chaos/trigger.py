@@ -50,6 +50,8 @@ class Duration:
             return text
         match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
         if isinstance(text, int | float) and not isinstance(text, bool):
+            if not math.isfinite(text):
+                raise UsageError(f"{text} is not a duration: write 30s, 1500ms, 2min, 1h or 15steps")
             raise UsageError(f"{text} has no unit: write {text}s or {text}steps")
         if match is None:
             raise UsageError(f"{shown(text)} is not a duration: write 30s, 1500ms, 2min, 1h or 15steps")

@@ -18,6 +18,8 @@ _FEW_STEPS = 10
 MUCH_OVERRUN = 0.05
 """Compute that took this much longer than the dilation says is named."""
 
+_MAX_NOT_FIRED = 5
+"""So many incidents that did not fire are told of one by one."""
 MUCH_HELD = 0.1
 """Ranks that this tool held for such a share of the time under the fault are named."""
 
@@ -34,6 +36,7 @@ def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadabl
         *_of_the_losses(summary),
         *_of_the_steps_left_out(timeline),
         *(_of_the_incidents(summary) if timeline is not None else ()),
+        *_of_what_did_not_fire(timeline),
     ]
 
 
@@ -166,6 +169,15 @@ def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
         return []
     whose = f"Step {left_out[0]} was" if len(left_out) == 1 else f"{len(left_out)} steps, from {left_out[0]} on, were"
     return [f"{whose} left out as unfit: committed, but the model learned nothing from their samples."]
+
+
+def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
+    """Incidents that were planned by chance and are none of the run's, those that came too late for it left out."""
+    found = [] if timeline is None else [due for due in timeline.not_due if not due[1].startswith("the job ended")]
+    shown = [f"Incident {number} was planned and did not fire: {reason}." for number, reason in found[:_MAX_NOT_FIRED]]
+    if len(found) > len(shown):
+        shown.append(f"So it was with {count(len(found) - len(shown), 'more incident')}.")
+    return shown
 
 
 def _of_the_incidents(summary: Mapping[str, Any]) -> list[str]:

@@ -93,7 +93,7 @@ class Conductor:
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
-        self._repairs = Restarts(self._incidents, self._faults, self._emitter, lambda: self._running)
+        self._repairs = Restarts(self._incidents, self._faults, self._emitter, lambda: self._running, job.steps)
         self._committed_steps = 0
         self._last_progress_seconds = 0.0
         self._usual_step_seconds = 0.0

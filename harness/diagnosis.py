@@ -115,8 +115,9 @@ def _culprits(event: Event, struck: Sequence[frozenset[Culprit]]) -> Iterable[Cu
     if event.job != MAIN_JOB:
         return
     ends = frozenset[Culprit](int(rank) for link in event.fields.get("cut_links") or () for rank in link)
-    if ends in struck:
-        # It named the very link. That it did without one of the ends is its answer to it, no accusation.
+    if ends and any(ends <= each for each in struck):
+        # It named the very link, or some of the links of a partition. That it did without one of the ends is its answer
+        # to it, no accusation.
         yield from sorted(ends, key=str)
         return
     if event.kind == "coordinator_restarted":

@@ -219,7 +219,7 @@ class _Reached:
         self.step = step
         self._committed[step] = (epoch, committed)
         for incident, injected in self._injected.items():
-            if began > injected.monotonic_seconds:
+            if began > injected.monotonic_seconds and not fields.get("skipped"):
                 seconds = committed - injected.monotonic_seconds
                 found += self._note("recovery_seconds", seconds, incident)
                 found += self._note("progress_seconds", seconds, incident) if is_new else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,25 +65,24 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
         UsageError: the experiment cannot be run, and why.
     """
     try:
-        check_gates(experiment.gates)
-        for condition in experiment.halt:
-            HaltCondition.parse(condition)
+        _check_conditions(experiment)
         job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))
         capabilities = _capabilities(experiment, job)
         plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
-        needs = {incident.fault: registry()[incident.fault].needs for incident in plan.incidents}
-        if complaints := check_needs(needs, capabilities):
-            raise all_of([_with_reason(complaint, experiment) for complaint in complaints])
+        _check_needs(plan, experiment, capabilities)
         if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
             raise UsageError(reason, key="network")
-        _check_faults(plan.incidents, job, experiment.backend)
+        _check_faults(plan, job, experiment.backend)
         if isinstance(job, CommandConfig):
             check_command(job)
             return job, plan
-        read_corpus(job.data, sequence_length=job.sequence_length)
+        try:
+            read_corpus(job.data, sequence_length=job.sequence_length)
+        except DataError as error:
+            raise UsageError(str(error), key="job.data") from error
         if job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
             newest_durable(job)
-    except (GateError, LayoutError, DataError, ForeignCheckpoint) as error:
+    except (LayoutError, ForeignCheckpoint) as error:
         raise UsageError(str(error)) from error
     return job, plan
 
@@ -191,15 +190,54 @@ def _may_need_links(experiment: Experiment) -> bool:
     return experiment.profile is not None or any("links" in kinds[fault.kind].needs for fault in experiment.faults)
 
 
-def _with_reason(complaint: UsageError, experiment: Experiment) -> UsageError:
+def _check_conditions(experiment: Experiment) -> None:
+    """Let gates and halt conditions pass that can be understood.
+
+    Raises:
+        UsageError: some of them cannot; all of those at once.
+    """
+    problems = []
+    for index, gate in enumerate(experiment.gates):
+        try:
+            check_gates([gate])
+        except GateError as error:
+            problems.append(UsageError(str(error), key=f"gates[{index}]"))
+    for index, condition in enumerate(experiment.halt):
+        try:
+            HaltCondition.parse(condition)
+        except GateError as error:
+            problems.append(UsageError(str(error), key=f"halt[{index}]"))
+    if problems:
+        raise all_of(problems)
+
+
+def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str]) -> None:
+    """Let faults pass that have what they need.
+
+    Raises:
+        UsageError: some have not; each of those at once, where it is said first.
+    """
+    kinds = registry()
+    first_keys: dict[str, str] = {}
+    for incident, key in zip(plan.incidents, plan.keys, strict=True):
+        first_keys.setdefault(incident.fault, key)
+    problems = []
+    for fault, key in first_keys.items():
+        for complaint in check_needs({fault: kinds[fault].needs}, capabilities):
+            problems.append(UsageError(_with_reason(complaint.message, experiment), key=key))
+    if problems:
+        raise all_of(problems)
+
+
+def _with_reason(complaint: str, experiment: Experiment) -> str:
     """A complaint about links says why there are none."""
-    if NEEDS["links"] not in complaint.message:
+    if NEEDS["links"] not in complaint:
         return complaint
     reason = "with network: loopback they share one" if experiment.network == "loopback" else why_no_networks()
-    return UsageError(f"{complaint.message}, and {reason}")
+    return f"{complaint}, and {reason}"
 
 
-def _check_faults(incidents: Sequence[Incident], job: AnyConfig, backend: str) -> None:
+def _check_faults(plan: Plan, job: AnyConfig, backend: str) -> None:
     """Let every fault refuse what it can know to be impossible.
 
     Raises:
@@ -213,12 +251,12 @@ def _check_faults(incidents: Sequence[Incident], job: AnyConfig, backend: str) -
         sees_mounts=backend == "local" or is_shared(folder or Path.cwd()),
         ranks_are_hosts=isinstance(job, CommandConfig),
     )
-    for incident in incidents:
+    for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]
         try:
             kind(kind.Parameters.model_validate(dict(incident.parameters))).check(incident.target, ground)
         except UsageError as error:
-            key = f"faults[{incident.incident}]" + (f".{error.key}" if error.key else "")
+            key = of_fault + (f".{error.key}" if error.key else "")
             raise UsageError(error.message, key=key, suggestion=error.suggestion) from error
 
 

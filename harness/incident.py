@@ -13,11 +13,12 @@ class Incident:
 
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
     regroup that led to `committed`, the first committed step whose attempt began after the injection: a step that was
-    in flight and committed nevertheless is no recovery. `progressed` is when the first step committed after it that had
-    not been committed before, later than `committed` in a job that had gone back. `restored` is when throughput was
-    back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, one that lost nobody was undone,
-    the coordinator was back, a command's job, which nobody repairs, was at work again, or a job that had started all
-    its ranks again was where it had been.
+    in flight and committed nevertheless is no recovery, and neither is one that was left out as unfit, which taught the
+    model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step committed
+    after it that had not been committed before, later than `committed` in a job that had gone back. `restored` is when
+    throughput was back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, one that lost nobody
+    was undone, the coordinator was back, a command's job, which nobody repairs, was at work again, or a job that had
+    started all its ranks again was where it had been.
     """
 
     incident: int
@@ -46,6 +47,7 @@ class Incident:
     rejoined: float | None = None
     lifted: float | None = None
     transfer_seconds: float = 0.0
+    is_left_out: bool = False
 
     @property
     def recovery_seconds(self) -> float | None:
@@ -103,14 +105,16 @@ class Incident:
         return is_ascending and has_cause and all(not _is_before(effect, cause) for cause, effect in causes_of)
 
     def recovered(self, is_over: bool, is_complete: bool) -> bool | None:
-        """Whether a step began and committed after the fault; None when that cannot be known.
+        """Whether a step began, was fit and committed after the fault; None when that cannot be known.
 
         It cannot when the fault never fired, when the run was stopped before it could tell (not `is_over`), or when
         every planned step had already begun (`is_complete`) and none was left to show it.
         """
         if self.committed is not None:
             return True
-        return None if self.injected is None or not is_over or is_complete else False
+        if self.injected is None or not is_over:
+            return None
+        return False if self.is_left_out or not is_complete else None
 
 
 def _difference(start: float | None, end: float | None) -> float | None:

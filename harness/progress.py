@@ -152,10 +152,12 @@ class Progress:
         job.step, job.loss, job.epoch = step, fields.get("loss"), int(fields.get("epoch") or job.epoch)
         if job is not self.main:
             return ()
+        if fields.get("skipped"):
+            return ()
         return self._recover(float(fields.get("began_monotonic", committed)), committed)
 
     def _recover(self, began: float, committed: float) -> tuple[IncidentProgress, ...]:
-        """A step counts only if it began after the fault: one that was already in flight proves nothing."""
+        """A step counts only if it was fit and began after the fault: one that was already in flight proves nothing."""
         recovered = []
         for incident in self.incidents.values():
             injected = incident.injected_monotonic_seconds

@@ -17,7 +17,10 @@ from mecefo_runtime.events import MAIN_JOB, Emitter
 
 
 class Repairs:
-    """The repairs of one run; `running` is the job under way, None between jobs."""
+    """The repairs of one run; `running` is the job under way, None between jobs.
+
+    After `end_step`, the last one of the job, nobody has to come back any more.
+    """
 
     def __init__(
         self,
@@ -25,11 +28,13 @@ class Repairs:
         faults: Mapping[str, type[Fault[Any]]],
         emitter: Emitter,
         running: Callable[[], RunningJob | None],
+        end_step: int | None = None,
     ) -> None:
         self._incidents = incidents
         self._faults = faults
         self._emitter = emitter
         self._running = running
+        self._end_step = end_step
         # (the step after whose commit it is due, what to repair)
         self._due: list[tuple[int, Incident]] = []
         self._last_step = 0
@@ -71,6 +76,8 @@ class Repairs:
         self._commits_seconds.append(asyncio.get_running_loop().time())
         self._stands_still = False
         self._last_step = max(self._last_step, step)
+        if self._end_step is not None and step >= self._end_step:
+            self._due.clear()
         due = [incident for at, incident in self._due if at <= step]
         self._due = [(at, incident) for at, incident in self._due if at > step]
         for incident in due:

@@ -155,7 +155,7 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
         "incidents": [
             _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
         ],
-        "incidents_not_due": times.num_not_due,
+        "incidents_not_due": len(times.not_due),
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
         "false_accusations": named and named.num_false,

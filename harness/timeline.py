@@ -31,7 +31,7 @@ class Timeline:
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
     for which training waited until the slowest rank had copied its part of one. `unfit` is when an attempt at a step
     was found not fit to be committed. `attempts` and `restarts` are those of a command's job; `runtime` says what the
-    job ran on. `num_not_due` counts the planned incidents that did not come to be due, and are not in `incidents`.
+    job ran on. `not_due` are incidents that chance had planned and that did not fire, each with the reason.
     """
 
     started_seconds: float
@@ -54,7 +54,7 @@ class Timeline:
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
-    num_not_due: int = 0
+    not_due: tuple[tuple[int, str], ...] = ()
 
     @cached_property
     def first_injected(self) -> float | None:
@@ -142,7 +142,11 @@ def build(events: Iterable[Event]) -> Timeline:
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
-        num_not_due=len({event.fields.get("incident") for event in main if event.kind == "not_due"}),
+        not_due=tuple(
+            (int(event.fields["incident"]), str(event.fields.get("reason")))
+            for event in main
+            if event.kind == "not_due" and "incident" in event.fields
+        ),
     )
 
 
@@ -231,9 +235,10 @@ def _read_incident(
     if injection is None:
         return Incident(**known)
     injected = injection.monotonic_seconds
-    following = next((step for step in steps.every if step.began_seconds > injected), None)
+    after = [step for step in steps.every if step.began_seconds > injected]
+    following = next((step for step in after if not step.is_left_out), None)
     committed = None if following is None else following.committed_seconds
-    progress = [step for step in steps.first if step.began_seconds > injected]
+    progress = [step for step in steps.first if step.began_seconds > injected and not step.is_left_out]
     regroups = [
         stall
         for stall in stalls
@@ -242,7 +247,7 @@ def _read_incident(
     ]
     rejoined = _rejoined(main, injected, ranks)
     lifted = at.get("repair_started")
-    if lifted is None and not ranks:
+    if lifted is None and said.get("is_loss") and not ranks:
         lifted = _first_of(main, "coordinator_restarted", injected)
     elif lifted is None and is_command and said.get("is_loss"):
         lifted = committed
@@ -269,6 +274,7 @@ def _read_incident(
         rejoined=rejoined,
         lifted=lifted,
         transfer_seconds=sum(stall.transfer_seconds for stall in regroups),
+        is_left_out=bool(after) and following is None,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.gates import GateResult
+from harness.integrity import find_diverged_units
 from harness.timeline import Timeline
 from mecefo_runtime.events import MAIN_JOB, Event
 
@@ -19,6 +20,9 @@ WORST_FIRST: tuple[Outcome, ...] = ("dirty", "error", "halted", "fail", "inconcl
 A failure outranks what is inconclusive: gates leave unverified incidents out, so one that failed did so on an effect
 that was seen, and nothing that is still unknown can take that back.
 """
+
+# Of the units that differ.
+_NAMED_UNITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ def judge(
     if timeline is not None:
         found += _incident_reasons(timeline)
         found += _data_reasons(timeline, summary)
+        found += _divergence(main, summary)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
         hold = f"all {len(gates)} gates hold" if len(gates) > 1 else "the only gate holds"
@@ -153,6 +158,8 @@ def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
                 "inconclusive",
                 f"{name} was injected, but its effect was not seen: {incident.reason or 'no evidence'}",
             )
+        elif timeline.recovered(incident) is False and incident.is_left_out:
+            yield "fail", f"{name}: every step that began after it was left out as unfit"
         elif timeline.recovered(incident) is False:
             yield "fail", f"{name}: no step began and committed after it"
         elif timeline.recovered(incident) is None:
@@ -167,13 +174,25 @@ def _data_reasons(timeline: Timeline, summary: Mapping[str, Any]) -> Iterable[tu
         yield "inconclusive", "no step was committed"
     elif timeline.first_injected is not None and not timeline.baseline:
         yield "inconclusive", "no step was committed before the first fault, so there is no throughput to compare with"
-    if summary.get("diverged_units"):
-        yield "fail", f"{summary['diverged_units']} of the model's units ended up different on the ranks that hold them"
     bad_step = summary.get("first_non_finite_loss_step")
     if bad_step is not None:
         is_after = any(i.step is None or i.step <= bad_step for i in timeline.incidents if i.injected is not None)
         outcome: Outcome = "fail" if is_after else "inconclusive"
         yield outcome, f"the training loss is not a finite number from step {bad_step} on"
+
+
+def _divergence(main: Sequence[Event], summary: Mapping[str, Any]) -> Iterable[tuple[Outcome, str]]:
+    # Without a count the comparison broke down, and is one of the problems.
+    if not summary.get("diverged_units"):
+        return
+    units = find_diverged_units(main) or {}
+    named = [f"{unit} (ranks {_listed(sorted(ranks))})" for unit, ranks in units.items()]
+    more = f" and {len(named) - _NAMED_UNITS} more" if len(named) > _NAMED_UNITS else ""
+    yield (
+        "fail",
+        f"{len(named)} of the model's units ended up different on the ranks that hold them: "
+        f"{', '.join(named[:_NAMED_UNITS])}{more}",
+    )
 
 
 def _listed(things: object) -> str:

@@ -95,7 +95,9 @@ class Narrator:
             return f"effect seen: {evidence}" if evidence else "effect seen"
         whom = _whom(injected.fields)
         target = target_text(injected.fields.get("target"))
-        return f"{target} killed: {whom} gone" if whom else f"{target} killed: {evidence}"
+        # Some are killed from outside, some end of what happens in them: the fault's name says how.
+        how = "killed" if str(injected.fields.get("fault")).startswith("kill-") else "ended"
+        return f"{target} {how}: {whom} gone" if whom else f"{target} {how}: {evidence}"
 
     def _tell_unverified(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._is_striking = False
@@ -144,7 +146,7 @@ class Narrator:
         if number <= _UNFIT_TOLD:
             return sentence
         # A model that is spoilt for good spoils every step from then on.
-        return f"{sentence}; the {number}th time in a row" if number & (number - 1) == 0 else None
+        return f"{sentence}; {number} times in a row now" if number & (number - 1) == 0 else None
 
     def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first that failed"
@@ -162,7 +164,9 @@ class Narrator:
 
     def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         nodes, ranks = name_nodes(fields.get("nodes", ())), name_ranks(fields.get("ranks", ()))
-        return f"repair: {' with '.join(part for part in (nodes, ranks) if part) or 'the target'} starts again"
+        whom = " with ".join(part for part in (nodes, ranks) if part) or "the target"
+        num_first = _size(fields.get("nodes")) or _size(fields.get("ranks"))
+        return f"repair: {whom} {'start' if num_first > 1 else 'starts'} again"
 
     def _tell_rejoined(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"{name_ranks(fields.get('ranks', ()))} back in the job"

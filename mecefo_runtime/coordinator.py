@@ -138,7 +138,7 @@ class Coordinator:
     async def _serve_supervisor(self, reader: asyncio.StreamReader, node: int) -> None:
         self._membership.on_supervisor(node)
         async for message in _messages(reader):
-            if message["exit"] == 0:
+            if message["has_ended_in_order"]:
                 self._membership.on_completed()
             self._membership.on_lost(int(message["rank"]), "supervisor", int(message["attempt"]))
             self._settle()

@@ -19,6 +19,8 @@ from mecefo_runtime.worker import run_worker
 
 RECONNECT_SECONDS = 0.05
 CONNECT_TIMEOUT_SECONDS = 0.5
+# What a rank that has done its training says last.
+IN_ORDER = b"."
 
 
 class Supervisor:
@@ -42,7 +44,8 @@ class Supervisor:
         self._ranks = ranks
         self._logs = logs
         self._selector = selectors.DefaultSelector()
-        self._running: dict[int, tuple[int, int, ProcessId]] = {}
+        # By pidfd: rank, attempt, process, and the pipe through which it says that it ended in order.
+        self._running: dict[int, tuple[int, int, ProcessId, int]] = {}
         self._exited: dict[int, Message] = {}
         hello = {"token": environment["MECEFO_TOKEN"], "role": "supervisor", "node": node}
         self._hello = hello
@@ -106,7 +109,7 @@ class Supervisor:
         return True
 
     def _start(self, rank: int, attempt: int) -> None:
-        if any(running == rank for running, _, _ in self._running.values()):
+        if any(running == rank for running, *_ in self._running.values()):
             # Ordered twice: two processes of one rank would take turns in throwing each other out.
             return
         self._exited.pop(rank, None)
@@ -121,17 +124,23 @@ class Supervisor:
             environment["MECEFO_HOST"] = network.address
         name = "" if self._environment.get("MECEFO_JOB_NAME", MAIN_JOB) == MAIN_JOB else "twin-"
         log = self._logs / f"{name}rank-{rank}.log"
+        # An exit code of 0 is no proof: whatever runs in a rank may call exit(0) in the middle of training.
+        last_words, words_end = os.pipe()
 
         def main() -> int:
             if network is not None:
                 network.enter()
-            keep_only(())
+            keep_only((words_end,))
             os.environ.update(environment)
-            return run_worker(environment)
+            code = run_worker(environment)
+            if code == 0:
+                os.write(words_end, IN_ORDER)
+            return code
 
         process = start_child(f"rank-{rank}", log, main)
+        os.close(words_end)
         descriptor = os.pidfd_open(process.pid)
-        self._running[descriptor] = (rank, attempt, process)
+        self._running[descriptor] = (rank, attempt, process, last_words)
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._on_exit(descriptor))
         self._emitter.emit(
             "process_started",
@@ -143,11 +152,12 @@ class Supervisor:
         )
 
     def _on_exit(self, descriptor: int) -> bool:
-        rank, attempt, process = self._running.pop(descriptor)
+        rank, attempt, process, last_words = self._running.pop(descriptor)
         self._selector.unregister(descriptor)
         os.close(descriptor)
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        self._exited[rank] = {"rank": rank, "attempt": attempt, "exit": code}
+        has_ended_in_order = _said(last_words) == IN_ORDER
+        self._exited[rank] = {"rank": rank, "attempt": attempt, "has_ended_in_order": has_ended_in_order}
         if self._coordinator is not None:
             try:
                 self._coordinator.send(self._exited[rank])
@@ -165,6 +175,17 @@ class Supervisor:
         except OSError:
             # Nobody is left to read it; the next turn of the loop sees the same and ends.
             return
+
+
+def _said(last_words: int) -> bytes:
+    """What a process that is gone had written into its pipe; a child that it left behind may hold the pipe open."""
+    os.set_blocking(last_words, False)
+    try:
+        return os.read(last_words, 1)
+    except BlockingIOError:
+        return b""
+    finally:
+        os.close(last_words)
 
 
 def run_supervisor(

@@ -76,7 +76,7 @@ def accepts(field: dict[str, Any]) -> str:
     if field.get("type") == "string" and field.get("examples"):
         return f"such as {' or '.join(map(str, field['examples']))}"
     bounds = [
-        f"{word} {field[key]:g}"
+        f"{word} {field[key] if isinstance(field[key], int) else format(field[key], 'g')}"
         for key, word in (
             ("minimum", "from"),
             ("exclusiveMinimum", "above"),

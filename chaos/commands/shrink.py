@@ -142,7 +142,8 @@ def _with_step(values: Mapping[str, Any], index: int, step: int) -> dict[str, An
 def _in_short(values: Mapping[str, Any]) -> str:
     faults = ", ".join(f"{fault['kind']} at {fault['at']}" for fault in values["faults"]) or "no fault"
     steps = values.get("job", {}).get("steps")
-    return f"{faults}{f' of {steps} steps' if steps else ''}"
+    of_steps = f" of {steps} step{'' if steps == 1 else 's'}" if steps else ""
+    return f"{faults}{of_steps}"
 
 
 def _write(path: Path, text: str) -> None:

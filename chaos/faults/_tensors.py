@@ -152,12 +152,13 @@ def struck_text(told: Mapping[str, Any]) -> str:
     if "kept_step" in told:
         return (
             f"the gradients of step {told['kept_step']} again in step {told['step']}: {told['num_tensors']} tensors, "
-            f"of which the fresh ones differ by {_text(told['relative_change'])} of their norm; "
+            f"from which the fresh ones differ by {told['relative_change']:.3g} times their norm; "
             f"{struck['tensor']}{first['place']}: {_text(first['before'])} -> {_text(first['after'])}"
         )
     bit = f", bit {first['bit']}" if "bit" in first else ""
     more = f" and {struck['count'] - 1} more" if struck["count"] > 1 else ""
-    return f"{struck['tensor']}{first['place']}{bit}: {_text(first['before'])} -> {_text(first['after'])}{more}"
+    before, after = _texts(first["before"], first["after"])
+    return f"{struck['tensor']}{first['place']}{bit}: {before} -> {after}{more}"
 
 
 def use_text(told: Mapping[str, Any]) -> str:
@@ -166,7 +167,7 @@ def use_text(told: Mapping[str, Any]) -> str:
         return str(told["receiver"])
     if "update" in told:
         update = told["update"]
-        actual, clean = _text(update["parameter_actual"]), _text(update["parameter_clean"])
+        actual, clean = _texts(update["parameter_actual"], update["parameter_clean"])
         if told["outcome"] == "masked":
             return f"the optimizer took it in, and to the last place the parameter is the same: {actual}"
         return f"the optimizer took it in: the parameter became {actual} instead of {clean}"
@@ -179,5 +180,14 @@ def use_text(told: Mapping[str, Any]) -> str:
     return f"it was there in {told['num_forwards']} forward passes and changed none of their outputs"
 
 
-def _text(number: float | str) -> str:
-    return number if isinstance(number, str) else f"{number:.6g}"
+def _texts(one: float | str, other: float | str) -> tuple[str, str]:
+    """Two numbers, with as many digits as it takes to tell them apart."""
+    for digits in range(6, 18):
+        texts = _text(one, digits), _text(other, digits)
+        if texts[0] != texts[1]:
+            break
+    return texts if texts[0] != texts[1] else (_text(one), _text(other))
+
+
+def _text(number: float | str, digits: int = 6) -> str:
+    return number if isinstance(number, str) else f"{number:.{digits}g}"

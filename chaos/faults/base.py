@@ -232,6 +232,8 @@ class Fault(ABC, Generic[ParametersT]):
 
     kind: ClassVar[str]
     scope: ClassVar[Scope]
+    # What is struck, in words, where the user names no target: a fault of checkpoints has none.
+    strikes: ClassVar[str] = "the newest checkpoint"
     fidelity: ClassVar[Fidelity]
     # Words of `chaos.needs`.
     needs: ClassVar[tuple[str, ...]] = ()
@@ -276,6 +278,11 @@ class Fault(ABC, Generic[ParametersT]):
     @classmethod
     def phases_for(cls, parameters: BaseModel) -> tuple[str, ...] | None:
         """The phases of a step at which a fault with such parameters takes effect in this very step; None: all."""
+        return None
+
+    @classmethod
+    def longest_seconds(cls, parameters: BaseModel) -> float | None:
+        """After how long one with such parameters ends by itself, whatever its lifetime; None: it does not."""
         return None
 
     @abstractmethod

@@ -46,6 +46,7 @@ class FillDisk(Fault[FillParameters]):
 
     kind: ClassVar[str] = "fill-disk"
     scope: ClassVar[Scope] = "checkpoint"
+    strikes: ClassVar[str] = "the disk of the checkpoints"
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
     undo_summary: ClassVar[str] = "the ballast and the small disk go; checkpoints written to it come to the folder"
@@ -135,8 +136,8 @@ class FillDisk(Fault[FillParameters]):
         total, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
         return {
             "summary": (
-                f"disk of {total} bytes full, a write of 1 byte fails with ENOSPC; the checkpoint of step {event.step} "
-                f"failed on rank {event.rank}, and step {step} was committed after it"
+                f"disk of {bytes_text(total)} full, a write of 1 byte fails with ENOSPC; the checkpoint of step "
+                f"{event.step} failed on rank {event.rank}, and step {step} was committed after it"
             ),
             "total_bytes": total,
             "free_bytes": free,

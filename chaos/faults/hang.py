@@ -57,6 +57,11 @@ class HangGil(ProcessFault[HangParameters]):
         self._handles: dict[int, int] = {}
         self._gates: list[int] = []
 
+    @classmethod
+    def longest_seconds(cls, parameters: BaseModel) -> float | None:
+        """What the kernel is asked for."""
+        return float(getattr(parameters, "at_most", 0.0)) or None
+
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:
         """Every rank's process, and the gate that will end its wait."""
         act = super().prepare(target, host)

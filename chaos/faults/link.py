@@ -133,8 +133,8 @@ class LinkFault(Fault[ParametersT]):
         before = self._before[link]
         return {
             "summary": (
-                f"0 of {seen.num_sent} probes come back, before it were {before.num_sent - before.num_lost} of "
-                f"{before.num_sent}"
+                f"0 of {seen.num_sent} probes come back, {before.num_sent - before.num_lost} of {before.num_sent} did "
+                "before"
             ),
             "after": seen.to_dict(),
         }
@@ -273,7 +273,8 @@ class SlowLink(LinkFault[SlowLinkParameters]):
                 raise EffectNotSeen(
                     f"link {name_of(link)}: a round trip is {longer:.4f} s longer, not {2 * said.delay_seconds:g} s"
                 )
-            words.append(f"a round trip takes {seen.round_trip_seconds:.4f} s, before it was {longer:.4f} s less")
+            took = f"a round trip takes {seen.round_trip_seconds:.4f} s"
+            words.append(f"{took}, the quickest {longer:.4f} s longer than before")
         if said.loss:
             if not is_loss(seen, said.loss):
                 lost = f"{seen.num_lost} of {seen.num_sent} probes were lost"
@@ -286,7 +287,8 @@ class SlowLink(LinkFault[SlowLinkParameters]):
                     f"link {name_of(link)} carries {8 * carried:.3g} bit/s, not {rate_text(said.bandwidth)}"
                 )
             told["bytes_per_second"] = {"before": self._rate_before[link], "after": carried}
-            words.append(f"it carries {8 * carried:.3g} bit/s, before it were {8 * self._rate_before[link]:.3g}")
+            carries, before_it = 8 * carried / 1e6, 8 * self._rate_before[link] / 1e6
+            words.append(f"it carries {carries:.3g} Mbit/s instead of {before_it:.3g}")
         return {"summary": ", ".join(words), **told}
 
     async def _carried(self, link: Link, host: LinkHost) -> float:

@@ -54,8 +54,9 @@ class _Pause(ProcessFault[NoParameters]):
         if any(used_seconds) or not all(is_stopped(process) for process in processes):
             raise EffectNotSeen(f"not still: {used_seconds} s of CPU time within {STILL_SECONDS:g} s")
         names = ", ".join(map(str, act.processes))
+        whole, them = ("its only thread is", "it") if num_threads == 1 else (f"all {num_threads} threads are", "them")
         return {
-            "summary": f"all {num_threads} threads are stopped (state {STOPPED}), and no CPU time passed in them "
+            "summary": f"{whole} stopped (state {STOPPED}), and no CPU time passed in {them} "
             f"within {STILL_SECONDS:g} s: {names}",
             "seen_in": "process table, by pid and start time, each thread",
             "threads": num_threads,

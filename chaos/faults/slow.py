@@ -155,8 +155,8 @@ class _Delay(Fault[DelayParameters]):
         usual = f" instead of {median(before):.3f} s (median of {len(before)} before)" if before else ""
         return {
             "summary": (
-                f"rank {', '.join(map(str, sleeps))} slept {median(slept):.3f} s before {self.phase}"
-                f" (median of {len(slept)}); steps took {median(during):.3f} s{usual}"
+                f"rank{'s' if len(sleeps) > 1 else ''} {', '.join(map(str, sleeps))} slept {median(slept):.3f} s "
+                f"before {self.phase} (median of {len(slept)}); steps took {median(during):.3f} s{usual}"
             ),
             "phase": self.phase,
             "sleeps": {str(rank): of_rank for rank, of_rank in sleeps.items()},

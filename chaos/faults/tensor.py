@@ -5,10 +5,11 @@ Parameters, gradients, activations and the optimizer's state; which tensor and e
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from chaos.errors import UsageError, nearest, shown
 from chaos.faults._inside import ParametersT
 from chaos.faults._tensors import (
     BEFORE_REDUCTION,
@@ -20,20 +21,40 @@ from chaos.faults._tensors import (
     Where,
 )
 
+# Of the widest numbers that there are.
+HIGHEST_BIT = 63
+Part = Literal["drawn", "sign", "exponent", "mantissa"]
+
 
 class FlipParameters(ElementParameters):
     """Which bit of each element, and whether it stays as it became."""
 
-    bit: int | Literal["drawn", "sign", "exponent", "mantissa"] = Field(
+    bit: Annotated[int, Field(ge=0, le=HIGHEST_BIT)] | Part = Field(
         default="drawn", description="a number from 0, the mantissa's lowest, or one drawn from all or from a part"
     )
     sticky: bool = Field(default=False, description="whether the bit is set again in every step of the lifetime")
+
+    @field_validator("bit", mode="before")
+    @classmethod
+    def _is_one(cls, bit: object) -> object:
+        # Before the two of the union each say what is wrong with it.
+        bit = int(bit) if isinstance(bit, str) and bit.isascii() and bit.isdigit() else bit
+        if bit in get_args(Part) or (isinstance(bit, int) and not isinstance(bit, bool) and 0 <= bit <= HIGHEST_BIT):
+            return bit
+        message = f"must be a number from 0 to {HIGHEST_BIT}, or {', '.join(get_args(Part))}, not {shown(bit)}"
+        raise UsageError(message, key="bit", suggestion=nearest(str(bit), get_args(Part)))
 
 
 class ShareParameters(ElementParameters):
     """Which elements of the tensor, or which share of all."""
 
     share: float | None = Field(default=None, gt=0, le=1, description="instead of elements: this share of all, drawn")
+
+    @model_validator(mode="after")
+    def _says_one(self) -> ShareParameters:
+        if self.share is not None and self.elements is not None:
+            raise UsageError("share and elements contradict each other: say one of them", key="share")
+        return self
 
 
 class ScaleParameters(ShareParameters):

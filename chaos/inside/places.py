@@ -15,6 +15,8 @@ from torch import Tensor
 from chaos.inside.base import EffectRefused
 
 _SHOWN_NAMES = 6
+# As `Aim` finds the number of a layer in the name of a tensor, ours and others'.
+_LAYER = re.compile(r"(?:^|\.)([0-9]+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Aim:
                 raise EffectRefused(f"this rank has no {what}")
             wanted = f" of layer {self.layer}" if self.layer is not None else ""
             wanted += f" that fit {self.tensor!r}" if self.tensor is not None else ""
+            layers = sorted({int(number) for name in known for number in _LAYER.findall(name)})
+            if self.layer is not None and self.layer not in layers:
+                has = f"layer {', '.join(map(str, layers))}" if layers else "no layers"
+                raise EffectRefused(f"this rank has no {what}{wanted}; it has {has}")
             sample = ", ".join(known[:_SHOWN_NAMES]) + (", ..." if len(known) > _SHOWN_NAMES else "")
             raise EffectRefused(f"this rank has no {what}{wanted}; it has {sample}")
         return fitting

@@ -83,7 +83,9 @@ def check_groups(groups: tuple[Group, ...], cluster: Cluster, *, ranks_are_hosts
         raise UsageError(f"there is no rank {unknown[0]}: the job has 0 to {cluster.num_ranks - 1}", key="groups")
     missing = [rank for rank in range(cluster.num_ranks) if rank not in group_of]
     if missing:
-        raise UsageError(f"rank {', '.join(map(str, missing))} is in none of the groups", key="groups")
+        ranks = ", ".join(map(str, missing))
+        whom = f"ranks {ranks} are" if len(missing) > 1 else f"rank {ranks} is"
+        raise UsageError(f"{whom} in none of the groups", key="groups")
     for node in range(cluster.nodes):
         here = cluster.ranks_of(node)
         if len({group_of[rank] for rank in here}) > 1 and not ranks_are_hosts:

@@ -141,7 +141,7 @@ class Incidents:
 
     def _undone(self, one: _Open, at: float) -> None:
         self.undo_pending -= {one.known.incident}
-        if one.is_loss or not one.known.ranks:
+        if one.is_loss:
             return
         if one.known.detected is None or one.known.rejoined is not None:
             one.lifted = at if one.lifted is None else one.lifted
@@ -165,8 +165,9 @@ class Incidents:
         self._recent.append(step)
         self._recover(self._struck, step)
         if not is_redone:
-            self._last_steps.append(step)
-            self._restore()
+            if not step.is_left_out:
+                self._last_steps.append(step)
+                self._restore()
             self._count_under_fault(step)
 
     def end(self, at: float | None) -> None:
@@ -254,7 +255,7 @@ class Incidents:
                         self._update(one, isolated=at)
             case "coordinator_restarted":
                 for one in self._struck_before(at):
-                    if not one.known.ranks:
+                    if one.is_loss and not one.known.ranks:
                         self._lift(one, at)
             case "rejoined":
                 back = frozenset(event.fields.get("ranks", ()))
@@ -303,6 +304,8 @@ class Incidents:
         for one in incidents:
             injected = one.known.injected
             if injected is None or one.known.committed is not None or step.began_seconds <= injected:
+                continue
+            if step.is_left_out:
                 continue
             self._update(one, committed=step.committed_seconds, committed_step=step.step)
             fault = one.known.fault

@@ -154,7 +154,7 @@ def recovery_words(incident: Mapping[str, Any]) -> str | None:
         return None
     if has_recovered(incident) is None:
         return "The run ended before it could show whether the job recovers."
-    return "It did not recover: no step that began after the fault was committed."
+    return "It did not recover: no step that began after the fault was committed and fit."
 
 
 _HOW_NAMED: Mapping[str, str] = {
@@ -164,6 +164,7 @@ _HOW_NAMED: Mapping[str, str] = {
     "peers": "other ranks could not reach it",
     "health": "it spoilt the steps",
     "step_unfit": "a step was not fit to be committed",
+    "coordinator_restarted": "a new one was in its place",
     "torchrun": "its launcher said so",
 }
 _HOW_NAMED_SEVERAL: Mapping[str, str] = {

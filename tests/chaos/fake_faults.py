@@ -27,6 +27,7 @@ class _Fault:
     """What the base class of real faults says of all."""
 
     is_loss = False
+    strikes = "the newest checkpoint"
     needs = ()
     has_lifetime = False
     default_lifetime = None
@@ -40,6 +41,10 @@ class _Fault:
 
     @classmethod
     def phases_for(cls, parameters):
+        return None
+
+    @classmethod
+    def longest_seconds(cls, parameters):
         return None
 
 

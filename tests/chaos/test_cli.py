@@ -113,6 +113,45 @@ MISTAKES = {
         ("run", *KILL, "--gate", "troughput_drop <= 4%"),
         ["troughput_drop", "throughput_drop"],
     ),
+    "gates that are none": (
+        ("run", *KILL, "--gate", "a < 1", "--gate", "goodput >= 50%", "--gate", "b < 1"),
+        ["2 mistakes", "--gate: 'a < 1'", "--gate: 'b < 1'"],
+    ),
+    "layer that no model has": (("run", "bit-flip", "--at", "step=5", "-p", "layer=4"), ["--param layer", "0 to 3"]),
+    "bit that no number has": (
+        ("run", "bit-flip", "--at", "step=5", "-p", "bit=99"),
+        ["chaos: --param bit", "0 to 63"],
+    ),
+    "bit beyond 32": (("run", "bit-flip", "--at", "step=5", "-p", "bit=32"), ["--param bit", "0 to 31"]),
+    "part of a number that is none": (
+        ("run", "bit-flip", "--at", "step=5", "-p", "bit=exponet"),
+        ["chaos: --param bit", "did you mean 'exponent'"],
+    ),
+    "share and elements": (
+        ("run", "set-nan", "--at", "step=5", "-p", "share=0.5", "-p", "elements=2"),
+        ["--param share", "contradict"],
+    ),
+    "unit that no model has": (
+        ("run", "remove-checkpoint-shard", "--at", "step=5", "--checkpoint-every", "4", "-p", "unit=layer.4"),
+        ["--param unit", "layer.0 to layer.3", "did you mean 'layer.3'"],
+    ),
+    "hang that ends by itself before": (
+        ("run", "hang-gil", "--at", "step=5", "--for", "10min"),
+        ["--for", "to go on for 600s", "by itself after 300s"],
+    ),
+    "number that is none": (
+        ("run", "bit-flip", "--at", "step=5", "-p", "index=x"),
+        ["--param index", "a whole number"],
+    ),
+    "delay that is no number": (("run", "slow-data", "--at", "step=5", "-p", "delay=.inf"), ["inf is not a duration"]),
+    "link within a node": (
+        ("run", "drop-link", "--at", "step=5", "--on", "link=0-1", "--network", "namespaces"),
+        ["chaos: link=0-1: both ranks are on node 0"],
+    ),
+    "checkpoints that there are none of": (
+        ("run", "hide-checkpoint", "--at", "step=5"),
+        ["chaos: hide-checkpoint needs", "--checkpoint-every 20"],
+    ),
     "data that is not there": (("run", *KILL, "--data", "nowhere"), ["nowhere"]),
     "file that is not there": (("run", "nowhere.yaml"), ["nowhere.yaml"]),
     "run that is not there": (("report", "nonsense"), ["nonsense"]),
@@ -176,6 +215,22 @@ def test_mistakes_in_a_file_are_told_with_their_line(chaos, text, words):
     assert (code, out) == (4, "")
     for word in words:
         assert word in err
+
+
+def test_what_is_found_when_it_is_planned_has_its_line_too(chaos):
+    faults = "  - {kind: kill-process, every: 100steps, repair: 5steps}\n  - kind: hide-checkpoint\n    at: step=5\n"
+    path = write("bad.yaml", f"name: x\nfaults:\n{faults}")
+    code, out, err = chaos("plan", path)
+    assert (code, out) == (4, "")
+    # Not the number of the incident, of which the first fault makes several.
+    assert "bad.yaml:4: faults[1]: hide-checkpoint needs" in err
+    path = write("bad.yaml", "name: x\nfaults:\n- {kind: kill-node, at: step=5}\ngates:\n- a < 1\nhalt:\n- a is b\n")
+    code, out, err = chaos("run", path, "--gate", "b < 1")
+    assert (code, out) == (4, "")
+    for words in ("3 mistakes", "bad.yaml:5: gates[0]: 'a < 1'", "bad.yaml:7: halt[0]: 'a is b'", "--gate: 'b < 1'"):
+        assert words in err
+    path = write("bad.yaml", "name: x\njob:\n  data: nowhere\nfaults:\n- {kind: kill-node, at: step=5}\n")
+    assert "bad.yaml:3: job.data: " in chaos("run", path, "--dry-run")[2]
 
 
 def test_all_mistakes_in_a_file_at_once(chaos):

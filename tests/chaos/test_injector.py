@@ -208,6 +208,45 @@ def test_a_fault_that_outlasts_its_lifetime_to_be_seen_is_told(tmp_path, verify_
     assert warned == ([longer] if is_longer else [])
 
 
+NOT_THERE = "rank=2 was not in the job when it came to step=5,phase=backward, or has no such phase in that step"
+
+
+@pytest.mark.parametrize(
+    ("last_step", "by_chance", "kind", "reason"),
+    [
+        (
+            4,
+            {"may_be_left_out": True},
+            "unverified",
+            "never fired: the job ended before rank=2 came to step=5,phase=backward",
+        ),
+        (
+            5,
+            {"may_be_left_out": True},
+            "not_due",
+            NOT_THERE,
+        ),
+        (
+            5,
+            {},
+            "unverified",
+            f"never fired: {NOT_THERE}",
+        ),
+        (4, {"is_optional": True}, "not_due", "the job ended before step=5,phase=backward"),
+        (
+            9,
+            {"is_optional": True},
+            "not_due",
+            NOT_THERE,
+        ),
+    ],
+)
+def test_why_it_never_fired(tmp_path, last_step, by_chance, kind, reason):
+    stage = Stage(tmp_path, replace(incident(), **by_chance))
+    stage.play(lambda: stage.watch.feed(Event("step_committed", "rank", 0.0, 0.0, 1, step=last_step)))
+    assert stage.fields(kind)["reason"] == reason
+
+
 @pytest.mark.parametrize(("rank", "step", "phase"), [(1, 5, "backward"), (2, 4, "backward"), (2, 5, "forward")])
 def test_whoever_is_not_at_the_trigger_is_let_through(tmp_path, rank, step, phase):
     stage = Stage(tmp_path)

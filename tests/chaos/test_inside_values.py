@@ -141,6 +141,8 @@ def test_elements_are_drawn_alike_from_all_tensors():
 def test_what_is_not_there_is_refused_with_what_is():
     with pytest.raises(EffectRefused, match=r"no parameters that fit 'layer.7.\*'; it has embedding.weight"):
         Aim(tensor="layer.7.*").tensor_of(NAMES, "parameters", Random(0))
+    with pytest.raises(EffectRefused, match=r"no parameters of layer 2; it has layer 1, 11$"):
+        Aim(layer=2).tensor_of(NAMES, "parameters", Random(0))
     with pytest.raises(EffectRefused, match="16 elements: 3 from index 14"):
         Aim(index=14, count=3).indices(NAMES["layer.1.up.weight"], Random(0))
 

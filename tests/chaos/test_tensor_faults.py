@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 import chaos.faults._tensors
-from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound
+from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound, UsageError
 from chaos.faults.base import Host, OwnedProcess
 from chaos.faults.cuda import DeviceAssert, GpuHang, GpuOom
 from chaos.faults.telemetry import EccTelemetry
@@ -141,6 +141,12 @@ def test_what_the_optimizer_took_in_is_evidence():
     assert evidence["ranks"][0]["outcome"] == "consumed"
 
 
+def test_what_changed_by_little_is_shown_to_have_changed():
+    last_place = {"before": 0.000109108, "after": 0.00010910801, "index": 3, "place": [0, 3], "bit": 2}
+    told = {**CONSUMED, "struck": {**CONSUMED["struck"], "elements": [last_place]}}
+    assert "bit 2: 0.000109108 -> 0.00010910801;" in inject(create(BitFlip), host(Inside(told)))["summary"]
+
+
 @pytest.mark.parametrize("verdict", ["repeat", "skip", "evict"])
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
 def test_a_step_that_the_job_found_unfit_is_evidence(outcome, verdict):
@@ -226,6 +232,10 @@ def test_parameters_reach_the_effect(fault, parameters, effect, arguments):
     [
         (BitFlip, {"where": "weights"}),
         (BitFlip, {"bit": "parity"}),
+        (BitFlip, {"bit": 64}),
+        (BitFlip, {"bit": -1}),
+        (BitFlip, {"bit": True}),
+        (SetNan, {"share": 0.5, "elements": 3}),
         (BitFlip, {"elements": 0}),
         (BitFlip, {"share": 0.5}),
         (SetNan, {"share": 1.5}),
@@ -237,7 +247,7 @@ def test_parameters_reach_the_effect(fault, parameters, effect, arguments):
     ],
 )
 def test_impossible_parameters_are_refused(fault, parameters):
-    with pytest.raises(ValidationError):
+    with pytest.raises((ValidationError, UsageError)):
         fault.Parameters(**parameters)
 
 

@@ -65,6 +65,20 @@ def test_who_names_the_link_has_named_both_of_its_ends():
     assert others.by_incident[0].score == "partly", "of several links, the ranks that were sent away count"
 
 
+def test_who_names_the_links_of_a_partition_one_by_one_has_named_all_sides():
+    events = []
+    for event in run():
+        if event.kind == "injected":
+            event = replace(event, fields={**event.fields, "ranks": [0, 1, 2, 3]})
+        if event.kind != "detected":
+            events.append(event)
+            continue
+        for lost in (2, 3):
+            named = {**event.fields, "lost": [lost], "cut_links": [[0, lost], [1, lost]]}
+            events.append(replace(event, fields=named))
+    assert diagnoses_of(events).by_incident[0].score == "right"
+
+
 def test_who_names_nobody_has_not_diagnosed_it():
     events = [event for event in run() if event.kind != "detected"]
     diagnoses = diagnoses_of(events)

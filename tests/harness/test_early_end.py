@@ -210,6 +210,15 @@ def test_a_command_that_goes_back_tells_its_attempts_by_its_processes():
     assert Told("steps_repeated <= 3").feed(log).ends == []
 
 
+def test_a_step_that_was_left_out_as_unfit_is_no_recovery():
+    events = [
+        shifted(e, skipped=True) if e.kind == "step_committed" and e.job == "main" and e.step in (20, 21) else e
+        for e in run()
+    ]
+    told = Told("recovery_seconds < 300ms").feed(events)
+    assert told.fields["value"] == pytest.approx(summarize(events)["incidents"][0]["recovery_seconds"])
+
+
 def test_wrong_samples_count_as_lost():
     events = [
         shifted(e, samples=e.fields["samples"] - 3) if e.kind == "step_committed" and e.step == 9 else e for e in run()

@@ -122,6 +122,21 @@ def test_nothing_starts_before_the_repair_and_a_repair_in_steps_comes_as_late_as
     asyncio.run(story())
 
 
+def test_nobody_is_started_for_a_job_that_is_over(monkeypatch):
+    async def story():
+        job = FakeJob(2)
+        repairs = Restarts(
+            {0: incident(Duration(steps=3))}, registry(), Emitter([].append, "conductor"), lambda: job, 8
+        )
+        repairs.on_injected(0, 5)
+        assert repairs.are_due
+        repairs.on_step(8)
+        assert not repairs.are_due
+        assert job.started == []
+
+    asyncio.run(story())
+
+
 def test_what_strikes_while_it_stands_still_is_repaired_too(monkeypatch):
     async def story():
         job = FakeJob(2)

@@ -113,6 +113,14 @@ def test_steps_without_an_update_are_a_caveat():
     assert any("6 steps, from 55 on, were left out as unfit" in caveat for caveat in summarize(events)["caveats"])
 
 
+def test_what_chance_planned_and_did_not_fire_is_a_caveat_where_the_job_came_to_it():
+    due = next(event for event in run() if event.kind == "released")
+    reasons = ["rank=2 was not in the job when it came to step=5", "the job ended before step=700"]
+    events = [replace(due, kind="not_due", fields={"incident": n, "reason": why}) for n, why in enumerate(reasons, 7)]
+    found = [caveat for caveat in summarize([*run(), *events])["caveats"] if "did not fire" in caveat]
+    assert found == ["Incident 7 was planned and did not fire: rank=2 was not in the job when it came to step=5."]
+
+
 def test_what_was_never_seen_is_not_said_to_have_a_repair():
     assert not any("repair" in caveat for caveat in summarize(run(faults=(Fault(verified=False),)))["caveats"])
 

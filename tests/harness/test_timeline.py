@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.incident import Incident
+from harness.summary import summarize
+from harness.throughput import measure
 from harness.timeline import Timeline, build
 from mecefo_runtime.events import Event
 from tests.harness import synthetic
@@ -70,6 +72,32 @@ def test_a_step_in_flight_that_commits_after_the_fault_is_no_recovery():
     commit = next(e for e in events if e.kind == "step_committed" and e.step == 20 and e.monotonic_seconds > injected)
     in_flight = [shifted(e, began_monotonic=injected - 0.01) if e is commit else e for e in events]
     assert only(build(in_flight)).committed_step == 21
+
+
+def left_out(events: list[Event], last: int) -> list[Event]:
+    """The same, with every step from 20 to `last` left out as unfit."""
+    steps = range(20, last + 1)
+    return [
+        shifted(e, skipped=True) if e.kind == "step_committed" and e.job == "main" and e.step in steps else e
+        for e in events
+    ]
+
+
+def test_a_step_that_was_left_out_is_no_recovery():
+    incident = only(build(left_out(run(), 25)))
+    assert (incident.committed_step, incident.is_left_out) == (26, False)
+    assert incident.progressed == incident.committed
+    assert incident.restored is not None and incident.committed is not None and incident.restored >= incident.committed
+
+
+def test_when_every_step_after_the_fault_is_left_out_the_job_did_not_recover():
+    events = left_out(run(twin=False), 60)
+    timeline = build(events)
+    assert timeline.is_complete and only(timeline).committed is None
+    assert timeline.recovered(only(timeline)) is False
+    summary = summarize(events)
+    assert (summary["verdict"], summary["unrecovered_incidents"]) == ("fail", 1)
+    assert any("every step that began after it was left out as unfit" in reason for reason in summary["reasons"])
 
 
 def test_the_last_words_of_a_run_without_recovery():
@@ -159,6 +187,15 @@ def test_a_loss_lasts_until_its_repair_whatever_was_undone():
 def test_a_fault_that_lost_nobody_lasts_until_it_is_undone():
     events = [e for e in run(faults=(Fault(repair_steps=None),)) if e.kind not in ("detected", "isolated", "regrouped")]
     assert only(build(moved(events, "undone", 1.0))).lifted == pytest.approx(seconds(run(), "verified") + 1.0)
+
+
+def test_a_fault_of_no_rank_lasts_until_it_is_undone_too():
+    # Of a checkpoint, say; a coordinator that comes back meanwhile has nothing to do with it.
+    events = moved(run(faults=(Fault(kind="hide-checkpoint", role="checkpoint"),)), "undone", 1.0)
+    timeline = build(events)
+    assert only(timeline).ranks == ()
+    assert only(timeline).lifted == seconds(events, "undone")
+    assert measure(timeline).after is not None
 
 
 def test_an_incident_that_never_fired_is_there_with_its_plan():

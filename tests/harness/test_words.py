@@ -145,6 +145,30 @@ class TestProcessExits:
         assert narrator.tell(self.exited) is None
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("kill-process", "rank 2 killed: rank 2 (1 process) gone"), ("raise", "rank 2 ended: rank 2 (1 process) gone")],
+)
+def test_who_ends_of_itself_was_not_killed(fault, said):
+    narrator = Narrator()
+    struck = {"ranks": [2], "processes": [{"pid": 7, "rank": 2}], "target": "rank=2"}
+    narrator.tell(event("injected", incident=0, fault=fault, is_loss=True, **struck))
+    assert narrator.tell(event("verified", incident=0, evidence="gone")) == said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "said"),
+    [
+        ([1], [2, 3], "node 1 with ranks 2 and 3 starts"),
+        ([], [2], "rank 2 starts"),
+        ([], [0, 3], "ranks 0 and 3 start"),
+    ],
+)
+def test_a_repair_of_one_or_of_several(nodes, ranks, said):
+    told = Narrator().tell(event("repair_started", incident=0, nodes=nodes, ranks=ranks))
+    assert told == f"repair: {said} again"
+
+
 def test_steps_that_go_on_being_unfit_are_told_less_and_less():
     narrator = Narrator()
     found = [
@@ -153,7 +177,7 @@ def test_steps_that_go_on_being_unfit_are_told_less_and_less():
         for verdict in ("repeat", "skip")
     ]
     assert [number for number, sentence in enumerate(found, start=1) if sentence] == [1, 2, 3, 4, 8, 16, 32]
-    assert str(found[7]).endswith("it is left out; the 8th time in a row")
+    assert str(found[7]).endswith("it is left out; 8 times in a row now")
     assert narrator.tell(replace(event("step_unfit", reason="not finite", verdict="repeat"), step=40)) is not None
 
 

@@ -63,7 +63,7 @@ def test_a_link_that_is_cut_holds_the_ranks_up_until_it_is_whole(tmp_path):
     assert run.exit_code == 0, run.summary["reasons"]
     assert run.summary["steps_committed"] == 30 and run.summary["attempts"] == 1
     verified, undone = run.one("verified"), run.one("undone")
-    assert "0 of 5 probes come back, before it were 5 of 5" in verified.fields["evidence"]["summary"]
+    assert "0 of 5 probes come back, 5 of 5 did before" in verified.fields["evidence"]["summary"]
     # Held until it was seen; and then neither of them came any further.
     between = [e for e in run.of("step_committed") if verified.monotonic_seconds < e.monotonic_seconds]
     assert between and all(event.monotonic_seconds > undone.monotonic_seconds for event in between)

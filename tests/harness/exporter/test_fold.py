@@ -26,6 +26,22 @@ def fold(events):
     return state
 
 
+def undone_later(events):
+    """The same with a second until the undo, and sorted again: a fault that lasts for a time."""
+    later = [replace(e, monotonic_seconds=e.monotonic_seconds + (e.kind == "undone")) for e in events]
+    return sorted(later, key=lambda event: event.monotonic_seconds)
+
+
+def left_out(events, steps):
+    """The same, with `steps` of the main job left out as unfit."""
+    return [
+        replace(e, fields={**e.fields, "skipped": True})
+        if e.kind == "step_committed" and e.job != TWIN_JOB and e.step in steps
+        else e
+        for e in events
+    ]
+
+
 def assert_agrees(state, summary):
     assert state.num_unread == 0
     assert state.steps.num_first == summary["steps_committed"]
@@ -57,6 +73,9 @@ def assert_agrees(state, summary):
         run(faults=()),
         run(faults=TWO_LOSSES),
         run(faults=[Fault(role="coordinator", kind="kill-process")]),
+        undone_later(run(faults=[Fault(role="checkpoint", kind="hide-checkpoint")])),
+        left_out(run(), range(20, 26)),
+        left_out(run(), range(20, 61)),
         run(faults=[Fault(verified=False)]),
         run(faults=[Fault(fires=False)]),
         run(faults=[Fault(recovers=False)], job_fails=True),
@@ -71,6 +90,9 @@ def assert_agrees(state, summary):
         "no faults",
         "two losses",
         "coordinator",
+        "checkpoint hidden for a time",
+        "some steps left out",
+        "every step left out",
         "unverified",
         "never fired",
         "job died",
@@ -125,6 +147,18 @@ def test_a_fault_is_in_force_from_its_injection_to_its_repair():
         if dict(state.incidents.active) != before:
             changes.append((event.kind, state.incidents.active["kill-node"]))
     assert changes == [("incidents_planned", 0), ("injected", 1), ("repair_started", 0)]
+
+
+def test_a_fault_of_no_rank_is_in_force_until_it_is_undone():
+    state, changes = Fold(), []
+    for event in undone_later(run(faults=[Fault(role="checkpoint", kind="hide-checkpoint")])):
+        if event.kind == "injected":
+            event = replace(event, fields={**event.fields, "goes_on": True})
+        before = dict(state.incidents.active)
+        state.feed(event)
+        if dict(state.incidents.active) != before:
+            changes.append((event.kind, state.incidents.active["hide-checkpoint"]))
+    assert changes == [("incidents_planned", 0), ("injected", 1), ("undone", 0)]
 
 
 def test_what_was_lost_stays_lost_until_the_job_is_over():
