@@ -81,6 +81,13 @@ class CommandJob(Said):
             raise UsageError(message, key="nodes" if self.nodes else "command")
         return self.model_copy(update={"nodes": nodes, "gpus_per_node": per_node})
 
+    def why_not_on_nodes(self) -> str | None:
+        """Why the command cannot be started once on each of its nodes; None: it can."""
+        nodes = self.filled().nodes or 1
+        if nodes > 1 and "--standalone" in self.command:
+            return f"torchrun --standalone is a job of one node: leave it out, for {nodes} nodes to find each other"
+        return None
+
     def to_config(self, seed: int, dilation_ratio: float) -> CommandConfig:
         """The job as it is run; a command takes neither our seed nor a dilation.
 
@@ -124,15 +131,20 @@ class CommandConfig:
         return Cluster(self.nodes, self.gpus_per_node, num_ranks, 1, num_layers=1, num_microbatches=num_ranks)
 
 
-def check_command(job: CommandConfig) -> None:
-    """See that there is something to start.
+def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None:
+    """See that there is something to start. Which programs containers have is not known here.
 
     Raises:
-        UsageError: its folder or its program is not there.
+        UsageError: its folder or its program is not there, or the folder cannot be in a container.
     """
     folder = Path(job.folder or ".")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {shown(job.folder)}", key="job.folder")
+    if is_in_containers:
+        if folder.resolve() == Path("/"):
+            message = "a container has a root of its own: start the command in a folder, which is mounted there"
+            raise UsageError(message, key="job.folder")
+        return
     program = job.command[0]
     path = job.environment.get("PATH", os.environ.get("PATH"))
     # A path is looked up from the folder in which the command will run.

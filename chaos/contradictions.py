@@ -58,9 +58,8 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
 def _about_backend(experiment: Experiment, source: Source) -> list[UsageError]:
     problems = []
     is_in_containers = experiment.backend == "docker"
-    if is_in_containers and isinstance(experiment.job, CommandJob):
-        message = "docker runs jobs of our own runtime: a command brings its own processes, leave it on local"
-        problems.append(source.problem(("backend",), message))
+    if is_in_containers and isinstance(experiment.job, CommandJob) and (why := experiment.job.why_not_on_nodes()):
+        problems.append(source.problem(("job", "nodes"), why))
     if is_in_containers and experiment.network != "auto":
         message = "every container has a network of its own: leave it on auto"
         problems.append(source.problem(("network",), message))

@@ -74,7 +74,7 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
             raise UsageError(reason, key="network")
         _check_faults(plan, job, experiment.backend)
         if isinstance(job, CommandConfig):
-            check_command(job)
+            check_command(job, is_in_containers=experiment.backend == "docker")
             return job, plan
         try:
             read_corpus(job.data, sequence_length=job.sequence_length)
@@ -249,7 +249,7 @@ def _check_faults(plan: Plan, job: AnyConfig, backend: str) -> None:
         job.cluster(),
         folder,
         sees_mounts=backend == "local" or is_shared(folder or Path.cwd()),
-        ranks_are_hosts=isinstance(job, CommandConfig),
+        ranks_are_hosts=isinstance(job, CommandConfig) and backend == "local",
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]

@@ -51,6 +51,7 @@ class OwnedProcess:
             "rank": f"rank {self.rank}",
             "supervisor": f"supervisor of node {self.node}",
             "container": f"container of node {self.node}",
+            "launcher": "launcher" if self.node is None else f"launcher of node {self.node}",
         }
         return f"{names.get(self.role, self.role)} (pid {self.process.pid})"
 

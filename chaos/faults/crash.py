@@ -31,6 +31,12 @@ JOB_LOG = "job.log"
 # The last lines of a rank's log, in which the exception that ended it stands.
 LOG_TAIL_BYTES = 16384
 
+
+def job_log_of(node: int) -> str:
+    """The name of the log of what a command prints on `node`, where it is started on several."""
+    return f"job-node-{node}.log"
+
+
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -203,18 +209,22 @@ class Raise(_Crash[RaiseParameters]):
 
     def _told(self, owned: OwnedProcess, host: Host) -> str:
         logs = host.run_folder / LOGS_FOLDER
-        own, of_all = logs / f"rank-{owned.rank}.log", logs / JOB_LOG
-        log = own if own.exists() else of_all
+        own, of_node, of_all = (logs / name for name in (f"rank-{owned.rank}.log", _node_log(owned), JOB_LOG))
+        log = next((log for log in (own, of_node) if log.exists()), of_all)
         if not log.exists():
             return "exit code 1 (it keeps no log here that could name the exception)"
         name = self.parameters.exception.rpartition(".")[2]
         last = [line for line in _tail(log).splitlines() if name in line and self.parameters.message in line]
         if last:
             return f"exit code 1, and the log has '{last[-1].strip()}'"
-        if log == of_all:
+        if log != own:
             # Somebody else's script may log its errors elsewhere.
-            return f"exit code 1 (logs/{JOB_LOG} does not name the exception)"
+            return f"exit code 1 (logs/{log.name} does not name the exception)"
         raise EffectNotSeen(f"{owned} ended with exit code 1, but its log does not name {self._what()}")
+
+
+def _node_log(owned: OwnedProcess) -> str:
+    return JOB_LOG if owned.node is None else job_log_of(owned.node)
 
 
 def _tail(path: Path) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 # Set by the rank that trains: what it starts, and what those start, are its workers and no ranks.
 RANK_PID = "CHAOS_RANK_PID"
+# Set where nodes are containers: which of them this is.
+NODE_VARIABLE = "CHAOS_NODE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,10 @@ class Identity:
 
 
 def identify(environment: Mapping[str, str]) -> Identity:
-    """Who this process is: as its process group says, else as the launcher's variables say, else rank 0 of 1."""
+    """Who this process is: as its process group says, else as the launcher's variables say, else rank 0 of 1.
+
+    Its node is the container that it is in, else what the launcher counts as one.
+    """
     rank, world_size = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -31,7 +36,7 @@ def identify(environment: Mapping[str, str]) -> Identity:
     ranks_per_node = max(1, _number(environment, "LOCAL_WORLD_SIZE", world_size))
     return Identity(
         rank=rank,
-        node=_number(environment, "GROUP_RANK", rank // ranks_per_node),
+        node=_number(environment, NODE_VARIABLE, _number(environment, "GROUP_RANK", rank // ranks_per_node)),
         local_rank=_number(environment, "LOCAL_RANK", rank % ranks_per_node),
         world_size=world_size,
         attempt=attempt_of(environment),

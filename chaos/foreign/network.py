@@ -26,11 +26,16 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_I
 def move(environment: MutableMapping[str, str]) -> bool:
     """Enter the network of the rank that `environment` names; False where it names none, or there is none for it.
 
+    In any network it has NCCL say which way it takes, if that is asked for.
+
     MASTER_ADDR becomes the address of whoever has the store: torchrun's agent, or rank 0.
 
     Raises:
         OSError: the network cannot be entered.
     """
+    nccl_log = environment.get(NCCL_LOG_VARIABLE)
+    if nccl_log and environment.get("RANK", "").isdecimal():
+        environment.update(nccl_log_settings(nccl_log.format(rank=environment["RANK"])))
     networks = json.loads(environment.get(NETWORKS_VARIABLE, "{}"))
     own = networks.get(f"rank-{environment.get('RANK', '')}")
     if own is None:
@@ -43,6 +48,4 @@ def move(environment: MutableMapping[str, str]) -> bool:
     has_agent_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     environment["MASTER_ADDR"] = networks["coordinator" if has_agent_store else "rank-0"][1]
     environment.update(dict.fromkeys(_INTERFACE_VARIABLES, INTERFACE))
-    if nccl_log := environment.get(NCCL_LOG_VARIABLE):
-        environment.update(nccl_log_settings(nccl_log.format(rank=environment["RANK"])))
     return True

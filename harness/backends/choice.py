@@ -9,6 +9,7 @@ from chaos.command_job import CommandConfig
 from chaos.experiment import Experiment
 from harness.backends.base import AnyConfig, Backend
 from harness.backends.command import CommandBackend
+from harness.backends.container_command import folder_of
 from harness.backends.container_settings import ground_of
 from harness.backends.docker import DockerBackend
 from harness.backends.local import LocalBackend
@@ -40,7 +41,10 @@ def choose_backend(
     has_links = wants_networks(experiment, needs)
     networked = job.cluster() if has_links else None
     if isinstance(job, CommandConfig):
-        return CommandBackend(hub, token, logs, emitter, networked)
+        if engine is None:
+            return CommandBackend(hub, token, logs, emitter, networked)
+        ground = ground_of(experiment, job, (folder, folder_of(job)), has_links=has_links)
+        return DockerBackend(hub, token, logs, emitter, ground, engine)
     modules = () if job.checkpoint is None else CHECKPOINT_MODULES
     if engine is None:
         return LocalBackend(hub, token, logs, job.data, emitter, modules, networked, ranks_metrics)

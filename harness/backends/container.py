@@ -1,7 +1,8 @@
-"""`python -m harness.backends.container NAME DATA [MODULE]...`: the first process of a node's container.
+"""`python -m harness.backends.container NAME [DATA [MODULE]...]`: the first process of a container.
 
 A fork server that gets its orders over the run's hub, a socket that is mounted into the container, and that ends, and
-the container with it, when whoever gives the orders hangs up or dies.
+the container with it, when whoever gives the orders hangs up or dies. With DATA ("": the text that comes with us) it
+brings into memory first what ranks of our runtime need.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def main() -> None:
     # The kernel keeps from a container's first process what it has no handler for.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     set_name("chaos-forks")
-    name, data, modules = sys.argv[1], sys.argv[2] or None, sys.argv[3:]
+    name, loaded = sys.argv[1], sys.argv[2:]
     hub = report_to_hub(name)
-    if name.partition(".")[0] != COORDINATOR:
-        load(data, modules)
+    if loaded:
+        load(loaded[0] or None, loaded[1:])
     ForkServer(hub.fileno(), hub.fileno(), host=os.environ[ADDRESS_VARIABLE]).serve()
 
 

@@ -9,9 +9,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
+from chaos.command_job import CommandConfig
 from chaos.experiment import Experiment
+from harness.backends.base import AnyConfig
 from harness.backends.container import COORDINATOR
-from mecefo_runtime.config import JobConfig
 from mecefo_runtime.devices import VISIBLE_VARIABLE, gpu_names, num_devices
 from mecefo_runtime.layout import Cluster
 
@@ -26,6 +27,7 @@ _PERIOD_MICROSECONDS = 10_000
 _MIN_QUOTA_MICROSECONDS = 1_000
 _MAX_PROCESSES = 16_384
 _SHARED_MEMORY_BYTES = 1 << 30
+_TEMPORARY = "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Ground:
 
     `cpus` (of a core's time, None: no limit) and `memory_bytes` limit a node; `gpus` are this machine's that all nodes
     share out, as NVIDIA's tools call them; `folders` may be written to, `data` is only read. With `has_links` each
-    container's network is held by another one, from which it can be changed.
+    container's network is held by another one, from which it can be changed. `is_for_command`: the nodes run somebody
+    else's, and have no coordinator.
     """
 
     image: str
@@ -45,6 +48,7 @@ class Ground:
     memory_bytes: int | None = None
     gpus: Sequence[str] = ()
     has_links: bool = False
+    is_for_command: bool = False
 
     def mounts(self) -> list[tuple[Path, str, bool]]:
         """Folders and files of this machine: (which, where inside, whether it may be written to)."""
@@ -55,12 +59,12 @@ class Ground:
         """What the SDK's `containers.create` is told of the container of `part`, beside its name and its network."""
         import docker
 
-        is_node = part != COORDINATOR and not part.startswith(HOLDER_PREFIX)
+        is_node = self.has_ranks(part)
         settings: dict[str, Any] = {
             "user": f"{os.geteuid()}:{os.getegid()}",
             "working_dir": "/tmp",
             "read_only": True,
-            "tmpfs": {"/tmp": "rw,nosuid,nodev,mode=1777"},
+            "tmpfs": {_TEMPORARY: f"rw,nosuid,nodev,mode=1777{',exec' if self.is_for_command else ''}"},
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "pids_limit": _MAX_PROCESSES,
@@ -78,6 +82,9 @@ class Ground:
                 for outside, inside, may_write in mounts
             ],
         }
+        if any(inside == _TEMPORARY for _, inside, _ in mounts):
+            # It is the command's own folder.
+            del settings["tmpfs"]
         if part.startswith(HOLDER_PREFIX):
             # Only root's processes can hold a capability that no file gives them. DAC_OVERRIDE: the run's socket and
             # folder are its user's.
@@ -91,6 +98,10 @@ class Ground:
             request = docker.types.DeviceRequest(device_ids=list(names), capabilities=[["gpu"]])
             settings["device_requests"] = [request]
         return settings
+
+    def has_ranks(self, part: str) -> bool:
+        """Whether ranks run in the container of `part`."""
+        return part != COORDINATOR and not part.startswith(HOLDER_PREFIX)
 
     def gpus_of(self, node: int) -> tuple[str, ...]:
         """The GPUs of this machine that the containers of `node` see: in turn, and shared where there are too few."""
@@ -111,27 +122,35 @@ def is_shared(path: Path) -> bool:
     return found
 
 
-def ground_of(experiment: Experiment, job: JobConfig, folders: Sequence[Path], *, has_links: bool) -> Ground:
+def ground_of(experiment: Experiment, job: AnyConfig, folders: Sequence[Path], *, has_links: bool) -> Ground:
     """What the containers of `experiment` are made of; the run and its nodes write to `folders`."""
     own = [folder.absolute() for folder in folders]
     # One inside another is there already.
     outermost = [one for one in own if not any(one != other and one.is_relative_to(other) for other in own)]
+    is_for_command = isinstance(job, CommandConfig)
     return Ground(
         experiment.containers.image,
         job.cluster(),
         outermost,
-        job.data,
+        None if isinstance(job, CommandConfig) else job.data,
         experiment.containers.cpus,
         experiment.containers.memory,
-        () if job.device == "cpu" else gpu_names(num_devices(), os.environ.get(VISIBLE_VARIABLE)),
+        _gpus() if isinstance(job, CommandConfig) or job.device != "cpu" else (),
         has_links,
+        is_for_command,
     )
 
 
-def plan_addresses(num_nodes: int, run: str) -> Iterator[tuple[IPv4Network, Mapping[str, str]]]:
+def plan_addresses(
+    num_nodes: int, run: str, *, has_coordinator: bool = True
+) -> Iterator[tuple[IPv4Network, Mapping[str, str]]]:
     """Ranges of addresses that a run may take, the first one drawn from its name, with each container's address."""
     subnets = list(ADDRESSES.subnets(new_prefix=PREFIX_LENGTH))
     first = int(run[:8], 16) % len(subnets)
     for subnet in (*subnets[first:], *subnets[:first]):
         nodes = {f"node-{node}": str(subnet[_FIRST_NODE + node]) for node in range(num_nodes)}
-        yield subnet, {COORDINATOR: str(subnet[2]), **nodes}
+        yield subnet, {COORDINATOR: str(subnet[2]), **nodes} if has_coordinator else nodes
+
+
+def _gpus() -> tuple[str, ...]:
+    return gpu_names(num_devices(), os.environ.get(VISIBLE_VARIABLE))

@@ -1,4 +1,4 @@
-"""The Docker backend: every node is a container with an address of its own, and the coordinator is in another.
+"""The Docker backend: every node is a container with an address of its own; our jobs' coordinator is in another.
 
 The containers are unprivileged, see neither the engine nor the outside, run as the user who runs `chaos`, and are all
 on one network, which the run makes and removes. They get their orders over the run's hub, a Unix socket, to which it
@@ -16,13 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaos import containers
+from chaos.command_job import CommandConfig
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.foreign.network import NCCL_LOG_VARIABLE
 from chaos.links.nccl_transport import LOG_NAME
 from chaos.quantities import bytes_text
 from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
+from harness.backends.command_start import agent_environment, node_environment
 from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
+from harness.backends.container_command import ContainerCommand
+from harness.backends.container_network import NAMES, make_network
 from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
 from harness.backends.local import METRICS_MODULES
 from harness.backends.node_container import NodeContainer
@@ -73,7 +78,8 @@ class DockerBackend:
     ) -> None:
         self._hub = hub
         self._token = token
-        self._logs = logs
+        # Containers have another working folder, and see this one at the same path.
+        self._logs = logs.absolute()
         self._emitter = emitter
         self._ground = ground
         self._engine = engine
@@ -92,7 +98,7 @@ class DockerBackend:
         self._starting: dict[str, asyncio.Lock] = {}
         self._ports: dict[str, int] = {}
         self._is_closing = False
-        self.jobs: list[NodeJob] = []
+        self.jobs: list[NodeJob | ContainerCommand] = []
         hub.nodes = self
 
     # ---- the ground ----
@@ -117,9 +123,28 @@ class DockerBackend:
         if container is not None:
             await container.serve(pid, reader, writer)
 
-    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> NodeJob:
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> NodeJob | ContainerCommand:
         """Everything but the start: whoever is to hold ranks can get ready in between."""
-        assert isinstance(job, JobConfig)
+        running = (
+            self._prepare_command(name, job, with_agents=with_agents)
+            if isinstance(job, CommandConfig)
+            else await self._prepare_nodes(name, job, with_agents=with_agents)
+        )
+        self.jobs.append(running)
+        return running
+
+    def _prepare_command(self, name: str, job: CommandConfig, *, with_agents: bool) -> ContainerCommand:
+        shared = agent_environment(self._hub_inside(), self._token) if with_agents else {}
+        if self._ground.gpus and self._ground.has_links:
+            shared[NCCL_LOG_VARIABLE] = str(self._logs / LOG_NAME)
+        environments = {
+            node: {**node_environment(job, node, self._addresses, FIRST_PORT), **shared} for node in range(job.nodes)
+        }
+        return ContainerCommand(
+            self, self._hub, name, job, self._run, environments, self._logs, self._emitter, self._links()
+        )
+
+    async def _prepare_nodes(self, name: str, job: JobConfig, *, with_agents: bool) -> NodeJob:
         self._ports[name] = FIRST_PORT + len(self._ports)
         coordinator = await self._ready(COORDINATOR)
         address = await coordinator.listen(name, self._ports[name])
@@ -138,10 +163,8 @@ class DockerBackend:
                 "MECEFO_METRICS": self._ranks_metrics,
             }
         if self._ground.gpus and self._ground.has_links:
-            environment["MECEFO_NCCL_LOG"] = str(self._logs.resolve() / LOG_NAME)
-        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links())
-        self.jobs.append(running)
-        return running
+            environment["MECEFO_NCCL_LOG"] = str(self._logs / LOG_NAME)
+        return NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links())
 
     async def fork(self, command: Mapping[str, Any]) -> ProcessId:
         """Have a process started where it belongs; its container is started first if it does not run."""
@@ -157,6 +180,10 @@ class DockerBackend:
             for node, container in found
             if container is not None and container.is_running
         )
+
+    def first_processes(self) -> set[ProcessId]:
+        """Of all containers that run."""
+        return {container.process for container in self._containers.values()}
 
     def _links(self) -> ContainerLinks | None:
         """What changes the links between the containers, where they can be changed."""
@@ -222,7 +249,9 @@ class DockerBackend:
         if name.startswith(HOLDER_PREFIX):
             arguments = ["-m", "harness.network.holder", report]
         else:
-            arguments = ["-m", "harness.backends.container", report, self._ground.data or "", *self._modules]
+            has_our_ranks = self._ground.has_ranks(name) and not self._ground.is_for_command
+            loaded = [self._ground.data or "", *self._modules] if has_our_ranks else []
+            arguments = ["-m", "harness.backends.container", report, *loaded]
         # With its output in the run's folder: what it says before it reports must not go with it.
         command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
         container = await self._retry(partial(self._launch, name, report, log, command))
@@ -276,7 +305,7 @@ class DockerBackend:
             return {"network_mode": f"container:{holder.container.id}"}
         host = self._client.api.create_endpoint_config(ipv4_address=address)
         name = str(self._network.name)
-        return {"hostname": part, "network": name, "networking_config": {name: host}}
+        return {"hostname": part, "network": name, "networking_config": {name: host}, **NAMES}
 
     def _mounts(self) -> list[tuple[Path, str, bool]]:
         """What containers see of this machine: (folder or file, where inside, whether they may write to it)."""
@@ -287,29 +316,10 @@ class DockerBackend:
         return f"{UNIX}{_HUB_FOLDER}/{Path(self._hub.address.removeprefix(UNIX)).name}"
 
     def _make_network(self) -> tuple[Network, Mapping[str, str]]:
-        import docker
-
         assert self._client is not None
-        refused = ""
-        for subnet, addresses in plan_addresses(self._ground.cluster.nodes, self._run):
-            pool = docker.types.IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
-            try:
-                network = self._client.networks.create(
-                    f"mecefo-chaos-{self._run}",
-                    driver="bridge",
-                    internal=True,
-                    ipam=docker.types.IPAMConfig(pool_configs=[pool]),
-                    labels={containers.LABEL: self._run},
-                    check_duplicate=True,
-                )
-            except docker.errors.APIError as error:
-                # Taken by another network, of the engine's or of the machine's.
-                if "overlap" not in str(error):
-                    raise
-                refused = str(error.explanation)
-                continue
-            return network, addresses
-        raise EnvironmentFailure(f"there is no free range of addresses for the run's network: {refused}")
+        has_coordinator = not self._ground.is_for_command
+        plans = plan_addresses(self._ground.cluster.nodes, self._run, has_coordinator=has_coordinator)
+        return make_network(self._client, self._run, plans)
 
     def _on_end(self, name: str) -> None:
         """A container has ended. Of a node and the coordinator, those who ran in it are missed; of a network nobody."""

@@ -118,6 +118,11 @@ class ForkServer:
                     return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
 
                 self._start(command, "coordinator", coordinate)
+            case "command":
+                # Here: only a command's container has a use for it.
+                from harness.backends.command_start import become
+
+                self._start(command, str(command["log"]), lambda: become(command))
 
     def _listen(self, port: int) -> socket.socket:
         if self._networks is None:

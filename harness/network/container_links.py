@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from itertools import product
 from typing import Any
 
-from chaos.errors import EnvironmentFailure
+from chaos.errors import EnvironmentFailure, InjectionError
 from chaos.faults.base import End
+from chaos.links.check import name_of
 from chaos.links.firewall import FirewallRules, restore_text, run_inside
 from harness.backends.container import COORDINATOR
 from harness.network.asked import AskedLinks
@@ -59,10 +60,16 @@ class ContainerLinks(AskedLinks):
         return tuple((min(pair), max(pair)) for pair in product(*ends))
 
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One record for each network in which something is to be done; `rule` as in `NamespaceLinks`."""
+        """One record for each network in which something is to be done; `rule` as in `NamespaceLinks`.
+
+        Raises:
+            InjectionError: a link has both ends on one node.
+        """
         at: dict[str, dict[tuple[str, str], None]] = {}
         for link in links:
             near, far = map(self._part, link)
+            if near == far:
+                raise InjectionError(f"there is no link {name_of(link)}: both ends are in the network of {near}")
             for end, chain, peer in places_of(near, far, str(rule["action"]), str(rule.get("way", "both"))):
                 # Many links between ranks can be one between their nodes.
                 at.setdefault(str(end), {})[chain, str(peer)] = None
@@ -120,4 +127,7 @@ class ContainerLinks(AskedLinks):
         """Where an end is; a link to the coordinator goes to its own container."""
         if isinstance(end, int):
             return f"node-{self._cluster.node_of(end)}"
-        return end if end in self._addresses else COORDINATOR
+        if end in self._addresses:
+            return end
+        # A command has none: there, its ranks meet at node 0.
+        return COORDINATOR if COORDINATOR in self._addresses else "node-0"

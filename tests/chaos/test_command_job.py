@@ -140,6 +140,22 @@ def test_a_program_or_a_folder_that_is_not_there_is_refused(tmp_path):
     check_command(CommandConfig(("./start.sh",), folder=str(tmp_path)))
 
 
+def test_which_programs_a_container_has_is_not_known_here(tmp_path):
+    check_command(CommandConfig(("no-such-program",)), is_in_containers=True)
+    with pytest.raises(UsageError, match="no folder"):
+        check_command(CommandConfig(("sh",), folder=str(tmp_path / "none")), is_in_containers=True)
+    with pytest.raises(UsageError, match="a root of its own"):
+        check_command(CommandConfig(("sh",), folder="/"), is_in_containers=True)
+
+
+def test_in_containers_a_command_is_started_on_every_node():
+    standalone = ("torchrun", "--standalone", "train.py")
+    assert options(*standalone, backend="docker").backend == "docker"
+    assert options(*standalone, nodes=2).job.nodes == 2
+    with pytest.raises(UsageError, match="--standalone is a job of one node"):
+        options(*standalone, nodes=2, backend="docker")
+
+
 def test_the_schema_knows_both_jobs():
     schema = json.dumps(json_schema(registry=REGISTRY, strategies=STRATEGIES))
     assert '"CommandJob"' in schema and '"startup_timeout"' in schema and '"strategy"' in schema

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from chaos.foreign.identity import RANK_PID, Identity, attempt_of, identify, may_be_rank
+from chaos.foreign.identity import NODE_VARIABLE, RANK_PID, Identity, attempt_of, identify, may_be_rank
 
 pytestmark = pytest.mark.unit
 
@@ -20,6 +20,11 @@ OF_TORCHRUN = {
 
 def test_as_torchrun_says():
     assert identify(OF_TORCHRUN) == Identity(rank=5, node=1, local_rank=1, world_size=8, attempt=3)
+
+
+def test_a_node_that_is_a_container_is_that_one_whatever_the_launcher_counts():
+    assert identify({**OF_TORCHRUN, NODE_VARIABLE: "3"}).node == 3
+    assert identify({"RANK": "1", "WORLD_SIZE": "2", NODE_VARIABLE: "1"}).node == 1
 
 
 def test_alone():

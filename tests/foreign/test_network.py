@@ -53,6 +53,12 @@ def test_nccl_is_made_to_say_which_way_it_takes_into_a_file_of_the_rank(job, ent
     assert (environment["NCCL_DEBUG"], environment["NCCL_DEBUG_FILE"]) == ("INFO", "/run/logs/nccl-1.log")
 
 
+def test_nccl_is_asked_in_a_network_that_was_not_made_for_the_rank_too(entered):
+    environment = {"RANK": "3", NCCL_LOG_VARIABLE: "/run/logs/nccl-{rank}.log"}
+    assert not move(environment)
+    assert environment["NCCL_DEBUG_FILE"] == "/run/logs/nccl-3.log" and entered == []
+
+
 @pytest.mark.parametrize("own", [{}, {"RANK": ""}, {"RANK": "7"}, {"RANK": "one"}])
 def test_what_is_no_rank_of_the_job_stays_where_it_is(job, entered, own):
     environment = {**job, **own}

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos.command_job import CommandConfig
+from chaos.experiment import from_mapping
 from harness.backends.container import COORDINATOR
-from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
+from harness.backends.container_command import folder_of
+from harness.backends.container_settings import HOLDER_PREFIX, Ground, ground_of, plan_addresses
 from mecefo_runtime.config import JobConfig
 
 pytestmark = pytest.mark.unit
@@ -68,6 +71,23 @@ def test_only_who_holds_a_network_may_change_one():
         assert settings["read_only"] and settings["security_opt"] == ["no-new-privileges"]
     holder = GROUND.settings(f"{HOLDER_PREFIX}node-0", [])
     assert (holder["cap_drop"], holder["cap_add"]) == (["ALL"], ["NET_ADMIN", "DAC_OVERRIDE"])
+
+
+def test_a_command_has_no_coordinator_and_its_folder_may_be_that_for_temporary_files(tmp_path):
+    _, addresses = next(plan_addresses(2, "0" * 16, has_coordinator=False))
+    assert addresses.keys() == {"node-0", "node-1"}
+    ground = replace(GROUND, is_for_command=True)
+    # What torch compiles there is to be loaded.
+    assert "exec" in ground.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
+    assert "exec" not in GROUND.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
+    assert "tmpfs" not in ground.settings("node-0", [(Path("/tmp"), "/tmp", True)])
+
+
+def test_a_command_writes_to_its_folder_which_may_hold_the_runs(tmp_path):
+    experiment = from_mapping({"name": "n", "job": {"runtime": "command", "command": ["true"]}, "backend": "docker"})
+    job = CommandConfig(("true",), folder=str(tmp_path))
+    ground = ground_of(experiment, job, (tmp_path / "runs" / "one", folder_of(job)), has_links=False)
+    assert ground.is_for_command and ground.mounts() == [(tmp_path, str(tmp_path), True)]
 
 
 def test_the_runs_folders_may_be_written_to_and_its_data_only_read(tmp_path):

@@ -1,13 +1,12 @@
 """A script that takes steps and no torch: it tells of them as the agent in a foreign script does.
 
 `follower.py STEPS [--resume-from FILE] [--silent] [--stubborn]`: FILE keeps the step of the last checkpoint, one every
-fifth step.
+fifth step. Started on several nodes, it is one rank on each, which waits for none of the others.
 """
 
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,10 +14,11 @@ from pathlib import Path
 
 from chaos.agent import Agent
 from mecefo_runtime.events import Emitter, SocketSink
-from mecefo_runtime.wire import encode, parse_address
+from mecefo_runtime.wire import connect, encode
 
 CHECKPOINT_STEPS = 5
 STEP_SECONDS = 0.02
+CONNECT_SECONDS = 10.0
 
 
 def main() -> None:
@@ -35,11 +35,12 @@ def main() -> None:
         time.sleep(STEP_SECONDS * asked.steps)
         return
     address, token = os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"]
-    agent = Agent(address, token, rank=0, node=0, attempt=1)
-    connection = socket.create_connection(parse_address(address))
+    rank, world_size = (int(os.environ.get(name, least)) for name, least in (("CHAOS_NODE", "0"), ("PET_NNODES", "1")))
+    agent = Agent(address, token, rank=rank, node=rank, attempt=1, world_size=world_size)
+    connection = connect(address, CONNECT_SECONDS)
     connection.sendall(encode({"token": token, "role": "events"}))
-    emitter = Emitter(SocketSink(connection), "rank", rank=0, node=0)
-    emitter.emit("rank_started", world_size=1)
+    emitter = Emitter(SocketSink(connection), "rank", rank=rank, node=rank)
+    emitter.emit("rank_started", world_size=world_size)
     resumed = int(asked.resume_from.read_text()) if asked.resume_from and asked.resume_from.exists() else 0
     for step in range(resumed + 1, asked.steps + 1):
         began = time.monotonic()

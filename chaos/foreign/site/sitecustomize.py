@@ -123,7 +123,7 @@ def _run_next() -> None:
 
 if __name__ == "sitecustomize":
     if os.environ.get("CHAOS_AGENT") and os.environ.get("CHAOS_RUN"):
-        if os.environ.get("CHAOS_NETWORKS") and os.environ.get("RANK"):
+        if os.environ.get("RANK") and (os.environ.get("CHAOS_NETWORKS") or os.environ.get("CHAOS_NCCL_LOG")):
             _move()
         if _AWAITED in sys.modules:
             _watch(sys.modules[_AWAITED])

@@ -1,0 +1,34 @@
+"""Links between containers, as they are planned: whose networks, whose addresses."""
+
+import pytest
+
+from chaos.errors import InjectionError
+from harness.network.container_links import ContainerLinks
+from mecefo_runtime.layout import Cluster
+
+pytestmark = pytest.mark.unit
+
+ADDRESSES = {"node-0": "10.96.0.16", "node-1": "10.96.0.17"}
+
+
+async def nobody(part, question, timeout_seconds):
+    raise AssertionError("nobody is to be asked")
+
+
+@pytest.fixture
+def links():
+    """Those of a command with two nodes of two ranks."""
+    cluster = Cluster(2, 2, 4, 1, num_layers=1, num_microbatches=4)
+    return ContainerLinks(cluster, {part: f"id-{part}" for part in ADDRESSES}, ADDRESSES, "engine", "mark", nobody)
+
+
+def test_the_ranks_of_a_command_meet_at_node_0(links):
+    (record,) = links.plan_rules(((2, "coordinator"),), {"action": "drop"})
+    assert (record["at"], record["container"]) == ("node-1", "id-node-1")
+    assert all("10.96.0.16" in " ".join(words) for words in record["rules"])
+
+
+@pytest.mark.parametrize("link", [(0, 1), (0, "coordinator")])
+def test_there_is_no_link_within_a_node(links, link):
+    with pytest.raises(InjectionError, match="both ends are in the network of node-0"):
+        links.plan_rules((link,), {"action": "drop"})
