@@ -29,6 +29,8 @@ DEFAULT_URL = f"{UNIX}/var/run/docker.sock"
 KNOCK_TIMEOUT_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 30
 REMOVE_TIMEOUT_SECONDS = 10.0
+# How long after the death of whoever asked for it the engine may still be making a container.
+SETTLE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
@@ -131,8 +133,17 @@ def describe(client: docker.DockerClient, run: str) -> list[str]:
     ]
 
 
-def remove(client: docker.DockerClient, run: str, timeout_seconds: float = REMOVE_TIMEOUT_SECONDS) -> list[str]:
+def remove(
+    client: docker.DockerClient,
+    run: str,
+    timeout_seconds: float = REMOVE_TIMEOUT_SECONDS,
+    *,
+    settle_seconds: float = 0.0,
+) -> list[str]:
     """Remove all that a run has in the engine, running or not; returns what that was.
+
+    With `settle_seconds` there must be nothing for so long: of somebody who was killed the engine goes on to make what
+    it was asked for.
 
     Raises:
         HealError: something is still there after the time.
@@ -142,10 +153,13 @@ def remove(client: docker.DockerClient, run: str, timeout_seconds: float = REMOV
 
     removed: list[str] = []
     deadline = time.monotonic() + timeout_seconds
+    seen = time.monotonic()
     while True:
         try:
             containers, networks = parts_of(client, run)
-            if not (containers or networks):
+            if containers or networks:
+                seen = time.monotonic()
+            elif time.monotonic() - seen >= settle_seconds:
                 return sorted(set(removed))
             for container in containers:
                 removed.append(f"container {container.name}")
@@ -156,8 +170,7 @@ def remove(client: docker.DockerClient, run: str, timeout_seconds: float = REMOV
         except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:
             if time.monotonic() > deadline:
                 raise HealError(f"what the run has in the Docker engine cannot be removed: {error}") from error
-        if time.monotonic() > deadline:
-            left = ", ".join(describe(client, run))
+        if time.monotonic() > deadline and (left := ", ".join(describe(client, run))):
             raise HealError(f"still in the Docker engine after {timeout_seconds:g} s: {left}")
         time.sleep(_POLL_SECONDS)
 

@@ -108,7 +108,8 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Hea
     if run.engine is not None:
         # What is still there, or that nobody can know, is what the search for what is left tells.
         with suppress(ChaosError), containers.engine(run.engine) as client:
-            removed = containers.remove(client, run.run)
+            settle_seconds = containers.SETTLE_SECONDS if by == "watchdog" else 0.0
+            removed = containers.remove(client, run.run, settle_seconds=settle_seconds)
     healed = Healed(
         run.run,
         str(run.folder),
@@ -136,7 +137,7 @@ def preview(run: OpenRun) -> Healed:
         undone=pending,
         ended=ended,
         removed=removed,
-        left=() if complaint is None else ({"kind": "container", "what": complaint},),
+        left=() if complaint is None else ({"kind": "Docker", "what": f"engine: {complaint}"},),
         problems=problems,
     )
 

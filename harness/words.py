@@ -51,6 +51,9 @@ class Narrator:
         self._ending: set[str] = set()
         # Jobs whose ranks all end, to be started again.
         self._restarting: set[str] = set()
+        # Nodes that are up, of those that a run begins with.
+        self._nodes_up: set[str] = set()
+        self._num_nodes = 0
         # Processes of ranks that said goodbye.
         self._finished_pids: set[int] = set()
 
@@ -67,6 +70,19 @@ class Narrator:
     def _tell_incidents_planned(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         planned = [f"{i.get('fault')} on {target_text(i.get('target'))} {when(i)}" for i in fields.get("incidents", [])]
         return f"planned: {'; '.join(planned)}" if planned else None
+
+    def _tell_nodes_starting(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._num_nodes = int(fields.get("num_nodes") or 0)
+        return f"bringing up {count(self._num_nodes, 'node')}: containers of the image {fields.get('image')}"
+
+    def _tell_container_ready(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        kind, _, node = str(fields.get("container")).partition("-")
+        if kind != "node":
+            return None
+        is_first = int(fields.get("container_attempt") or 1) == 1
+        self._nodes_up.add(node)
+        of_all = f", {len(self._nodes_up)} of {self._num_nodes}" if is_first else ""
+        return f"node {node} is up{of_all}: its container took {name_seconds(fields.get('start_seconds'))} to get ready"
 
     def _tell_job_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._steps[event.job] = int(fields.get("steps") or 0)

@@ -19,6 +19,7 @@ from mecefo_runtime.groups import Groups
 from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model import Head, build_unit
 from mecefo_runtime.operations import wait_all
+from mecefo_runtime.optimizer import EagerAdamW
 from mecefo_runtime.pipeline import in_precision
 
 NUM_ROUNDS = 5
@@ -141,7 +142,7 @@ def _time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor, prec
 
 
 def _time_update(module: nn.Module) -> float:
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
+    optimizer = EagerAdamW(module.parameters(), lr=0.0, fused=True)
     device = next(module.parameters()).device
     seconds = [time_parts(device, [optimizer.step])[0] for _ in range(NUM_ROUNDS + 1)]
     return median(seconds[1:])

@@ -24,6 +24,7 @@ from mecefo_runtime.layout import HEAD, Layout, Transfer, unit_layer
 from mecefo_runtime.low_rank import Bases, correct_, projections
 from mecefo_runtime.model import Segment, build_unit, segments
 from mecefo_runtime.operations import EpochBroken, wait_all
+from mecefo_runtime.optimizer import EagerAdamW
 
 # Tags of state messages start here: activations use the lower ones.
 STATE_TAG = 1 << 20
@@ -209,7 +210,7 @@ class Bank:
         scale = layout.num_microbatches / exact if exact else None
         return AttentionShare(offset + attention[0].first, offset + attention[-1].end, scale)
 
-    def _build_optimizer(self) -> torch.optim.AdamW:
+    def _build_optimizer(self) -> EagerAdamW:
         groups: dict[bool, list[Tensor]] = {True: [], False: []}
         self._segments: list[tuple[str, bool, Tensor, Tensor]] = []
         moments: dict[Tensor, dict[str, Tensor]] = {}
@@ -224,7 +225,7 @@ class Bank:
                     "exp_avg_sq": unit.second_moments[part.first : part.end],
                 }
                 self._segments.append((name, part.is_attention, flat, gradient))
-        optimizer = torch.optim.AdamW(
+        optimizer = EagerAdamW(
             [
                 {"params": groups[True], "weight_decay": self._config.weight_decay},
                 {"params": groups[False], "weight_decay": 0.0},

@@ -12,7 +12,7 @@ from chaos.residue.base import Auditor, Ground
 class Containers(Auditor):
     """What carries the run's label, in whatever state."""
 
-    name: ClassVar[str] = "container"
+    name: ClassVar[str] = "Docker"
 
     def look(self, ground: Ground) -> frozenset[str]:
         """By the label; an engine that does not answer may have anything."""
@@ -22,4 +22,4 @@ class Containers(Auditor):
             with engine(ground.engine) as client:
                 return frozenset(describe(client, ground.run))
         except EnvironmentFailure as error:
-            return frozenset([f"perhaps some of the run: {error}"])
+            return frozenset([f"engine: perhaps some of the run: {error}"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.command_job import CommandConfig
+from chaos.errors import ChaosError
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.base import Outcome
@@ -175,8 +176,17 @@ class CommandRun(ABC):
         if event.kind == "step_committed":
             self._num_steps += 1
 
+    def on_backend_lost(self, loss: ChaosError) -> None:
+        """What it runs in was taken from under it: nothing can be said of the job."""
+        if not self._outcome.done():
+            self._outcome.set_exception(loss)
+
     async def ended(self) -> Outcome:
-        """Wait until the command has ended, and what it had to say was heard."""
+        """Wait until the command has ended, and what it had to say was heard.
+
+        Raises:
+            EnvironmentFailure: the ground was taken from under it.
+        """
         return await asyncio.shield(self._outcome)
 
     def complaint_about_start(self) -> str:

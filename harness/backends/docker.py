@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from chaos import containers
 from chaos.command_job import CommandConfig
@@ -27,8 +28,9 @@ from harness.backends.base import AnyConfig
 from harness.backends.command_start import agent_environment, node_environment
 from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
 from harness.backends.container_command import ContainerCommand
-from harness.backends.container_network import NAMES, make_network
+from harness.backends.container_network import NAMES, NetworkWatch, make_network
 from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
+from harness.backends.engine import EngineCalls
 from harness.backends.local import METRICS_MODULES
 from harness.backends.node_container import NodeContainer
 from harness.backends.node_job import NodeJob
@@ -47,13 +49,9 @@ if TYPE_CHECKING:
     import docker
     from docker.models.networks import Network
 
-ResultT = TypeVar("ResultT")
 
 # Inside a container nobody else listens: the first job's coordinator has this port, the twin's the next.
 FIRST_PORT = 29400
-# A node that is started again gets its address back, which the engine may still be taking from the dead one.
-ADDRESS_RETRY_SECONDS = 10.0
-_RETRY_SECONDS = 0.2
 # The run's socket as containers see it.
 _HUB_FOLDER = "/run/mecefo-chaos"
 
@@ -98,6 +96,8 @@ class DockerBackend:
         self._starting: dict[str, asyncio.Lock] = {}
         self._ports: dict[str, int] = {}
         self._is_closing = False
+        self._watch: asyncio.Task[None] | None = None
+        self._calls = EngineCalls(ground.image)
         self.jobs: list[NodeJob | ContainerCommand] = []
         hub.nodes = self
 
@@ -107,8 +107,10 @@ class DockerBackend:
         """Make the network, start all containers, and wait until they take orders."""
         self._run = os.environ[RUN_VARIABLE]
         self._client = await asyncio.to_thread(containers.connect, self._engine)
-        self._network, self._addresses = await self._call(self._make_network)
+        network, self._addresses = await self._calls.call(self._make_network)
+        self._network = network
         self._mark = new_mark()
+        self._emitter.emit("nodes_starting", num_nodes=self._ground.cluster.nodes, image=self._ground.image)
         try:
             async with asyncio.TaskGroup() as starts:
                 for name in self._addresses:
@@ -116,6 +118,8 @@ class DockerBackend:
         except ExceptionGroup as failures:
             # What was in the way of one is in the way of all.
             raise failures.exceptions[0] from failures
+        watch = NetworkWatch(network, self._in_network, self._on_network_gone, self._on_taken_out)
+        self._watch = asyncio.create_task(watch.run(self._calls.call))
 
     async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A container reports to the hub; see `harness.hub.NodeDesk`."""
@@ -149,7 +153,7 @@ class DockerBackend:
         coordinator = await self._ready(COORDINATOR)
         address = await coordinator.listen(name, self._ports[name])
         environment = {
-            "MECEFO_JOB": json.dumps(job.to_dict()),
+            "MECEFO_JOB": json.dumps(_with_whole_paths(job).to_dict()),
             "MECEFO_JOB_NAME": name,
             "MECEFO_TOKEN": self._token,
             "MECEFO_COORDINATOR": address,
@@ -206,10 +210,14 @@ class DockerBackend:
         for job in self.jobs:
             await job.stop()
         self._is_closing = True
+        if self._watch is not None:
+            self._watch.cancel()
         for container in self._containers.values():
             container.forget()
         if self._client is None:
             return
+        # What it was asked for it makes, whoever was interrupted; and that has to be there to be removed.
+        await self._calls.answered(containers.REMOVE_TIMEOUT_SECONDS)
         try:
             await asyncio.to_thread(containers.remove, self._client, self._run)
         finally:
@@ -227,6 +235,7 @@ class DockerBackend:
                 raise EnvironmentFailure("the run is over")
             if self._ground.has_links and not name.startswith(HOLDER_PREFIX):
                 await self._ready(HOLDER_PREFIX + name)
+            began_seconds = asyncio.get_running_loop().time()
             container = await self._start(name)
             try:
                 await container.ready()
@@ -237,6 +246,12 @@ class DockerBackend:
                 raise EnvironmentFailure(
                     f"{error}. Its memory is limited to {limit}: a node takes some 350 MiB"
                 ) from error
+            self._emitter.emit(
+                "container_ready",
+                container=name,
+                container_attempt=self._num_starts[name],
+                start_seconds=asyncio.get_running_loop().time() - began_seconds,
+            )
             if name == COORDINATOR:
                 for job, port in self._ports.items():
                     await container.listen(job, port)
@@ -254,8 +269,8 @@ class DockerBackend:
             arguments = ["-m", "harness.backends.container", report, *loaded]
         # With its output in the run's folder: what it says before it reports must not go with it.
         command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
-        container = await self._retry(partial(self._launch, name, report, log, command))
-        await self._call(container.reload)
+        container = await self._calls.retry(partial(self._launch, name, report, log, command))
+        await self._calls.call(container.reload)
         container.watch()
         process = container.process
         self._emitter.emit(
@@ -269,11 +284,11 @@ class DockerBackend:
 
     async def _launch(self, name: str, report: str, log: Path, command: list[str]) -> NodeContainer:
         """A new container that runs. The engine removes one that it cannot start, so the next try takes another."""
-        created = await self._call(partial(self._create, f"mecefo-chaos-{self._run}-{report}", name, command))
+        created = await self._calls.call(partial(self._create, f"mecefo-chaos-{self._run}-{report}", name, command))
         container = NodeContainer(report, created, log, self._outside, self._on_exit, self._on_end)
         # Before it can report.
         self._by_report[report] = self._containers[name] = container
-        await self._call(created.start)
+        await self._calls.call(created.start)
         return container
 
     def _create(self, name: str, part: str, command: list[str]) -> Any:
@@ -321,6 +336,23 @@ class DockerBackend:
         plans = plan_addresses(self._ground.cluster.nodes, self._run, has_coordinator=has_coordinator)
         return make_network(self._client, self._run, plans)
 
+    def _in_network(self) -> dict[str, str]:
+        """The containers that are to be in the run's network: name -> id."""
+        return {
+            name: str(one.container.id)
+            for name, one in self._containers.items()
+            if one.is_running and not (self._ground.has_links and name in self._addresses)
+        }
+
+    def _on_network_gone(self, loss: EnvironmentFailure) -> None:
+        for job in self.jobs:
+            job.on_backend_lost(loss)
+
+    def _on_taken_out(self, name: str, network: str) -> None:
+        part = name.removeprefix(HOLDER_PREFIX)
+        message = f"somebody took {part} out of the run's network {network}: it reaches nobody"
+        self._emitter.emit("warning", message=message)
+
     def _on_end(self, name: str) -> None:
         """A container has ended. Of a node and the coordinator, those who ran in it are missed; of a network nobody."""
         if name.startswith(HOLDER_PREFIX) and not self._is_closing:
@@ -333,46 +365,6 @@ class DockerBackend:
         for job in self.jobs:
             job.on_exit(process, code)
 
-    # ---- the engine ----
-
-    async def _call(self, ask: Callable[[], ResultT]) -> ResultT:
-        """Ask the engine, beside the event loop.
-
-        Raises:
-            EnvironmentFailure: it refuses, or does not answer.
-        """
-        import docker
-        import requests
-
-        try:
-            return await asyncio.to_thread(ask)
-        except docker.errors.ImageNotFound as error:
-            raise EnvironmentFailure(no_image(self._ground.image)) from error
-        except docker.errors.APIError as error:
-            raise EnvironmentFailure(f"the Docker engine refuses: {error.explanation or error}") from error
-        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EnvironmentFailure(containers.why_no_engine(error)) from error
-
-    async def _retry(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Again and again where what is in the way is a dead node's address that is not free yet."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ADDRESS_RETRY_SECONDS
-        while True:
-            try:
-                return await ask()
-            except EnvironmentFailure as error:
-                if "Address already in use" not in str(error) or loop.time() > deadline:
-                    raise
-            await asyncio.sleep(_RETRY_SECONDS)
-
-
-def no_image(image: str) -> str:
-    """What to say where the engine has no such image."""
-    return (
-        f"the Docker engine has no image {image}: build it in this project's folder with `docker/build`, or name "
-        "another one with --image"
-    )
-
 
 def require_image(image: str) -> str:
     """Before anything is made; returns where the engine is.
@@ -380,8 +372,14 @@ def require_image(image: str) -> str:
     Raises:
         EnvironmentFailure: there is no engine that would do, or it has no such image, or one of other sources.
     """
-    for finding in docker_findings(image):
+    for finding in docker_findings(image, tries_network=False):
         if finding.stops("docker"):
-            raise EnvironmentFailure(f"{finding.name}: {finding.found}. {finding.remedy}")
+            raise EnvironmentFailure(f"{finding.name}: {finding.found}; {finding.remedy}")
     with containers.engine() as client:
         return containers.url_of(client)
+
+
+def _with_whole_paths(job: JobConfig) -> JobConfig:
+    """The containers see the caller's folders at the same places, and work in another."""
+    checkpoint = job.checkpoint and replace(job.checkpoint, folder=str(Path(job.checkpoint.folder).absolute()))
+    return replace(job, data=job.data and str(Path(job.data).absolute()), checkpoint=checkpoint)

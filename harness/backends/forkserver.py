@@ -161,7 +161,11 @@ class ForkServer:
 
 def load(data: str | None, modules: Iterable[str]) -> None:
     """Bring into memory what every rank that is forked will need."""
+    import numpy.random  # noqa: F401
     import torch
+
+    # 480 modules, which torch asks for at the first backward pass of a stage that is not the last.
+    import torch.fx.experimental.symbolic_shapes
 
     import mecefo_runtime.supervisor  # noqa: F401
     from mecefo_runtime.data import read_corpus
@@ -170,8 +174,6 @@ def load(data: str | None, modules: Iterable[str]) -> None:
     read_corpus(data)
     for module in modules:
         importlib.import_module(module)
-    # The first optimizer imports some 800 modules.
-    torch.optim.AdamW([torch.zeros(1)], fused=True)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 # Importing torch takes seconds, and many times that where many containers do it at once on few cores.
-START_TIMEOUT_SECONDS = 120.0
+START_TIMEOUT_SECONDS = 300.0
 ASK_TIMEOUT_SECONDS = 15.0
 _LOG_TAIL_BYTES = 2048
 

@@ -29,7 +29,6 @@ _VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 # The engine puts it into every container.
 _CONTAINER_MARK = Path("/.dockerenv")
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
-BUILD = "build it in this project's folder: docker/build (docs/containers.md)"
 
 SDK = Check("Docker SDK", "--backend docker", ("docker",))
 ENGINE = Check("Docker engine", "--backend docker", ("docker",))
@@ -38,8 +37,17 @@ ADDRESS_RANGE = Check("container network", "every run makes one, and removes it"
 GPU_RUNTIME = Check("GPUs in containers", "--backend docker with ranks on CUDA devices")
 
 
-def docker_findings(image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
-    """All there is to say, up to what makes the rest unanswerable."""
+def how_to_build(image: str) -> str:
+    """What to do where there is no such image, or one of other sources."""
+    tag = "" if image == DEFAULT_IMAGE else f" --tag {image}"
+    return f"build it in this project's folder: docker/build{tag} (docs/containers.md), or name another with --image"
+
+
+def docker_findings(image: str = DEFAULT_IMAGE, *, tries_network: bool = True) -> Iterator[Finding]:
+    """All there is to say, up to what makes the rest unanswerable.
+
+    Whoever makes a network of their own anyway need not have another one made before.
+    """
     try:
         sdk_version = version("docker")
         import docker
@@ -59,7 +67,8 @@ def docker_findings(image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
     try:
         yield ENGINE.looked(lambda: _engine(client, url))
         yield IMAGE.looked(lambda: _image(client, image))
-        yield ADDRESS_RANGE.looked(lambda: _network(client))
+        if tries_network:
+            yield ADDRESS_RANGE.looked(lambda: _network(client))
         if has_driver():
             yield GPU_RUNTIME.looked(lambda: _gpus(client))
     finally:
@@ -162,15 +171,17 @@ def _image(client: DockerClient, image: str) -> Finding:
     try:
         theirs = image_digest(client, image)
     except ImageNotFound:
-        return IMAGE.missing(f"there is no image {image}", BUILD)
+        return IMAGE.missing(f"there is no image {image}", how_to_build(image))
     except APIError as error:
         if "invalid reference format" not in str(error):
             raise
         return IMAGE.wrong(f"{image!r} cannot be an image's name: {error.explanation}", "name it as NAME or NAME:TAG")
     if theirs is None:
-        return IMAGE.wrong(f"{image} does not contain this project, or an older state of it", BUILD)
+        return IMAGE.wrong(f"{image} does not contain this project, or an older state of it", how_to_build(image))
     if theirs != (ours := source_digest()):
-        return IMAGE.wrong(f"{image} was built from other sources ({theirs[:12]}, here {ours[:12]})", f"{BUILD}, again")
+        return IMAGE.wrong(
+            f"{image} was built from other sources ({theirs[:12]}, here {ours[:12]})", how_to_build(image)
+        )
     size_bytes = client.images.get(image).attrs["Size"]
     return IMAGE.ok(f"{image}, {size_bytes / 1e9:.2f} GB, the same sources as here")
 
@@ -186,7 +197,8 @@ def _network(client: DockerClient) -> Finding:
             f"all of {ADDRESSES} is taken by the engine's networks and this machine's routes",
             "docker network ls shows them: remove those that nobody uses (docker network rm NAME)",
         )
-    pool = docker.types.IPAMPool(subnet=str(free[-1]))
+    # Any of them, not the same for all: another `chaos doctor` may look at this moment.
+    pool = docker.types.IPAMPool(subnet=str(secrets.choice(free)))
     network = client.networks.create(
         f"mecefo-chaos-doctor-{secrets.token_hex(4)}",
         driver="bridge",

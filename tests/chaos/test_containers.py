@@ -75,9 +75,9 @@ def test_what_to_do(said, told):
 def test_where_nobody_can_look_something_may_be_left(tmp_path):
     url = f"unix://{tmp_path}/none.sock"
     ground = Ground("r", (tmp_path,), tmp_path / "ledger.jsonl", url)
-    (told,) = residue.look(ground)["container"]
-    assert told.startswith("perhaps some of the run: there is no Docker engine")
-    assert residue.look(Ground("r", (tmp_path,), tmp_path / "ledger.jsonl"))["container"] == frozenset()
+    (told,) = residue.look(ground)["Docker"]
+    assert told.startswith("engine: perhaps some of the run: there is no Docker engine")
+    assert residue.look(Ground("r", (tmp_path,), tmp_path / "ledger.jsonl"))["Docker"] == frozenset()
     with pytest.raises(HealError, match="nobody knows whether"):
         containers.is_container_running(url, "0123456789abcdef")
     with pytest.raises(OSError, match="no Docker engine"):

@@ -48,7 +48,7 @@ def found(ground, before):
 def test_nothing_is_left_by_nobody(ground):
     assert residue.left_behind({}, residue.look(ground)) == []
     assert {auditor.name for auditor in residue.auditors()} == {
-        *("process", "mount", "cgroup", "container", "file", "network", "rule"),
+        *("process", "mount", "cgroup", "Docker", "file", "network", "rule"),
     }
 
 

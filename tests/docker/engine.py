@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import docker
 
-from chaos.containers import LABEL, PART_LABEL
+from chaos.containers import DEFAULT_URL, LABEL, PART_LABEL
 
 POLL_SECONDS = 0.1
 
@@ -40,7 +44,68 @@ def container_of(run: str, part: str) -> docker.models.containers.Container:
     return found
 
 
+def remove_network(run: str) -> None:
+    """Take all containers of a run out of its network, and remove that."""
+    client = docker.from_env()
+    try:
+        (network,) = client.networks.list(filters={"label": f"{LABEL}={run}"}, greedy=True)
+        for container in network.attrs["Containers"]:
+            network.disconnect(container, force=True)
+        network.remove()
+    finally:
+        client.close()
+
+
 def run_of(state_folder) -> str:
     """The name of the only run that is registered in `state_folder`."""
     (entry,) = state_folder.glob("*.json")
     return json.loads(entry.read_text())["run"]
+
+
+class SlowEngine:
+    """An address at which the engine answers as it does on a busy machine; a context.
+
+    `address` is for DOCKER_HOST. Requests that make a container reach the engine after `seconds`, also of somebody who
+    has died meanwhile; `asked` is set when the first of them comes.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.address = f"unix://{folder / 'slow.sock'}"
+        self.asked = threading.Event()
+        self._seconds = seconds
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address.removeprefix("unix://"))
+
+    def __enter__(self) -> SlowEngine:
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Wakes up whoever accepts.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                asker, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(asker,), daemon=True).start()
+
+    def _serve(self, asker: socket.socket) -> None:
+        with asker, socket.socket(socket.AF_UNIX) as answerer:
+            answerer.connect(DEFAULT_URL.removeprefix("unix://"))
+            answers = threading.Thread(target=self._forward, args=(answerer, asker), daemon=True)
+            answers.start()
+            self._forward(asker, answerer)
+            answers.join()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if b"/containers/create" in data:
+                    self.asked.set()
+                    time.sleep(self._seconds)
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)

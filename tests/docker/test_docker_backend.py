@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.docker.engine import assert_gone, container_of, parts, run_of
+from harness.backends.image import DEFAULT_IMAGE
+from tests.docker.engine import SlowEngine, assert_gone, container_of, parts, remove_network, run_of
 from tests.integration.runs import (
     SMALL,
+    WAIT_TIMEOUT_SECONDS,
     ChaosRun,
     Finished,
     assert_nothing_left,
@@ -25,7 +29,7 @@ from tests.integration.runs import (
 
 pytestmark = [pytest.mark.docker, pytest.mark.integration]
 
-DOCKER = (*SMALL, "--backend", "docker")
+DOCKER = (*SMALL, "--backend", "docker", "--image", os.environ.get("CHAOS_TEST_IMAGE", DEFAULT_IMAGE))
 AT = ("--at", "step=10")
 LONG = (*AT, "--steps", "100000", *DOCKER)
 # What is asked of the tool: after its death nothing of it is there.
@@ -41,6 +45,9 @@ def test_a_node_that_is_killed_is_a_container_that_ends_and_comes_back(tmp_path)
         event.fields["container"] for event in run.of("process_started") if event.fields["role"] == "container"
     ]
     assert sorted(containers) == ["coordinator", "node-0", "node-1", "node-1"]
+    # Whoever waits for them sees them come up, and the repaired one again.
+    told = re.findall(r"  (bringing up 2 nodes|node \d is up[,:])", run.stderr)
+    assert sorted(told) == ["bringing up 2 nodes", "node 0 is up,", "node 1 is up,", "node 1 is up:"]
     # Pids are those of this machine: inside, every container counts from 1.
     assert min(event.fields["started_pid"] for event in run.of("process_started")) > 100
     assert {event.pid for event in run.events if event.rank == 0} == {
@@ -123,6 +130,20 @@ def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monkeypatch, number):
+    with SlowEngine(tmp_path, 3.5) as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.address)
+        with ChaosRun(tmp_path, ["run", "kill-node", *LONG]) as run:
+            assert engine.asked.wait(WAIT_TIMEOUT_SECONDS), run.stderr
+            name = run_of(tmp_path / "state")
+            run.process.send_signal(number)
+            run.wait()
+            time.sleep(2 * CLEAN_WITHIN_SECONDS / 3)
+            assert not any(parts(name).values())
+
+
+@pytest.mark.crash
 def test_killed_with_its_watchdog_heal_removes_what_is_left(tmp_path):
     with ChaosRun(tmp_path, ["run", "pause-node", "--on", "node=1", "--for", "600s", *LONG]) as run:
         run.wait_for("verified")
@@ -152,6 +173,16 @@ def test_a_container_that_is_removed_by_hand_is_a_lost_node(tmp_path):
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 2
     assert_gone(name, CLEAN_WITHIN_SECONDS)
+
+
+def test_a_network_that_is_removed_by_hand_is_named(tmp_path):
+    with ChaosRun(tmp_path, ["run", "kill-node", "--at", "step=99999", "--steps", "100000", *DOCKER]) as run:
+        run.wait_for("step_committed")
+        name = run_of(tmp_path / "state")
+        remove_network(name)
+        assert run.wait() == 3
+    assert f"the run's network mecefo-chaos-{name} is gone: somebody removed it" in run.stderr
+    assert_gone(name, 0.0)
 
 
 def test_without_an_image_it_is_refused_and_nothing_is_made(tmp_path):

@@ -67,3 +67,26 @@ def test_a_build_is_refused_when_the_digest_it_was_given_is_not_so(copied):
     refused = digest_at(copied, "0" * 32)
     assert refused.returncode == 1
     assert source_digest() in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "tags"),
+    [
+        ([], ["mecefo-chaos"]),
+        (["--build-arg", "BASE=x"], ["mecefo-chaos"]),
+        (["--tag", "mine", "--no-cache"], ["mine"]),
+        (["--build-arg", "BASE=x", "--tag", "mine"], ["mine"]),
+        (["-t", "mine"], ["mine"]),
+        (["--tag=mine:2"], ["mine:2"]),
+    ],
+)
+def test_a_build_with_a_name_of_its_own_leaves_the_usual_one_alone(tmp_path, words, tags):
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    docker.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": sys.executable}
+    build = [ROOT / "docker" / "build", *words]
+    said = subprocess.run(build, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    named = [word.removeprefix("--tag=") for word in said if word.startswith("--tag=")]
+    assert named + [said[at + 1] for at, word in enumerate(said) if word in ("--tag", "-t")] == tags
+    assert f"SOURCE_DIGEST={source_digest()}" in said and set(words) <= set(said)

@@ -98,6 +98,21 @@ def test_most_events_are_not_worth_a_line():
     }
 
 
+def test_nodes_that_are_containers_are_told_as_they_come_up():
+    narrator = Narrator()
+
+    def ready(container, attempt=1):
+        fields = {"container": container, "container_attempt": attempt, "start_seconds": 9.14}
+        return narrator.tell(event("container_ready", **fields))
+
+    begin = narrator.tell(event("nodes_starting", num_nodes=2, image="mecefo-chaos"))
+    assert begin == "bringing up 2 nodes: containers of the image mecefo-chaos"
+    assert ready("node-1") == "node 1 is up, 1 of 2: its container took 9.14 s to get ready"
+    assert ready("coordinator") is None and ready("links-of-node-0") is None
+    assert ready("node-0") == "node 0 is up, 2 of 2: its container took 9.14 s to get ready"
+    assert ready("node-1", attempt=2) == "node 1 is up: its container took 9.14 s to get ready"
+
+
 class TestProcessExits:
     exited = event("process_exited", role="rank", exited_rank=3, exited_pid=7, exit=-11)
 
