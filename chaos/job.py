@@ -9,7 +9,15 @@ from pydantic import Field
 from chaos.errors import UsageError
 from chaos.fields import DilationText, ModelName, Said, Text
 from chaos.quantities import BytesText
-from mecefo_runtime.config import PRESETS, ApproximationConfig, CheckpointConfig, HealthConfig, JobConfig, Unfit
+from mecefo_runtime.config import (
+    MAX_FRUITLESS_RESTARTS,
+    PRESETS,
+    ApproximationConfig,
+    CheckpointConfig,
+    HealthConfig,
+    JobConfig,
+    Unfit,
+)
 from mecefo_runtime.devices import DeviceChoice
 from mecefo_runtime.planners import stops_on_loss
 
@@ -49,6 +57,7 @@ class Checkpoint(Said):
     keep: int = Field(default=2, ge=1, le=10**6)
     folder: Text | None = None
     resume: bool = False
+    max_fruitless_restarts: int = Field(default=MAX_FRUITLESS_RESTARTS, ge=1, le=1000)
 
 
 class Containers(Said):
@@ -161,7 +170,9 @@ class Job(Said):
         said = self.checkpoint
         if said is None:
             return None
-        return CheckpointConfig(said.folder or "", said.every_steps, said.keep, said.resume)
+        return CheckpointConfig(
+            said.folder or "", said.every_steps, said.keep, said.resume, said.max_fruitless_restarts
+        )
 
     def complaint_about_checkpoint_before(self, step: int | None) -> str | None:
         """Why there cannot be a checkpoint yet when `step` comes; None if there may be one."""

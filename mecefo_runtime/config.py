@@ -106,20 +106,27 @@ class HealthConfig:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
+# Where nothing is said of checkpoints, too: then every restart begins with the first step. A link that is cut costs a
+# restart of two or three seconds as long as it is, and may be whole again after many.
+MAX_FRUITLESS_RESTARTS = 10
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """Durable checkpoints: one every `every_steps` into `folder`, of which the newest `keep` are kept.
 
-    With `resume` the job begins with the newest one that is there.
+    With `resume` the job begins with the newest one that is there. With a strategy that starts all ranks again after a
+    loss, the job ends when no step was committed after any of `max_fruitless_restarts` in a row.
     """
 
     folder: str
     every_steps: int
     keep: int = 2
     resume: bool = False
+    max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "keep"):
+        for name in ("every_steps", "keep", "max_fruitless_restarts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -188,6 +195,11 @@ class JobConfig:
             num_layers=self.model.num_layers,
             num_microbatches=self.data_parallel * self.microbatches_per_replica,
         )
+
+    @property
+    def max_fruitless_restarts(self) -> int:
+        """So many restarts in a row may come to no committed step."""
+        return MAX_FRUITLESS_RESTARTS if self.checkpoint is None else self.checkpoint.max_fruitless_restarts
 
     @property
     def samples_per_step(self) -> int:

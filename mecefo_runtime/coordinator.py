@@ -63,6 +63,7 @@ class Coordinator:
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
                 unfit_checkpoints=lambda after_step: unfit_checkpoints(job, after_step),
                 stops_on_loss=stops_on_loss(job.strategy),
+                max_fruitless_restarts=job.max_fruitless_restarts,
             ),
             job.steps,
             self,
@@ -192,6 +193,8 @@ class Coordinator:
                 membership.on_diverged(int(message["epoch"]))
             case "unhealthy":
                 membership.on_unhealthy(int(message["epoch"]), int(message["rank"]), str(message["reason"]))
+            case "committed":
+                membership.on_committed(int(message["epoch"]))
             case "finished":
                 membership.on_finished(rank)
             case "lost":

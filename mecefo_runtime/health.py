@@ -2,7 +2,8 @@
 
 The leader judges every step in the commit exchange, from what each member says of its own part, and everybody obeys.
 A step that is not finite, or whose gradient is far larger than usual, is computed again, skipped, or costs the rank
-that spoilt it its place. Where parameters of two holders differ, the one that differs gets its peers'.
+that spoilt it its place. Where parameters of two holders differ, the one that differs gets its peers'; so does one
+whose optimizer state would spoil them.
 """
 
 from __future__ import annotations
@@ -32,22 +33,24 @@ class PartHealth:
     """What one member says of its own part of a step, before anything was summed.
 
     `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: something not finite came out of its
-    compute though all that went in was finite. `differs`: its parameters are not those of its peers.
+    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_spoilt`: its
+    optimizer state would make parameters of this step that are not finite.
     """
 
     gradient_norm: float = 0.0
     is_origin: bool = False
     differs: bool = False
+    is_spoilt: bool = False
 
     def encode(self) -> list[float]:
         """As the numbers that the commit exchange carries."""
-        return [self.gradient_norm, float(self.is_origin) + 2.0 * self.differs]
+        return [self.gradient_norm, float(self.is_origin) + 2.0 * self.differs + 4.0 * self.is_spoilt]
 
     @classmethod
     def decode(cls, numbers: Sequence[float]) -> PartHealth:
         """Read what `encode` wrote."""
         flags = int(numbers[1])
-        return cls(numbers[0], bool(flags & 1), bool(flags & 2))
+        return cls(numbers[0], bool(flags & 1), bool(flags & 2), bool(flags & 4))
 
 
 PART_SIZE = 2
@@ -73,6 +76,9 @@ class Judge:
 
     def judge(self, step: int, loss_sum: float, squared_norm: float, parts: Mapping[int, PartHealth]) -> Judgement:
         """The verdict on `step`, whose gradients have been summed; `parts` by rank."""
+        spoilt = tuple(rank for rank, part in sorted(parts.items()) if part.is_spoilt)
+        if spoilt:
+            return Judgement(Verdict.HEAL, spoilt, f"{_name(spoilt)}: the optimizer's state would spoil the parameters")
         differing = tuple(rank for rank, part in sorted(parts.items()) if part.differs)
         if differing:
             return Judgement(Verdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")

@@ -13,6 +13,7 @@ from typing import Literal
 
 from mecefo_runtime.background import Background, plan_background
 from mecefo_runtime.commit import Decision, Report
+from mecefo_runtime.config import MAX_FRUITLESS_RESTARTS
 from mecefo_runtime.costs import Costs
 from mecefo_runtime.durable import Durable
 from mecefo_runtime.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, plan_transfers
@@ -36,7 +37,8 @@ class Rules:
     another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those in
     the folders that it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is
     given that are not complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from
-    the newest checkpoint or, without one, from the first step.
+    the newest checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come
+    to no committed step, the job ends.
     """
 
     cluster: Cluster
@@ -46,6 +48,7 @@ class Rules:
     newest_checkpoint: Callable[[Collection[str]], Durable | None] = lambda refused: None
     unfit_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
+    max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     """
     members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
     if not members:
-        raise CannotGoOn(f"every rank that held state is lost{_newest(rules, survivors)}")
+        raise CannotGoOn(f"every rank that held state is lost{newest_said(rules, survivors.refused)}")
     # What was given away has no gradients: it is out of date if the step in flight is committed after all.
     kinds = ("holdings",) if decision.commit else ("holdings", "given_away")
     holdings = {
@@ -112,7 +115,7 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     try:
         target = _plan(rules, situation)
     except NoLayout as error:
-        raise CannotGoOn(f"{error}{_newest(rules, survivors)}") from error
+        raise CannotGoOn(f"{error}{newest_said(rules, survivors.refused)}") from error
     target.check(rules.cluster, members)
     if survivors.must_restore:
         return _go_back(rules, survivors, members, target, "state has to come from a checkpoint")
@@ -122,7 +125,9 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         return Plan(members, target, decision)
     transfers, missing = plan_transfers(target, holdings)
     if missing:
-        what = f"no living rank holds {', '.join(missing)}: every holder was lost at once"
+        distrusted = {unit for report in survivors.reports.values() for unit in report.get("distrusted", ())}
+        lost = "the state of all holders is spoilt" if distrusted & set(missing) else "every holder was lost at once"
+        what = f"no living rank holds {', '.join(missing)}: {lost}"
         return _go_back(rules, survivors, members, target, what)
     direct = Plan(members, target, decision, transfers)
     if not transfers or reason == BALANCE or rules.takeover == "direct":
@@ -242,6 +247,7 @@ def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], targe
     return Plan(members, target, Decision(durable.step, None), restore=durable)
 
 
-def _newest(rules: Rules, survivors: Survivors) -> str:
-    durable = rules.newest_checkpoint(survivors.refused)
+def newest_said(rules: Rules, refused: Collection[str]) -> str:
+    """Which checkpoint is the newest, as the end of a sentence; nothing if there is none."""
+    durable = rules.newest_checkpoint(refused)
     return "" if durable is None else f". The newest checkpoint is of step {durable.step}: {durable.folder}"

@@ -58,6 +58,26 @@ class Member:
     bytes_per_second: float | None = None
     nccl_device: str | None = None
 
+    @classmethod
+    def of(cls, rank: int, hello: Message, now_seconds: float) -> Member:
+        """The rank that says `hello`."""
+        status = str(hello["status"])
+        if status == "fresh" and hello.get("target", 0):
+            # It has been told an epoch and is on its way: it may have trained there before we hear of it again.
+            status = "forming"
+        costs = hello.get("costs")
+        return cls(
+            rank=rank,
+            attempt=int(hello["attempt"]),
+            last_heard_seconds=now_seconds,
+            status=status,
+            epoch=int(hello["epoch"]),
+            address=hello["address"],
+            report=hello,
+            costs=None if costs is None else Costs.from_dict(costs),
+            nccl_device=hello.get("nccl_device"),
+        )
+
     @property
     def target(self) -> int:
         """The newest epoch that it had been called to when it said hello."""

@@ -82,6 +82,16 @@ class UnitState:
             parameter.grad = gradients[offset : offset + parameter.numel()].view(parameter.shape)
             offset += parameter.numel()
 
+    def vital_sign(self) -> Tensor:
+        """A scalar on the device that is not finite if any moment is not; a sum that overflows is none the worse."""
+        return torch.dot(self.first_moments, self.second_moments)
+
+    def is_spoilt(self) -> bool:
+        """Whether AdamW's next step would make parameters that are not finite, whatever the gradient."""
+        # Second moments and step counts, whose neighbours they are, are never negative; what is no number is not >= 0.
+        roots = self.storage[2 * self.num_parameters :]
+        return not (bool(self.first_moments.isfinite().all()) and bool((roots >= 0).all()))
+
     def checksum(self) -> int:
         """CRC-32 of parameters and optimizer state."""
         return zlib.crc32(host_bytes(self.storage))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -130,9 +131,12 @@ class Stepper:
         bank.tally.copy_(tally.encode()[: bank.tally.numel()], non_blocking=True)
         if pipeline is not None and bank.tally.numel():
             bank.tally[0].copy_(pipeline.loss_sum)
-        wait_all([epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets])
+        reductions = [epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets]
+        # While the gradients are on their way.
+        signs = self._vital_signs(bank, step)
+        wait_all(reductions)
         bank.restore_means()
-        part, self.progress.ready = self._read(bank, step, own_norm, pipeline)
+        part, self.progress.ready = self._read(bank, step, own_norm, signs, pipeline)
         return self._agree(epoch, step, part)
 
     def apply(self, bank: Bank, step: int, totals: Message) -> None:
@@ -165,19 +169,32 @@ class Stepper:
     # ---- the parts of a step ----
 
     def _read(
-        self, bank: Bank, step: int, own_norm: Tensor, pipeline: Pipeline | None
+        self, bank: Bank, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
     ) -> tuple[PartHealth, dict[str, Any]]:
         """What the commit needs to know of the step, brought to the host at one go: (this rank's part, `ready`)."""
         norms = bank.squared_norms()
         is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
-        own, origin, tally, *units = read_numbers([own_norm, is_origin, bank.tally, *norms.values()])
+        own, origin, tally, *others = read_numbers([own_norm, is_origin, bank.tally, *norms.values(), *signs.values()])
+        numbers = [number for (number,) in others]
         ready = {
             "step": step,
-            "norms": dict(zip(norms, (unit[0] for unit in units), strict=True)),
+            "norms": dict(zip(norms, numbers[: len(norms)], strict=True)),
             "tally": asdict(Tally.decode(tally)) if bank.has_live_tally else None,
             "totals": None,
         }
-        return PartHealth(own[0], bool(origin[0]), bool(self.distrusted)), ready
+        differs = bool(self.distrusted)
+        # What came out of this rank's compute may have come of a step that its state had spoilt.
+        told = zip(signs, numbers[len(norms) :], strict=True)
+        suspected = (name for name, sign in told if origin[0] or not isfinite(sign))
+        spoilt = frozenset(name for name in suspected if bank.units[name].is_spoilt())
+        self.distrusted |= spoilt
+        return PartHealth(own[0], bool(origin[0]), differs, bool(spoilt)), ready
+
+    def _vital_signs(self, bank: Bank, step: int) -> dict[str, Tensor]:
+        """Of each unit that the optimizer is to step, whether that can go well."""
+        if self._job.health.nonfinite == "commit":
+            return {}
+        return {name: bank.units[name].vital_sign() for name in bank.settled_units(step)}
 
     def _compare_state(self, epoch: Epoch, step: int) -> None:
         """Every so many steps: find out whether all holders of each unit hold the same."""

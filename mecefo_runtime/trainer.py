@@ -80,6 +80,7 @@ class Trainer:
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
         self._background_step = 0
+        self._resume_step = 1
         # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
         self._lineage = ""
         require_device(job.device)
@@ -243,7 +244,8 @@ class Trainer:
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, members, orders["lineage"]
         self._figures.enter(orders["epoch"], layout, self._rank)
-        self._stepper.progress.committed_step = orders["resume_step"] - 1
+        self._resume_step = orders["resume_step"]
+        self._stepper.progress.committed_step = self._resume_step - 1
         self._stepper.distrusted = frozenset()
         self._status = "training"
         self._membership.enter(orders["epoch"])
@@ -360,6 +362,8 @@ class Trainer:
         record = self._stepper.progress.record
         if self._rank == epoch.leader and record is not None:
             self._emit_committed(record, repeated=False)
+            if step == self._resume_step:
+                self._membership.send({"type": "committed", "epoch": epoch.number})
         if self._saving is not None:
             self._saving.tell(is_leader=self._rank == epoch.leader)
             if self._saving.is_due(step) and outcome.can_save:

@@ -118,6 +118,22 @@ def test_a_parameter_that_differs_is_found_by_comparison_and_healed(tmp_path):
     assert run.summary["diverged_units"] == 0
 
 
+def test_optimizer_state_that_would_spoil_the_parameters_is_healed_before_it_does(tmp_path):
+    run = train(
+        tmp_path,
+        "kind: set-nan, on: rank=2, at: {step: 6}, where: optimizer, tensor: 'layer.3.*.exp_avg'",
+        "kind: bit-flip, on: rank=1, at: {step: 12}, where: optimizer, tensor: '*.exp_avg_sq', bit: sign",
+    )
+    assert_passed(run)
+    told = [(event.step, event.fields["verdict"], event.fields["suspects"]) for event in run.of("step_unfit")]
+    # A wrong sign is seen only when the step after it comes to nothing; that one is not committed.
+    assert told == [(6, "heal", [2]), (13, "heal", [1])]
+    assert evidence(run, 0)["judgement"]["verdict"] == "heal"
+    assert evidence(run, 1)["update"]["parameter_actual"] == "nan"
+    assert not any(event.fields["skipped"] for event in run.of("step_committed"))
+    assert_holders_agree(run)
+
+
 def test_a_stuck_bit_comes_again_until_the_end_of_the_job(tmp_path):
     run = train(
         tmp_path,

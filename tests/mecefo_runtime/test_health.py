@@ -113,10 +113,16 @@ def test_outliers_among_ranks() -> None:
     assert outliers_among(USUAL) == ()
 
 
-@given(st.floats(0, 1e300) | st.just(nan) | st.just(inf), st.booleans(), st.booleans())
-def test_what_a_member_says_survives_the_exchange(norm: float, is_origin: bool, differs: bool) -> None:
-    part = PartHealth(norm, is_origin, differs)
+@given(st.floats(0, 1e300) | st.just(nan) | st.just(inf), st.booleans(), st.booleans(), st.booleans())
+def test_what_a_member_says_survives_the_exchange(norm: float, is_origin: bool, differs: bool, is_spoilt: bool) -> None:
+    part = PartHealth(norm, is_origin, differs, is_spoilt)
     assert repr(PartHealth.decode(part.encode())) == repr(part)
+
+
+def test_whose_optimizer_state_is_spoilt_is_healed_before_it_steps() -> None:
+    judgement = judge_of().judge(7, 1.0, 1.0, with_part(2, PartHealth(1.0, differs=True, is_spoilt=True)))
+    assert (judgement.verdict, judgement.suspects) == (Verdict.HEAL, (2,))
+    assert judgement.reason == "rank 2: the optimizer's state would spoil the parameters"
 
 
 @pytest.mark.parametrize(

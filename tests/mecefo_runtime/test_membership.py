@@ -83,7 +83,9 @@ class World:
         takeover: str = "direct",
         checkpoints: tuple[Durable, ...] = (),
         must_resume: bool = False,
+        max_fruitless_restarts: int = 100,
     ) -> None:
+        self.max_fruitless_restarts = max_fruitless_restarts
         self.takeover, self.checkpoints, self.must_resume = takeover, checkpoints, must_resume
         self.now = 0.0
         self.sent: list[tuple[int, dict]] = []
@@ -100,6 +102,7 @@ class World:
             takeover=self.takeover,
             newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d.folder not in refused), None),
             stops_on_loss=stops_on_loss(self.strategy),
+            max_fruitless_restarts=self.max_fruitless_restarts,
         )
         return Membership(
             rules,
@@ -185,6 +188,7 @@ class World:
         for rank in self.ranks.values():
             rank.committed = step
         leader = self.ranks[min(self.ranks)]
+        self.coordinator.on_committed(leader.epoch)
         if leader.background and leader.background.last_step <= step:
             self.coordinator.on_background_done(leader.epoch)
             self.obey()

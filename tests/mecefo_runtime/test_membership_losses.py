@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mecefo_runtime.membership import START_TIMEOUT_SECONDS
+from mecefo_runtime.gathering import START_TIMEOUT_SECONDS
 from mecefo_runtime.roster import Stage
 from tests.mecefo_runtime.membership_model import HEARTBEAT_TIMEOUT_SECONDS, World
 

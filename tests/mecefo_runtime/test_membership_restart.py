@@ -18,8 +18,8 @@ CHECKPOINT = Durable(8, "/checkpoints/step-8")
 ALL = range(CLUSTER.num_ranks)
 
 
-def training(*checkpoints: Durable) -> World:
-    world = World("checkpoint", checkpoints=checkpoints)
+def training(*checkpoints: Durable, **settings: int) -> World:
+    world = World("checkpoint", checkpoints=checkpoints, **settings)
     world.start()
     world.commit(10)
     return world
@@ -129,6 +129,90 @@ def test_a_restarted_coordinator_that_finds_a_rank_missing_ends_the_others() -> 
     assert stopped(world) == list(range(7))
     come(world, *ALL)
     assert world.coordinator.members == set(ALL)
+
+
+def test_a_rank_that_is_lost_after_every_restart_ends_the_job_which_names_it() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=3)
+    lose(world, 2)
+    for attempt in (2, 3, 4):
+        assert world.coordinator.failure is None
+        come(world, *ALL, attempt=attempt)
+        lose(world, 5)
+    assert world.kinds().count("restarting") == 3
+    assert world.coordinator.failure == (
+        "training cannot go on: no step was committed after the last 3 restarts: rank 5 was lost, 3 times. "
+        "The newest checkpoint is of step 8: /checkpoints/step-8"
+    )
+    assert stopped(world)[-7:] == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_a_single_step_is_enough_to_go_on_restarting() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=2)
+    for attempt in range(2, 8):
+        lose(world, 5)
+        come(world, *ALL, attempt=attempt)
+        world.commit(9)
+    assert world.coordinator.failure is None
+    assert world.kinds().count("restarting") == 6
+
+
+def test_what_is_lost_while_the_others_are_awaited_counts_too() -> None:
+    world = training(max_fruitless_restarts=2)
+    lose(world, 3)
+    for attempt in (2, 3):
+        come(world, 0, 3, attempt=attempt)
+        lose(world, 3)
+    assert world.coordinator.failure is not None
+    assert "rank 3 was lost, 3 times. There is no checkpoint" in world.coordinator.failure
+
+
+def test_a_rank_that_ends_before_it_says_hello_ends_the_job_too() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=2)
+    lose(world, 5)
+    # The others end, as they were told: that is no news.
+    for rank in world.ranks:
+        world.coordinator.on_lost(rank, "supervisor", 1)
+    come(world, *[rank for rank in ALL if rank != 5])
+    for attempt in (2, 3):
+        world.coordinator.on_lost(5, "supervisor", attempt)
+    assert world.coordinator.failure is None
+    world.coordinator.on_lost(5, "supervisor", 4)
+    assert world.coordinator.failure is not None
+    assert "rank 5 ended 3 times in a row before training could begin" in world.coordinator.failure
+    assert "/checkpoints/step-8" in world.coordinator.failure
+
+
+def test_a_link_that_stays_cut_ends_the_job_which_names_it() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=3)
+
+    def ask_about_2_and_5() -> None:
+        world.coordinator.on_unreachable(2, world.coordinator._epochs.awaited)
+        inquiry = world.sent[-1][1]["inquiry"]
+        for rank in ALL:
+            world.coordinator.on_probed(rank, inquiry, [2] if rank == 5 else [])
+        world.now += 0.2
+        world.coordinator.tick()
+        world.sent.clear()
+
+    ask_about_2_and_5()
+    for attempt in (2, 3, 4):
+        assert world.coordinator.failure is None
+        come(world, *ALL, attempt=attempt)
+        ask_about_2_and_5()
+    assert world.kinds().count("restarting") == 3
+    assert world.coordinator.failure is not None
+    assert "the link 2-5 carried nothing, 4 times" in world.coordinator.failure
+
+
+def test_who_breaks_off_every_time_without_a_loss_is_named() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=1)
+    for attempt in (2, 3):
+        world.coordinator.on_trouble(4, world.coordinator.epoch, "out of memory")
+        world.pass_time(3.5)
+        if attempt == 2:
+            come(world, *ALL)
+    assert world.coordinator.failure is not None
+    assert "after the last restart: rank 4 broke off: out of memory" in world.coordinator.failure
 
 
 @settings(max_examples=60, deadline=None)

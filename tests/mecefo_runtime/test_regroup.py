@@ -158,6 +158,20 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     assert not plan.transfers and not plan.background
 
 
+def test_state_of_which_every_holder_is_spoilt_is_not_called_lost() -> None:
+    survivors = survivors_of(WHOLE, EVERYBODY)
+    holders = [rank for rank, report in survivors.reports.items() if "layer.3" in report["holdings"]]
+    for rank in holders:
+        report = survivors.reports[rank]
+        report["holdings"].remove("layer.3")
+        report["distrusted"] = ["layer.3"]
+    with pytest.raises(CannotGoOn, match=r"no living rank holds layer\.3: the state of all holders is spoilt"):
+        plan_epoch(rules(), survivors, AT_TEN, "heal")
+    whole = Durable(8, "/checkpoints/step-8")
+    plan = plan_epoch(rules(newest_checkpoint=lambda refused: whole), survivors, AT_TEN, "heal")
+    assert plan.restore == whole
+
+
 def test_a_quality_limit_does_not_end_a_job() -> None:
     tight = replace(COSTS, memory_bytes=1)
     limited = rules(degraded_share_limit=0.0)
