@@ -196,8 +196,8 @@ def step(
 
     figures: dict[str, float | int] = {}
     if loss is not None:
-        # A tensor will do, too.
-        figures["loss"] = float(loss)
+        # A tensor will do, too; of one that is still to be differentiated torch would warn.
+        figures["loss"] = float(getattr(loss, "detach", lambda: loss)())
     counts = {"samples": samples, "tokens": tokens}
     figures.update({name: int(count) for name, count in counts.items() if count is not None})
     step_ended(figures, number)

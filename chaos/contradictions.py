@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from chaos.command_job import PHASES_OF_A_COMMAND, CommandJob, refusal
+from chaos.command_job import PHASES_OF_A_COMMAND, CommandJob, ranks_of_command, refusal
 from chaos.complaints import Source
 from chaos.errors import UsageError, nearest, shown
 from chaos.fault_spec import FaultSpec
@@ -49,6 +49,8 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
         try:
             target = resolve(fault.on, cluster, kind.scope, Random(0), nodes_per_rack=job.nodes_per_rack)
         except UsageError as error:
+            if isinstance(job, CommandJob) and ranks_of_command(job.command) == (None, None):
+                error = UsageError(f"{error.message}; the command does not tell: nodes and gpus_per_node do")
             problems.append(source.placed(error, (*where, "on")))
             continue
         problems += _about_target(fault, target, job, where, source)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.steps import CommittedStep
+from harness.steps import CommittedStep, Epochs
 from mecefo_runtime.events import Event
 
 COMMAND_RUNTIME = "command"
@@ -28,13 +28,17 @@ class Attempt:
     first_step: int | None
 
 
-def epochs_of_pids(main: Sequence[Event]) -> Mapping[int, int]:
-    """Which attempt a process of a rank belongs to; what the launcher counts may say less (a shell loop)."""
-    return {
-        int(event.fields["started_pid"]): int(event.fields["rank_attempt"])
-        for event in main
-        if event.kind == "process_started" and event.fields.get("role") == "rank" and "rank_attempt" in event.fields
-    }
+def epochs_of_pids(main: Sequence[Event]) -> Epochs:
+    """Which attempts the process of a rank belongs to; what the launcher counts may say less (a shell loop).
+
+    It is of several where it replaces itself (`os.execv`).
+    """
+    epochs: dict[int, list[tuple[float, int]]] = {}
+    for event in main:
+        if event.kind == "process_started" and event.fields.get("role") == "rank" and "rank_attempt" in event.fields:
+            since = event.monotonic_seconds, int(event.fields["rank_attempt"])
+            epochs.setdefault(int(event.fields["started_pid"]), []).append(since)
+    return epochs
 
 
 def read_attempts(main: Sequence[Event], steps: Sequence[CommittedStep]) -> tuple[Attempt, ...]:

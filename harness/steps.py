@@ -8,6 +8,8 @@ from statistics import median
 
 from mecefo_runtime.events import Event
 
+Epochs = Mapping[int, Sequence[tuple[float, int]]]
+"""By pid: since when (CLOCK_MONOTONIC, seconds) the process belongs to which epoch, in the order of time."""
 WORK_UNITS = ("tokens", "samples", "steps")
 """What throughput is counted in: the first of these that every step of the job tells."""
 
@@ -66,8 +68,8 @@ class Steps:
         return tuple(sorted((*self.first, *self.redone), key=lambda step: step.committed_seconds))
 
 
-def read_steps(events: Iterable[Event], job: str, epochs: Mapping[int, int] | None = None) -> Steps:
-    """The committed steps of `job`; `epochs`, by the pid of who told, are believed before what a step says itself.
+def read_steps(events: Iterable[Event], job: str, epochs: Epochs | None = None) -> Steps:
+    """The committed steps of `job`; `epochs`, of those who told them, are believed before what a step says itself.
 
     A record that only says again what an old leader may have said fills a hole, no more.
     """
@@ -135,8 +137,11 @@ def _committed(event: Event) -> float:
     return float(event.fields.get("committed_monotonic", event.monotonic_seconds))
 
 
-def _epoch(event: Event, epochs: Mapping[int, int]) -> int:
-    return epochs.get(event.pid, int(event.fields.get("epoch", 0)))
+def _epoch(event: Event, epochs: Epochs) -> int:
+    known = epochs.get(event.pid)
+    if not known:
+        return int(event.fields.get("epoch", 0))
+    return next((epoch for since, epoch in reversed(known) if since <= _committed(event)), known[0][1])
 
 
 def unit_of(records: Sequence[Event]) -> str:

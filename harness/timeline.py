@@ -55,6 +55,8 @@ class Timeline:
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     not_due: tuple[tuple[int, str], ...] = ()
+    # How many steps somebody else's job left out at its end, after the last one that it committed.
+    steps_left_out: int = 0
 
     @cached_property
     def first_injected(self) -> float | None:
@@ -70,6 +72,8 @@ class Timeline:
     @cached_property
     def is_complete(self) -> bool:
         """Whether the job ended of itself with its last planned step committed."""
+        if self.steps_left_out:
+            return False
         last = max((step.step for step in self.steps.first), default=0)
         return self.outcome == "completed" and last >= (self.steps_planned or 1)
 
@@ -120,6 +124,9 @@ def build(events: Iterable[Event]) -> Timeline:
     return Timeline(
         started_seconds=started,
         ended_seconds=ended,
+        steps_left_out=max(
+            (int(event.fields.get("steps_left_out", 0)) for event in main if event.kind == "rank_finished"), default=0
+        ),
         outcome=job_ended.fields.get("outcome") if job_ended else None,
         run_ended=run_ended.fields.get("reason") if run_ended else None,
         job_failed=next((event for event in main if event.kind == "job_failed"), None),

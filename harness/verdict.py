@@ -9,6 +9,7 @@ from typing import Any, Literal
 from harness.gates import GateResult
 from harness.integrity import find_diverged_units
 from harness.timeline import Timeline
+from harness.words import count
 from mecefo_runtime.events import MAIN_JOB, Event
 
 Outcome = Literal["pass", "fail", "halted", "error", "inconclusive", "dirty"]
@@ -161,7 +162,9 @@ def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
         elif timeline.recovered(incident) is False and incident.is_left_out:
             yield "fail", f"{name}: every step that began after it was left out as unfit"
         elif timeline.recovered(incident) is False:
-            yield "fail", f"{name}: no step began and committed after it"
+            left_out = count(timeline.steps_left_out, "step")
+            why = f": its GradScaler left out the {left_out} that came" if timeline.steps_left_out else ""
+            yield "fail", f"{name}: no step began and committed after it{why}"
         elif timeline.recovered(incident) is None:
             late = "no step was left" if timeline.is_complete else "the run ended before a step could commit"
             yield "inconclusive", f"{name}: {late}, so the recovery was not seen"

@@ -43,6 +43,10 @@ class Following:
         self._num_announced = 0
         self._began_seconds = 0.0
         self._num_committed = 0
+        # Since the last commit.
+        self._num_left_out = 0
+        # Steps that are over and not yet told: compiled ones.
+        self._num_unseen = 0
         self._agent: Agent | None = None
         self._report: Report | None = None
         self._identity: Identity | None = None
@@ -97,6 +101,10 @@ class Following:
         """See `Observer`."""
         self._figures.is_scaled = True
 
+    def on_left_out(self) -> None:
+        """See `Observer`: no step of the training."""
+        self._num_left_out += 1
+
     def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """See `Observer`. With a closure (LBFGS, Lightning), the whole step is computed inside the optimizer's."""
         if not self._nesting.enter(id(optimizer)) or self._is_over:
@@ -134,10 +142,22 @@ class Following:
         if not self.is_explicit and self._rounds.stepped(key, others):
             self._commit({})
 
+    def on_compiled_step(self, optimizer: Any) -> None:
+        """See `Observer`. All that is left of the step is announced when it is over."""
+        self._num_unseen = 1
+        self.on_stepping(optimizer, (optimizer,), {})
+        self.on_stepped(optimizer)
+        self._num_unseen = 0
+
     def on_save(self) -> None:
         """See `Observer`: in a step that is over and before the next one, as far as that is seen."""
         if self._agent is not None and threading.get_ident() == self._thread:
             self._agent.announce(self.step - 1, "checkpoint")
+
+    def on_departure(self) -> None:
+        """See `Observer`: what was not sent yet would be lost."""
+        if self._report is not None:
+            self._report.flush()
 
     def step_ended(self, figures: Mapping[str, float | int], step: int | None) -> None:
         """The script says so itself; `step` is its own count, where it gives one."""
@@ -172,6 +192,7 @@ class Following:
             return
         self._guard(self._tell, figures)
         self._num_committed += 1
+        self._num_left_out = 0
         self.step += 1
         self._num_announced = 0
         self.hooks.await_forward()
@@ -190,7 +211,8 @@ class Following:
         """Go on counting where the optimizers' own count is: a training that was resumed does not begin at step 1."""
         if self._stepped or self._num_committed or self.is_explicit or self._is_over:
             return
-        step = 1 + max((steps_of(optimizer) for optimizer in _living(self._made)), default=0)
+        counted = max((steps_of(optimizer) for optimizer in _living(self._made)), default=0)
+        step = 1 + max(0, counted - self._num_unseen)
         if step != self.step:
             self.step, self._num_announced = step, 0
 
@@ -224,6 +246,7 @@ class Following:
         agent.before_hold = self._report.flush
         self._report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")
         self._identity, self._agent = identity, agent
+        self.hooks.watch_departure()
         self._figures.set_world_size(identity.world_size)
         self._take_up_count()
         os.environ[RANK_PID] = str(os.getpid())
@@ -250,11 +273,14 @@ class Following:
     def _finish(self, pid: int) -> None:
         # Set by an exception that nobody caught: then it was not the script's own end.
         has_failed = hasattr(sys, "last_value")
-        if os.getpid() == pid and self._report is not None:
+        if os.getpid() != pid:
+            return
+        self.hooks.tell_compiled_step()
+        if self._report is not None:
             if has_failed:
                 self._report.flush()
             else:
-                self._report.emit("rank_finished")
+                self._report.emit("rank_finished", steps_left_out=self._num_left_out)
 
     def stop(self) -> None:
         """Follow no further; the script goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -37,6 +38,10 @@ class Observer(Protocol):
         """The next loss is scaled."""
         ...
 
+    def on_left_out(self) -> None:
+        """A GradScaler has left the optimizer's step out: the gradients were not finite."""
+        ...
+
     def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """An optimizer is about to step; returns other arguments for it, or None."""
         ...
@@ -45,9 +50,24 @@ class Observer(Protocol):
         """It has stepped."""
         ...
 
+    def on_compiled_step(self, optimizer: Any) -> None:
+        """It has stepped inside a compiled function, since the last call of any of these."""
+        ...
+
     def on_save(self) -> None:
         """Something is about to be saved to a file."""
         ...
+
+    def on_departure(self) -> None:
+        """The process is about to end, or to become another program, at once."""
+        ...
+
+
+class _CompiledSteps:
+    """What compiled code leaves for us: it may call nobody without a break of its graph, but set an attribute."""
+
+    def __init__(self) -> None:
+        self.optimizer: Any = None
 
 
 class Hooks:
@@ -58,16 +78,25 @@ class Hooks:
         self._undo: list[Callable[[], None]] = []
         self._forward: RemovableHandle | None = None
         self._is_compiled_call_hooked = False
+        self._compiled_steps = _CompiledSteps()
+        self._has_compiled_steps = False
+        self._num_stepped = 0
 
     def attach(self) -> None:
         """Be called from now on."""
-        observer = self._observer
+        observer, compiled = self._observer, self._compiled_steps
 
         def stepping(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            return None if torch.compiler.is_compiling() else observer.on_stepping(optimizer, arguments, keywords)
+            if torch.compiler.is_compiling():
+                return None
+            self.tell_compiled_step()
+            return observer.on_stepping(optimizer, arguments, keywords)
 
         def stepped(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            if not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
+                compiled.optimizer = optimizer
+            else:
+                self._num_stepped += 1
                 observer.on_stepped(optimizer)
 
         self._undo += [
@@ -76,10 +105,12 @@ class Hooks:
         ]
         # Tensor.backward calls it too.
         self._replace(torch.autograd, "backward", self._watch_backward)
-        self._replace(torch, "save", self._watch_save)
+        # In both of its places: what is pickled as `torch.save` is looked up in the second.
+        self._replace(torch, "save", self._watch_save, torch.serialization)
         # No public place sees every fetch (2.13); without this one, `data` is announced with `forward`.
         self._replace(getattr(dataloader, "_BaseDataLoaderIter", None), "__next__", self._watch_fetch)
         self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
+        self._replace(torch.amp.GradScaler, "step", self._watch_scaled_step)
         self.await_forward()
 
     def detach(self) -> None:
@@ -88,6 +119,13 @@ class Hooks:
         while self._undo:
             self._undo.pop()()
         self._is_compiled_call_hooked = False
+
+    def tell_compiled_step(self) -> None:
+        """Tell of a compiled step that is over, if there is one: before anything else is told, and at the very end."""
+        optimizer, self._compiled_steps.optimizer = self._compiled_steps.optimizer, None
+        if optimizer is not None:
+            self._has_compiled_steps = True
+            self._observer.on_compiled_step(optimizer)
 
     def await_forward(self) -> None:
         """Tell of the next forward, once.
@@ -109,20 +147,27 @@ class Hooks:
         # Evaluation and parts that are not trained belong to no step; what is being compiled keeps nothing of us.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
+        self.tell_compiled_step()
         self._await_no_forward()
         self._observer.on_forward(module, arguments)
 
-    def _replace(self, owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def _replace(
+        self, owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]], *others: Any
+    ) -> None:
+        """`others` have the same thing by the same name."""
         original = getattr(owner, name, None)
         if original is None:
             return
         watching = functools.wraps(original)(watch(original))
-        setattr(owner, name, watching)
+        owners = [one for one in (owner, *others) if getattr(one, name, None) is original]
+        for one in owners:
+            setattr(one, name, watching)
 
         def restore() -> None:
             # Whoever replaced it after us keeps what they put there; it goes on to call us, and we the original.
-            if getattr(owner, name) is watching:
-                setattr(owner, name, original)
+            for one in owners:
+                if getattr(one, name) is watching:
+                    setattr(one, name, original)
 
         self._undo.append(restore)
 
@@ -130,17 +175,35 @@ class Hooks:
         observer = self._observer
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self.tell_compiled_step()
             observer.on_backward(tensors, grad_tensors)
+            if self._has_compiled_steps:
+                # Of the end of the step nothing else tells in time.
+                self.await_forward()
             return original(tensors, grad_tensors, *args, **kwargs)
 
         return backward
 
     def _watch_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(*args: Any, **kwargs: Any) -> Any:
+            self.tell_compiled_step()
             self._observer.on_save()
             return original(*args, **kwargs)
 
         return save
+
+    def watch_departure(self) -> None:
+        """Also be told when the process is about to end, or to become another, without a word to `atexit`."""
+        for name in ("_exit", "execv", "execve"):
+            self._replace(os, name, self._watch_departure)
+
+    def _watch_departure(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def depart(*args: Any, **kwargs: Any) -> Any:
+            self.tell_compiled_step()
+            self._observer.on_departure()
+            return original(*args, **kwargs)
+
+        return depart
 
     def _watch_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         observer = self._observer
@@ -148,6 +211,7 @@ class Hooks:
         def fetch(iterator: Any) -> Any:
             # The loader itself is out of reach; this one is its own, and outlives the epoch.
             source = getattr(iterator, "_index_sampler", None)
+            self.tell_compiled_step()
             observer.on_data(source)
             batch = original(iterator)
             observer.on_batch(source, batch)
@@ -162,6 +226,16 @@ class Hooks:
             return original(scaler, outputs)
 
         return scale
+
+    def _watch_scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._num_stepped
+            result = original(scaler, optimizer, *args, **kwargs)
+            if scaler.is_enabled() and self._num_stepped == before and self._compiled_steps.optimizer is None:
+                self._observer.on_left_out()
+            return result
+
+        return step
 
     def _hook_compiled_call(self) -> None:
         """See calls of compiled modules ourselves: torch (2.13) warns at one that a hook on all modules sees."""

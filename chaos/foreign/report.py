@@ -17,6 +17,7 @@ from mecefo_runtime.events import Emitter, Event
 from mecefo_runtime.wire import connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
+LOCK_SECONDS = 2.0
 # Steps that follow each other faster are told several at a time: to send costs as much as all else that we do in one.
 COLLECT_SECONDS = 0.02
 
@@ -72,15 +73,19 @@ class Report:
 
     def flush(self) -> None:
         """Write what is collected into the kernel's buffer, where it outlives this process."""
-        with self._lock:
+        if not self._lock.acquire(timeout=LOCK_SECONDS):
+            # A signal's handler that ends the process, say, in the middle of this.
+            return
+        try:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            if self._socket is None or not lines:
-                return
-            try:
+            if self._socket is not None and lines:
                 self._socket.sendall("".join(lines).encode())
-            except OSError:
+        except OSError:
+            if self._socket is not None:
                 self._socket.close()
                 self._socket = None
+        finally:
+            self._lock.release()
 
     def _send_lines(self) -> None:
         while self._socket is not None:

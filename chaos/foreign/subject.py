@@ -36,6 +36,8 @@ class ForeignSubject:
         # takes as long as many steps do, and would be taken for an effect of the fault.
         self._found: list[weakref.ref[nn.Module]] = []
         self._found_for: list[int] = []
+        # What the optimizers have of each: FSDP puts another tensor in its place, gathered from all, while it computes.
+        self._parts: dict[str, weakref.ref[Tensor]] = {}
 
     def modules(self) -> Mapping[str, nn.Module]:
         """All modules of the models that the optimizers train, by name; a model itself is named by its class."""
@@ -49,7 +51,7 @@ class ForeignSubject:
             return {name: _local(parameter.data) for parameter, name in names.items()}
         if kind == "gradients":
             return {name: _local(p.grad) for p, name in names.items() if p.grad is not None}
-        for optimizer in self._optimizers():
+        for optimizer in map(_innermost, self._optimizers()):
             for parameter in _parameters(optimizer):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     # Adam's count of steps is a tensor too, and no state of the parameter's elements.
@@ -64,7 +66,7 @@ class ForeignSubject:
             LookupError: no optimizer updates it, or only a part of it that lies here.
         """
         names = self._parameter_names()
-        for optimizer in self._optimizers():
+        for optimizer in map(_innermost, self._optimizers()):
             for parameter in _parameters(optimizer):
                 if names.get(parameter) == name:
                     if _local(parameter.data).shape != parameter.shape:
@@ -74,9 +76,17 @@ class ForeignSubject:
 
     def _parameter_names(self) -> dict[Tensor, str]:
         names: dict[Tensor, str] = {}
+        trained = {id(parameter) for optimizer in self._optimizers() for parameter in _parameters(optimizer)}
         for module_name, module in self._named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                names.setdefault(parameter, f"{module_name}.{name}" if module_name else name)
+            for local_name, parameter in module.named_parameters(recurse=False):
+                name = f"{module_name}.{local_name}" if module_name else local_name
+                part = self._parts.get(name, lambda: None)()
+                if id(parameter) in trained:
+                    self._parts[name] = weakref.ref(parameter)
+                elif part is not None and id(part) in trained:
+                    names.setdefault(part, name)
+                    continue
+                names.setdefault(parameter, name)
         num_loose = 0
         for optimizer in self._optimizers():
             for loose in _parameters(optimizer):
@@ -146,6 +156,15 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             break
         module = child
     return module
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """The one that updates, of one that wraps it (ZeRO, Accelerate): with the parameters that this rank updates."""
+    for name in ("optim", "optimizer"):
+        wrapped = getattr(optimizer, name, None)
+        if isinstance(wrapped, Optimizer):
+            return _innermost(wrapped)
+    return optimizer
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chaos.inside.values import is_same_bits, read, shown
 
@@ -25,6 +26,15 @@ _TOLERANCE_ULPS = 16
 Consumption = Literal["consumed", "masked", "unchanged", "otherwise"]
 """What a step did with a struck value: used it; used it, but the result is the same to the last place as it would have
 been; did not change the elements at all; or did something that neither explains."""
+
+
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises RuntimeError where something is about to be exchanged between ranks: the others would not take part."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            raise RuntimeError(f"the optimizer's step exchanges tensors between ranks ({func})")
+        return func(*args, **(kwargs or {}))
 
 
 class Shadow:
@@ -69,6 +79,9 @@ class Shadow:
         """What the step makes of the elements with `gradient`, and with other `parameters` or `state` where given.
 
         With the optimizer's present options (its learning rate is often set just before the step).
+
+        Raises:
+            RuntimeError: its step is one of all ranks together.
         """
         element = torch.nn.Parameter((self.parameters if parameters is None else parameters).clone())
         element.grad = gradient.to(element.dtype).clone()
@@ -84,7 +97,7 @@ class Shadow:
             _optimizer_step_pre_hooks=OrderedDict(),
             _optimizer_step_post_hooks=OrderedDict(),
         )
-        with torch.no_grad():
+        with torch.no_grad(), _NoCollectives():  # type: ignore[no-untyped-call]
             inspect.unwrap(type(self._optimizer).step)(twin)
         return element.data
 

@@ -136,6 +136,10 @@ class StrikeParameters(Strike):
     def _look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if next(module.children(), None) is not None or not self._is_there():
             return
+        tensor = self._tensor()
+        if tensor is None or tensor.shape != module.get_parameter(self._name.rpartition(".")[2]).shape:
+            # It computed with what was gathered from all ranks (FSDP): the gradient of our part will show it.
+            return
         self._num_forwards += 1
         told = {"struck": self._struck.description, "num_forwards": self._num_forwards}
         change = self._change_of_output(module, args, kwargs, output)

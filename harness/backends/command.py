@@ -22,6 +22,7 @@ from harness.backends.base import AnyConfig
 from harness.backends.command_networks import CommandLinks, CommandNetworks
 from harness.backends.command_run import CommandRun
 from harness.backends.command_start import agent_environment, with_site
+from harness.backends.marked import session_processes
 from harness.hub import Hub
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.layout import Cluster
@@ -95,6 +96,8 @@ class LocalCommand(CommandRun):
         self._log = log
         self._child: asyncio.subprocess.Process | None = None
         self._reaping: asyncio.Task[None] | None = None
+        # It began a session: what it starts is in that, even where it is given an environment without our mark.
+        self._leader: ProcessId | None = None
         self._networks: CommandNetworks | None = None
 
     async def make_networks(self, cluster: Cluster) -> None:
@@ -121,7 +124,8 @@ class LocalCommand(CommandRun):
             self._networks.let_go()
         assert self._child is not None
         with suppress(ProcessLookupError):
-            self._has_begun(0, ProcessId.of(self._child.pid))
+            self._leader = ProcessId.of(self._child.pid)
+            self._has_begun(0, self._leader)
         self._reaping = asyncio.create_task(self._reap(self._child))
         self._follow()
 
@@ -153,6 +157,14 @@ class LocalCommand(CommandRun):
 
     async def _reap(self, child: asyncio.subprocess.Process) -> None:
         self._has_ended(0, await child.wait())
+
+    def _own_processes(self) -> list[ProcessId]:
+        """By our mark, and by its session."""
+        session = [] if self._leader is None else session_processes(self._leader)
+        return sorted({*super()._own_processes(), *session}, key=lambda process: process.pid)
+
+    def _start_setting(self, name: str) -> str | None:
+        return self._environment.get(name)
 
     async def _bury(self) -> None:
         if self._waiting is not None:

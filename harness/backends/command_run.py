@@ -21,7 +21,7 @@ from harness.backends.base import Outcome
 from harness.backends.exits import exit_of
 from harness.backends.marked import listener_on, marked_processes, read_environment
 from harness.hub import Hub
-from harness.launcher_log import LauncherLog
+from harness.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
 from harness.words import count, exit_text
 from mecefo_runtime.events import Emitter, Event
 from mecefo_runtime.process import ProcessId
@@ -34,8 +34,6 @@ FAREWELL_SECONDS = 3.0
 POLL_SECONDS = 0.1
 # How soon a launcher's word on who failed is heard: a line of its log.
 BLAME_POLL_SECONDS = 0.05
-_LOG_TAIL_BYTES = 4096
-_LOG_TAIL_LINES = 8
 
 NO_STEP = (
     "no optimizer step of PyTorch was seen. A loop that takes its steps otherwise tells them by calling "
@@ -101,6 +99,10 @@ class CommandRun(ABC):
     def _own_processes(self) -> list[ProcessId]:
         """All that the command started, and itself."""
         return marked_processes(self._run_id)
+
+    @abstractmethod
+    def _start_setting(self, name: str) -> str | None:
+        """An environment variable of the command's, None where it has none of that name."""
 
     def _hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """What goes with `nodes` beside the command and its ranks."""
@@ -232,21 +234,15 @@ class CommandRun(ABC):
         where = f" on node {node}" if len(self._logs) > 1 else ""
         how = "was" if code < 0 else "ended with"
         why = f", and {self.complaint_about_start()}" if code == 0 else self._last_lines(node) if code > 0 else ""
+        if code > 0 and self._launcher_logs[node].has_failed_restart and self._start_setting(STORE_SETTING) != "1":
+            why = f"{OLD_ADDRESSES}{why}"
         self._emitter.emit("job_failed", reason=f"the command{where} {how} {exit_text(code)}{why}")
         self._finish("failed")
 
     def _last_lines(self, node: int) -> str:
         """The end of what it printed, for the message that it failed."""
-        path = self._logs[node]
-        try:
-            with path.open("rb") as log:
-                log.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        # Launchers draw rulers.
-        last = [line.strip() for line in lines if any(char.isalnum() for char in line)][-_LOG_TAIL_LINES:]
-        return f"; the last lines of logs/{path.name}: {' | '.join(last)}" if last else ""
+        last = self._launcher_logs[node].last_lines()
+        return f"; the last lines of logs/{self._logs[node].name}: {' | '.join(last)}" if last else ""
 
     def _finish(self, outcome: Outcome) -> None:
         if not self._outcome.done():
@@ -256,6 +252,9 @@ class CommandRun(ABC):
         """Say so when a rank ends."""
         code = await exit_of(owned.process)
         self._exits.pop(owned.process.pid, None)
+        if owned.rank is not None and self.rank_processes((owned.rank,))[0].process == owned.process:
+            # It may have replaced itself (`os.execv`) and reported again.
+            attempt = self._rank_attempts[owned.rank]
         self._emitter.emit(
             "process_exited",
             role="rank",

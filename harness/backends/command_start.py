@@ -11,6 +11,7 @@ from typing import Any
 import chaos
 from chaos.command_job import CommandConfig, command_text
 from chaos.foreign.identity import NODE_VARIABLE
+from harness.launcher_log import STORE_SETTING
 
 SITE_FOLDER = Path(chaos.__file__).parent / "foreign" / "site"
 AGENT = "CHAOS_AGENT"
@@ -50,7 +51,7 @@ def node_environment(job: CommandConfig, node: int, addresses: Mapping[str, str]
             # The static one, torchrun's default, does not get through a restart: its second attempt finds the first
             # one's addresses in the store. With c10d that can be helped (torch 2.13).
             "PET_RDZV_BACKEND": "c10d",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            STORE_SETTING: "1",
             # It numbers the nodes in the order of these.
             "PET_LOCAL_ADDR": addresses[f"node-{node}"],
         }

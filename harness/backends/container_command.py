@@ -119,6 +119,9 @@ class ContainerCommand(CommandRun):
         hosts = self._backend.first_processes()
         return [process for process in super()._own_processes() if process not in hosts]
 
+    def _start_setting(self, name: str) -> str | None:
+        return self._environments[min(self._environments)].get(name)
+
     def _hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         return self._backend.node_hosts(nodes)
 

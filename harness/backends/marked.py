@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,23 @@ _LISTENING = "0A"
 def marked_processes(run: str) -> list[ProcessId]:
     """Every running process of this user that was started with the name of the run, stopped ones included."""
     return [one.process for one in processes_of(run)]
+
+
+def session_processes(leader: ProcessId) -> list[ProcessId]:
+    """Every running process of the session that `leader` began, whatever became of their environment, and it itself."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            process = ProcessId.of(int(entry.name))
+            if os.getsid(process.pid) != leader.pid or not process.is_running():
+                continue
+            if process.pid == leader.pid and process != leader:
+                # Its number has been given to another one, and so has that of its session.
+                return []
+            found.append(process)
+    return found
 
 
 def read_environment(pid: int) -> dict[str, str]:

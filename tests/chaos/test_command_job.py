@@ -110,6 +110,14 @@ def test_a_mistake_is_named_where_it_is(job, message):
     assert message in str(refusal_of(job))
 
 
+def test_a_command_that_does_not_tell_its_ranks_is_said_how_they_are_told():
+    shell = ("sh", "-c", "torchrun --nproc-per-node 2 train.py")
+    how = "rank=1 does not exist: the job has only rank 0; the command does not tell: nodes and gpus_per_node do"
+    assert how in complaints(command=shell, on="rank=1")
+    assert options(*shell, on="rank=1", gpus_per_node=2).cluster().num_ranks == 2
+    assert "does not tell" not in complaints(on="rank=2")
+
+
 def test_phases_and_roles_that_nobody_can_see_are_refused():
     assert "data, forward, backward, optimizer" in complaints(at="step=3,phase=reduce")
     assert "has no coordinator" in complaints(on="role=coordinator")

@@ -88,6 +88,19 @@ def test_a_closure_is_evaluated_within_the_step(tmp_path):
     assert job.held[2].printed.count("evaluated 3") == 1
 
 
+def test_steps_that_a_scaler_leaves_out_are_none_and_those_at_the_end_are_told(tmp_path):
+    script = (
+        "import torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "scaler = torch.amp.GradScaler('cpu', init_scale=2.0)\nfor step in range(8):\n"
+        "    loss = model(torch.ones(1, 2)).sum() * (float('inf') if step in (2, 6, 7) else 1)\n"
+        "    optimizer.zero_grad()\n    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n"
+        "    scaler.update()\n"
+    )
+    job = run_job(tmp_path, [sys.executable, "-c", script])
+    assert (job.exit_code, job.stderr, job.steps) == (0, "", [1, 2, 3, 4, 5])
+    assert job.of("rank_finished")[0].fields["steps_left_out"] == 2
+
+
 def test_what_a_script_does_not_show_is_announced_with_what_it_shows(tmp_path):
     holds = [(0, 1, "forward"), (0, 3, "data"), (0, 3, "forward"), (0, 3, "backward"), (0, 3, "optimizer")]
     job = run_job(tmp_path, python("bare.py"), holds=holds)
@@ -97,7 +110,7 @@ def test_what_a_script_does_not_show_is_announced_with_what_it_shows(tmp_path):
 
 def test_a_script_with_steps_of_its_own(tmp_path):
     job = run_job(tmp_path, python("explicit.py"), holds=[(0, 2, "forward"), (0, 3, "commit")], site=[ROOT])
-    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4]), job.stderr
+    assert (job.exit_code, job.steps, job.stderr) == (0, [1, 2, 3, 4], "")
     assert list(held_after(job).values()) == ["step 1", "step 3"]
     assert [event.fields["loss"] for event in job.of("step_committed")] == [0.5, 1.0, 1.5, 2.0]
     assert [event.fields["samples"] for event in job.of("step_committed")] == [12] * 4
@@ -116,6 +129,15 @@ def test_a_compiled_model(tmp_path, how, place):
     job = run_job(tmp_path, python("compiled.py", how), holds=[(0, 3, "forward"), (0, 4, "backward")])
     assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5]), job.stderr
     assert list(held_after(job).values()) == [place, "forward 4"]
+
+
+def test_a_compiled_step_of_the_optimizer_is_counted_when_it_is_over(tmp_path):
+    # From its own code nothing can be told: the rest of the step is announced with the beginning of the next one.
+    holds = [(0, 3, "backward"), (0, 3, "commit"), (0, 4, "forward")]
+    job = run_job(tmp_path, python("compiled.py", "step"), holds=holds)
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5]), job.stderr
+    assert list(held_after(job).values()) == ["forward 3", "begin 4", "begin 4"]
+    assert len(job.of("rank_finished")) == 1
 
 
 def test_forks_and_what_a_rank_starts_are_no_ranks(tmp_path):
@@ -163,6 +185,20 @@ def test_ranks_that_no_launcher_named(tmp_path):
     job = run_job(tmp_path, python("spawned.py"), holds=[(1, 2, "forward")])
     assert (job.exit_code, sorted(job.hellos), job.steps) == (0, [(0, 0, 1), (1, 0, 1)], [1, 2, 3]), job.stderr
     assert [held.place for held in job.held] == [(1, 2, "forward")]
+
+
+def test_the_last_steps_before_a_process_replaces_itself_or_ends_at_once_are_told(tmp_path):
+    script = (
+        "import os, pickle, sys, torch\nweight = torch.zeros(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], lr=1)\nweight.grad = torch.ones(1)\n"
+        "for _ in range(30):\n    optimizer.step()\n"
+        "assert pickle.loads(pickle.dumps(torch.save)) is torch.save\n"
+        "if 'again' not in sys.argv:\n    os.execv(sys.executable, [sys.executable, __file__, 'again'])\nos._exit(3)\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    job = run_job(tmp_path, [sys.executable, "train.py"])
+    assert (job.exit_code, job.stderr, job.hellos) == (3, "", [(0, 0, 1), (0, 0, 1)])
+    assert job.steps == [*range(1, 31), *range(1, 31)]
 
 
 def effect(name, **arguments):

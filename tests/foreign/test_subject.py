@@ -8,6 +8,7 @@ from torch import nn
 
 from chaos.foreign.following import steps_of
 from chaos.foreign.subject import ForeignSubject
+from chaos.inside.shadow import Shadow
 
 pytestmark = pytest.mark.unit
 
@@ -150,3 +151,49 @@ def test_steps_of_an_optimizer_by_its_own_count():
     resumed = torch.optim.Adam([weight])
     resumed.load_state_dict(adam.state_dict())
     assert steps_of(resumed) == 3
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Sharing(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer: has all parameters, and an optimizer of those that this rank updates."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__(parameters, {})
+        self.optim = torch.optim.Adam(parameters[:1])
+
+    def step(self):
+        self.optim.step()
+
+
+def test_of_an_optimizer_that_wraps_another_the_inner_one_updates():
+    model = nn.Linear(2, 1)
+    outer = Sharing(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    outer.step()
+    subject = ForeignSubject(lambda: [outer])
+    assert subject.updater("weight")[0] is outer.optim
+    assert sorted(subject.tensors("optimizer")) == ["weight.exp_avg", "weight.exp_avg_sq"]
+    assert list(subject.tensors("gradients")) == ["weight", "bias"]
+    with pytest.raises(LookupError, match="no optimizer here updates"):
+        subject.updater("bias")
+
+
+def test_a_step_that_all_ranks_make_together_is_not_made_beside_it(process_group):
+    class Together(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    torch.distributed.all_reduce(parameter.data)
+
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Together([weight], lr=0.1)
+    with pytest.raises(RuntimeError, match="exchanges tensors between ranks"):
+        Shadow(optimizer, weight, torch.tensor([0])).predict(torch.ones(1))

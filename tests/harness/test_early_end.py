@@ -219,6 +219,22 @@ def test_a_step_that_was_left_out_as_unfit_is_no_recovery():
     assert told.fields["value"] == pytest.approx(summarize(events)["incidents"][0]["recovery_seconds"])
 
 
+def test_and_by_when_they_were_told_where_a_process_replaces_itself():
+    steps = [event for event in run(faults=()) if event.kind == "step_committed" and event.job == "main"]
+    steps = [shifted(event, epoch=None) for event in steps]
+    fields = {"role": "rank", "started_pid": steps[0].pid}
+    first, second = (
+        replace(event, kind="process_started", fields={**fields, "rank_attempt": attempt}, step=None)
+        for event, attempt in ((steps[0], 1), (steps[10], 2))
+    )
+    again = [replace(event, step=(event.step or 0) - 3) for event in steps[10:20]]
+    log = [first, *steps[:10], second, *again]
+    found = read_steps(log, "main", epochs_of_pids(log))
+    assert [step.epoch for step in found.every] == [1] * 10 + [2] * 10
+    assert len(found.redone) == 3
+    assert Told("steps_repeated <= 2").feed(log).fields["value"] == 3
+
+
 def test_wrong_samples_count_as_lost():
     events = [
         shifted(e, samples=e.fields["samples"] - 3) if e.kind == "step_committed" and e.step == 9 else e for e in run()

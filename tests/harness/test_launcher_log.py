@@ -50,3 +50,17 @@ def test_a_progress_bar_in_the_same_log_hides_nobody(tmp_path):
     bar = "".join(f"{step}%\r" for step in range(100))
     log.write_text(bar + "E1121 15:47 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 88) of binary: python\n")
     assert LauncherLog(log).new_culprits() == [88]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("order", "is_restart"), [("fm", True), ("mf", False), ("f", False), ("m", False)])
+def test_ranks_that_cannot_connect_are_told_from_those_of_the_first_start(tmp_path, order, is_restart):
+    lines = {
+        "f": "E1121 15:47 api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 88) of binary: python\n",
+        "m": "[E1121 22:41:00.85 ProcessGroupGloo.cpp:67] Gloo connectFullMesh failed with [pair.cc:152] timed out\n",
+    }
+    log = tmp_path / "job.log"
+    log.write_text("".join(lines[kind] for kind in order))
+    follower = LauncherLog(log)
+    follower.new_culprits()
+    assert follower.has_failed_restart is is_restart

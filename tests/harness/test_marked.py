@@ -5,12 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
 
 from chaos.residue.processes import RUN_VARIABLE
-from harness.backends.marked import listener_on, marked_processes, read_environment
+from harness.backends.marked import listener_on, marked_processes, read_environment, session_processes
 from mecefo_runtime.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -77,3 +78,22 @@ def test_who_listens_on_a_port(family, family_of_address, address):
         assert listener_on(port, [other, ours]) == ours
         assert listener_on(port, [other]) is None
     assert listener_on(port, [ours]) is None
+
+
+def test_a_session_is_known_by_who_began_it_whatever_is_in_the_environment():
+    script = (
+        "import subprocess, sys; print('ready', flush=True); subprocess.run([sys.executable, '-c', 'input()'], env={})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={}
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        parent.stdout.readline()
+        leader = ProcessId.of(parent.pid)
+        while len(found := session_processes(leader)) < 2:
+            time.sleep(0.01)
+        assert leader in found and ProcessId.of(os.getpid()) not in found
+        # Of another one that had the same number before it, none is left.
+        assert session_processes(ProcessId(parent.pid, leader.start_ticks - 1)) == []
+        parent.stdin.close()
+    assert session_processes(leader) == []

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -127,6 +128,17 @@ class TestAnotherLauncher:
             run.process.send_signal(signal.SIGINT)
             assert run.wait() == 2
             assert_nothing_left(run)
+
+    def test_and_what_has_an_environment_of_its_own(self, tmp_path):
+        script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+        options = ["run", "kill-process", "--at", "step=8"]
+        with ChaosRun(tmp_path, options, command=("env", "-i", sys.executable, "-c", script)) as run:
+            started = run.wait_for("process_started", role="launcher")
+            while "ready" not in (run.folder / "logs/job.log").read_text():
+                time.sleep(0.05)
+            run.process.send_signal(signal.SIGINT)
+            assert run.wait() == 2
+            assert not ProcessId(started.fields["started_pid"], started.fields["start_ticks"]).is_running()
 
     def test_the_command_does_not_outlive_chaos(self, tmp_path):
         with ChaosRun(tmp_path, ["run", "kill-process", "--at", "step=80000"], command=(*FOLLOWER, "100000")) as run:

@@ -15,6 +15,24 @@ TRAINING = str(Path(__file__).parent / "foreign_training.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 RANKS = ("--nproc-per-node", "2")
 
+# FSDP's second version: each rank's optimizer has a part of each parameter.
+SHARDED = """
+import torch
+from torch.distributed.fsdp import fully_shard
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+for part in (*model, model):
+    fully_shard(part)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for _ in range(12):
+    model(torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+
 
 @pytest.fixture
 def plain(tmp_path):
@@ -57,6 +75,16 @@ class TestTensors:
         (told,) = run.one("verified").fields["evidence"]["ranks"]
         assert (told["rank"], told["outcome"], told["phase"]) == (1, "consumed", "optimizer")
         assert run.summary["attempts"] == 1
+
+    def test_a_part_of_a_parameter_that_is_gathered_from_all_ranks(self, tmp_path):
+        script = tmp_path / "train.py"
+        script.write_text(SHARDED)
+        fault = ("bit-flip", "-p", "where=parameters", "--at", "step=4", "--on", "rank=1")
+        run = run_chaos(tmp_path, *fault, command=(*TORCHRUN, *RANKS, str(script)))
+        assert run.exit_code == 0, run.summary["reasons"]
+        (told,) = run.one("verified").fields["evidence"]["ranks"]
+        assert (told["rank"], told["outcome"]) == (1, "consumed")
+        assert "a forward pass computed with it" in told["receiver"]
 
     def test_a_loss_that_is_no_number_fails_the_run(self, tmp_path, plain):
         run = run_chaos(tmp_path, "set-nan", "--at", "step=8", command=plain)

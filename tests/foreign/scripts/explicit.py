@@ -13,4 +13,4 @@ for step in range(1, 5):
         model(torch.randn(4, 2)).mean().backward()
         optimizer.step()
     print("step", step, flush=True)
-    chaos.agent.step(loss=step / 2, samples=12, tokens=None)
+    chaos.agent.step(loss=torch.tensor(step / 2, requires_grad=True), samples=12, tokens=None)
