@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -40,6 +41,9 @@ def main():
             saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(saved, "next.pt")
             Path("next.pt").rename(CHECKPOINT)
+    # PyTorch (2.13) can wait for ever when it takes groups down with the interpreter's lock in its hand: gloo's threads
+    # may need that to let go of what they did last.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 
