@@ -1,7 +1,7 @@
 """AdamW as torch has it, less what of it is there for `torch.compile`: its first use imports that whole compiler.
 
-That is a third of the CPU time in which a process gets ready to train, and 40 MB: every node in a container pays it for
-itself, and again at each repair.
+That takes much of the CPU time in which a process gets ready to train, and memory: every node in a container pays it
+for itself, and again at each repair.
 """
 
 from __future__ import annotations

@@ -51,8 +51,9 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
             print_text(f"{path} should say what run is under way, and cannot be read: look at it, remove it")
         for address in targets:
             print_text(f"{'would be ' if dry_run else ''}removed: {address} of a dead run, a target for Prometheus")
-        if not results and not unreadable and not targets:
-            print_text("nothing to heal: no run of yours has left anything on this machine")
+        if not results and not unreadable:
+            nothing = "nothing else" if targets else "nothing"
+            print_text(f"{nothing} to heal: no run of yours has left anything on this machine")
     is_clean = all(one.is_clean for one in results) and not unreadable
     return 0 if is_clean or dry_run else HealError.exit_code
 

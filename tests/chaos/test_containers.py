@@ -89,7 +89,10 @@ def test_where_nobody_can_look_something_may_be_left(tmp_path):
     [
         ({"node_memory": "1GiB"}, "--node-memory: says what containers are: add --backend docker"),
         ({"backend": "docker", "network": "loopback"}, "--network: every container has a network of its own"),
-        ({"backend": "docker", "command": ("python", "train.py")}, "--backend: docker runs jobs of our own runtime"),
+        (
+            {"backend": "docker", "nodes": 2, "gpus_per_node": 1, "command": ("torchrun", "--standalone", "train.py")},
+            "torchrun --standalone is a job of one node",
+        ),
         ({"backend": "docker", "node_cpus": 0.0}, "--node-cpus"),
         ({"backend": "docker", "node_memory": "lots"}, "--node-memory"),
         ({"backend": "docker", "node_memory": "1MiB"}, "--node-memory: must be at least 64MiB"),

@@ -113,6 +113,8 @@ def test_killed_while_a_rank_is_paused(tmp_path):
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
         assert read_pending(run.folder / "ledger.jsonl") == ()
         code, out, _ = chaos(run, "heal")
+        assert (code, "a target for Prometheus" in out, "nothing else to heal" in out) == (0, True, True)
+        code, out, _ = chaos(run, "heal")
         assert (code, "nothing to heal" in out) == (0, True)
 
 

@@ -16,15 +16,15 @@ from tests.prometheus import Prometheus, needs_prometheus
 pytestmark = [pytest.mark.integration, needs_prometheus]
 
 # A node is lost and comes back; a device reports errors that it never had; one gate holds, one does not. Prometheus
-# takes up to five seconds to notice a new target: no fault comes earlier than that.
+# takes up to five seconds to notice a new target, and up to five more to begin with it: no fault comes earlier.
 EXPERIMENT = """
 name: watched
 seed: 7
-job: {nodes: 2, gpus_per_node: 2, steps: 150, dilation: auto}
+job: {nodes: 2, gpus_per_node: 2, steps: 260, dilation: auto}
 twin: false
 faults:
-  - {kind: kill-node, on: node=1, at: {step: 70}, repair: 30steps}
-  - {kind: ecc-telemetry, on: rank=0, at: {step: 120}}
+  - {kind: kill-node, on: node=1, at: {step: 160}, repair: 30steps}
+  - {kind: ecc-telemetry, on: rank=0, at: {step: 220}}
 gates: ["steps_lost == 0", "throughput_drop < -50%"]
 """
 _FAILED = 1

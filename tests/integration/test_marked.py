@@ -100,7 +100,13 @@ def test_under_xdist_with_reports_and_junit(environment, tmp_path):
 def test_an_interrupted_session_ends_its_run_in_order(environment, tmp_path):
     out = tmp_path / "chaos-runs"
     process = subprocess.Popen(
-        command("-k", "test_survives"), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        command("-k", "test_survives"),
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Whoever starts tests in the background of a shell has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
