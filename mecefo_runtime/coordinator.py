@@ -126,6 +126,9 @@ class Coordinator:
                 await self._serve_supervisor(reader, int(hello["node"]))
             else:
                 await self._serve_rank(reader, writer, hello)
+        except asyncio.CancelledError:
+            # Whoever is still connected when the loop ends; passed on, Python 3.11 logs it as an error of the callback.
+            return
         except Exception as error:
             self._crash(error)
         finally:

@@ -58,6 +58,12 @@ class TestHelp:
         assert code == 0
         assert "chaos" in out
 
+    def test_it_is_a_module_that_runs_too(self, tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-m", "chaos", "run", "kill-nod"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 4 and "did you mean 'kill-node'" in done.stderr
+
     def test_it_needs_neither_torch_nor_rich(self):
         code = """
 import sys

@@ -219,6 +219,8 @@ def assert_sound(run: Finished, steps: int) -> None:
     (residue,) = run.of("residue")
     assert (residue.fields["processes"], residue.fields["undo_pending"]) == ([], [])
     assert run.of("run_ended")[0].fields["reason"] == "completed"
+    for log in run.folder.glob("logs/coordinator*.log"):
+        assert "Traceback" not in log.read_text()
 
 
 def assert_holders_agree(run: Finished, job: str = MAIN_JOB) -> None:
