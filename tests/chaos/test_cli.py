@@ -60,7 +60,11 @@ class TestHelp:
 
     def test_it_is_a_module_that_runs_too(self, tmp_path):
         done = subprocess.run(
-            [sys.executable, "-m", "chaos", "run", "kill-nod"], cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "chaos", "run", "kill-nod"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 4 and "did you mean 'kill-node'" in done.stderr
 
