@@ -87,8 +87,12 @@ def _above_zero(selector: str, labels: str) -> str:
 
 
 def _grown(selector: str) -> str:
-    """What a counter grew by since the point before; all of it, if it was not there then."""
-    return f"{selector} - {selector} offset $__interval or {selector}"
+    """What a counter of a run that goes on grew by since the point before; all of it, if it was not there then.
+
+    Of a run that is shown again, `chaos serve`, nothing grows: when it was, its first point cannot say.
+    """
+    goes_on = f"max_over_time({of_run('training_running')}[1m]) == 1"
+    return f"({selector} - {selector} offset $__interval or {selector}) and on (experiment, instance) {goes_on}"
 
 
 class PrometheusAnnotation(dashboard.AnnotationQuery):
