@@ -24,6 +24,8 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # A group that its last process has just left can be busy for a moment.
 REMOVED_WITHIN_SECONDS = 2.0
 POLL_SECONDS = 0.02
+# No machine has so much: version 1 writes "no limit" as the largest number of pages.
+_NO_LIMIT_BYTES = 2**60
 
 
 def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> dict[str, Any]:
@@ -80,11 +82,14 @@ def peak_bytes(record: Mapping[str, Any]) -> int | None:
 
 def num_oom_kills(record: Mapping[str, Any]) -> int | None:
     """How many processes of the group the out-of-memory killer has ended; None where no group says so."""
-    if record["by"] != "cgroup":
-        return None
-    for name in ("memory.events", "memory.oom_control"):
-        with suppress(OSError):
-            lines = (Path(record["group"]) / name).read_text().splitlines()
+    return oom_kills_in(Path(record["group"])) if record["by"] == "cgroup" else None
+
+
+def oom_kills_in(group: Path) -> int | None:
+    """How many processes of this very group the out-of-memory killer has ended; None where it does not say."""
+    for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+        with suppress(OSError, StopIteration):
+            lines = (group / name).read_text().splitlines()
             return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return None
 
@@ -114,18 +119,46 @@ def lift(record: Mapping[str, Any]) -> None:
             time.sleep(POLL_SECONDS)
 
 
+def room_bytes(process: ProcessId) -> dict[str, int]:
+    """What each group with a limit that the process is in still has room for, what can be dropped not counted.
+
+    By the group's folder: its own, and those around it. A group that does not say is left out.
+    """
+    home = group_of(process)
+    found: dict[str, int] = {}
+    for group in () if home is None else (home, *home.parents):
+        if not group.is_relative_to(_CGROUP_ROOT):
+            break
+        with suppress(OSError, ValueError):
+            if (group / "memory.max").exists():
+                limit, used, prefix = group / "memory.max", group / "memory.current", ""
+            else:
+                limit, used, prefix = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes", "total_"
+            limit_bytes = int(limit.read_text())
+            if limit_bytes >= _NO_LIMIT_BYTES:
+                continue
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # Of files: the kernel takes it back before it ends anybody.
+            cached_bytes = sum(int(stat.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
+            found[str(group)] = limit_bytes - (int(used.read_text()) - cached_bytes)
+    return found
+
+
 def _home(process: ProcessId) -> Path | None:
     """The memory group that the process is in, where we may make another for it; None where not."""
+    home = group_of(process)
+    return home if home is not None and _may_make(_parent_of_new(home)) else None
+
+
+def group_of(process: ProcessId) -> Path | None:
+    """The memory group that the process is in; None where there are none."""
     with suppress(OSError):
         for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "memory":
-                home = _CGROUP_ROOT / "memory" / path.lstrip("/")
-            elif not controllers and (_CGROUP_ROOT / "cgroup.controllers").exists():
-                home = _CGROUP_ROOT / path.lstrip("/")
-            else:
-                continue
-            return home if _may_make(_parent_of_new(home)) else None
+                return _CGROUP_ROOT / "memory" / path.lstrip("/")
+            if not controllers and (_CGROUP_ROOT / "cgroup.controllers").exists():
+                return _CGROUP_ROOT / path.lstrip("/")
     return None
 
 

@@ -72,7 +72,7 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
         _check_needs(plan, experiment, capabilities)
         if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
             raise UsageError(reason, key="network")
-        _check_faults(plan, job, experiment.backend)
+        _check_faults(plan, job, experiment)
         if isinstance(job, CommandConfig):
             check_command(job, is_in_containers=experiment.backend == "docker")
             return job, plan
@@ -237,7 +237,7 @@ def _with_reason(complaint: str, experiment: Experiment) -> str:
     return f"{complaint}, and {reason}"
 
 
-def _check_faults(plan: Plan, job: AnyConfig, backend: str) -> None:
+def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
     """Let every fault refuse what it can know to be impossible.
 
     Raises:
@@ -248,8 +248,9 @@ def _check_faults(plan: Plan, job: AnyConfig, backend: str) -> None:
     ground = Ground(
         job.cluster(),
         folder,
-        sees_mounts=backend == "local" or is_shared(folder or Path.cwd()),
-        ranks_are_hosts=isinstance(job, CommandConfig) and backend == "local",
+        sees_mounts=experiment.backend == "local" or is_shared(folder or Path.cwd()),
+        ranks_are_hosts=isinstance(job, CommandConfig) and experiment.backend == "local",
+        node_memory_bytes=experiment.containers.memory,
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]

@@ -188,12 +188,14 @@ class Ground:
 
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
     `ranks_are_hosts`: the ranks of a node talk over links too, since the node is one in name only.
+    `node_memory_bytes`: what all that runs on a node may use together; None: there is no such limit.
     """
 
     cluster: Cluster
     checkpoint_folder: Path | None = None
     sees_mounts: bool = True
     ranks_are_hosts: bool = False
+    node_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

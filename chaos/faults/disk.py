@@ -172,8 +172,10 @@ class FillDisk(Fault[FillParameters]):
 
     def _is_small(self, folder: Path | None, run_folder: Path | None = None) -> bool:
         """Whether `folder` is on a filesystem that is small, and not one that the machine or the run lives on."""
-        if folder is None or not folder.is_dir():
+        if folder is None:
             return False
+        # One that the job is yet to make will be where the nearest that is there is.
+        folder = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         others = [Path("/"), Path.home(), Path(tempfile.gettempdir()), *([run_folder] if run_folder else [])]
         if any(place.exists() and place.stat().st_dev == folder.stat().st_dev for place in others):
             return False

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos import memory_limit
-from chaos.errors import EffectNotSeen, TargetNotFound
+from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
 from chaos.faults._processes import Exits, ProcessFault, ending
-from chaos.faults.base import Act, Host
+from chaos.faults.base import Act, Ground, Host, OwnedProcess
 from chaos.process_table import resident_bytes
 from chaos.quantities import BytesText, bytes_text
 from chaos.target import ResolvedTarget, Scope
@@ -28,6 +29,8 @@ POLL_SECONDS = 0.005
 SEEN_RATIO = 0.5
 # The machine must have so much more than the limits of all ranks together.
 SPARE_BYTES = 512 * 2**20
+# So much more than its limit it leaks at most, should that not end it.
+_SPARE_BLOCKS = 2
 
 
 class LeakParameters(BaseModel):
@@ -62,6 +65,20 @@ class LeakMemory(ProcessFault[LeakParameters]):
         super().__init__(parameters)
         self._handles: dict[int, int] = {}
 
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse what a node cannot hold: its own limit would strike first, and whom it likes."""
+        node_bytes = ground.node_memory_bytes
+        if node_bytes is None:
+            return
+        for node, num_ranks in Counter(ground.cluster.node_of(rank) for rank in target.ranks).items():
+            if (wanted_bytes := num_ranks * self.parameters.limit) >= node_bytes:
+                raise UsageError(
+                    f"{bytes_text(wanted_bytes)} more than {'its rank has' if num_ranks == 1 else 'its ranks have'} "
+                    f"cannot be leaked on node {node}, which may use {bytes_text(node_bytes)} in all: choose a smaller "
+                    "limit, or raise --node-memory",
+                    key="limit",
+                )
+
     def prepare(self, target: ResolvedTarget, host: Host) -> Act:
         """Every rank's process, and how each is to be limited."""
         act = super().prepare(target, host)
@@ -72,6 +89,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 f"there are {free_bytes // 2**20} MiB of memory left on this machine, and {wanted_bytes // 2**20} are "
                 "needed to leak so much without danger to others: choose a smaller limit"
             )
+        self._check_groups(act.processes)
         try:
             limits = [
                 memory_limit.plan(owned.process, limit_bytes, may_group=by != "rlimit") for owned in act.processes
@@ -82,13 +100,34 @@ class LeakMemory(ProcessFault[LeakParameters]):
             raise TargetNotFound("no memory control group can be made here for it: use by: rlimit")
         return Act(act.processes, {**act.undo_record, "limits": limits})
 
+    def _check_groups(self, processes: Iterable[OwnedProcess]) -> None:
+        """See that no group around the ranks, such as their container, comes to its own limit before them.
+
+        Raises:
+            TargetNotFound: one would.
+        """
+        room_bytes: dict[str, int] = {}
+        inside: Counter[str] = Counter()
+        for owned in processes:
+            around = memory_limit.room_bytes(owned.process)
+            room_bytes.update(around)
+            inside.update(around.keys())
+        for group, num_ranks in inside.items():
+            wanted_bytes = num_ranks * (self.parameters.limit + _SPARE_BLOCKS * self.parameters.block)
+            if room_bytes[group] < wanted_bytes:
+                raise TargetNotFound(
+                    f"{max(0, room_bytes[group]) >> 20} MiB are left to all that is in the control group {group}, and "
+                    f"{wanted_bytes >> 20} are needed: it would come to its own limit first, and end whom it likes. "
+                    "Choose a smaller limit, or raise that of the group (--node-memory, if it is a node's container)"
+                )
+
     async def apply(self, act: Act, host: Host) -> None:
         """Limit every process, then have it leak from its release on."""
         for limit in act.undo_record["limits"]:
             memory_limit.impose(limit)
         arguments = {
             "block_bytes": self.parameters.block,
-            "most_bytes": self.parameters.limit + 2 * self.parameters.block,
+            "most_bytes": self.parameters.limit + _SPARE_BLOCKS * self.parameters.block,
         }
         for rank in act.ranks:
             self._handles[rank], _ = await host.inside.begin(rank, EFFECT, arguments)

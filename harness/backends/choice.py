@@ -43,12 +43,13 @@ def choose_backend(
     if isinstance(job, CommandConfig):
         if engine is None:
             return CommandBackend(hub, token, logs, emitter, networked)
-        ground = ground_of(experiment, job, (folder, folder_of(job)), has_links=has_links)
+        ground = ground_of(experiment, job, (folder.resolve(), folder_of(job)), has_links=has_links)
         return DockerBackend(hub, token, logs, emitter, ground, engine)
     modules = () if job.checkpoint is None else CHECKPOINT_MODULES
     if engine is None:
         return LocalBackend(hub, token, logs, job.data, emitter, modules, networked, ranks_metrics)
-    ground = ground_of(experiment, job, (folder, *checkpoint_folders(job)), has_links=has_links)
+    folders = [one.resolve() for one in (folder, *checkpoint_folders(job))]
+    ground = ground_of(experiment, job, folders, has_links=has_links)
     return DockerBackend(hub, token, logs, emitter, ground, engine, modules, ranks_metrics)
 
 

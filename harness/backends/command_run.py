@@ -76,6 +76,8 @@ class CommandRun(ABC):
         self._are_over = asyncio.Event()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._is_stopping = False
+        # What is said of a process that the kernel ended for want of memory.
+        self._out_of_memory = ""
 
     @abstractmethod
     async def start(self) -> None:
@@ -183,6 +185,10 @@ class CommandRun(ABC):
         if not self._outcome.done():
             self._outcome.set_exception(loss)
 
+    def on_out_of_memory(self, why: ChaosError) -> None:
+        """The kernel ended a process of a node: where the command does not get over that, it is told why."""
+        self._out_of_memory = f": {why}"
+
     async def ended(self) -> Outcome:
         """Wait until the command has ended, and what it had to say was heard.
 
@@ -236,13 +242,19 @@ class CommandRun(ABC):
         why = f", and {self.complaint_about_start()}" if code == 0 else self._last_lines(node) if code > 0 else ""
         if code > 0 and self._launcher_logs[node].has_failed_restart and self._start_setting(STORE_SETTING) != "1":
             why = f"{OLD_ADDRESSES}{why}"
-        self._emitter.emit("job_failed", reason=f"the command{where} {how} {exit_text(code)}{why}")
-        self._finish("failed")
+        memory = self._out_of_memory if code else ""
+        self._fail(f"the command{where} {how} {exit_text(code)}{memory}{why}")
 
     def _last_lines(self, node: int) -> str:
         """The end of what it printed, for the message that it failed."""
         last = self._launcher_logs[node].last_lines()
         return f"; the last lines of logs/{self._logs[node].name}: {' | '.join(last)}" if last else ""
+
+    def _fail(self, reason: str) -> None:
+        """The job has failed, and nothing else is said of how it ended."""
+        if not self._outcome.done():
+            self._emitter.emit("job_failed", reason=reason)
+            self._finish("failed")
 
     def _finish(self, outcome: Outcome) -> None:
         if not self._outcome.done():

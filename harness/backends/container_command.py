@@ -11,6 +11,7 @@ from chaos.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.faults.crash import JOB_LOG, job_log_of
 from harness.backends.command_run import CommandRun
+from harness.backends.container_hints import hint
 from harness.hub import Hub
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.process import ProcessId
@@ -102,8 +103,15 @@ class ContainerCommand(CommandRun):
             self._has_ended(node, code)
 
     def on_agent(self, hello: Message, process: ProcessId) -> int:
-        """See `CommandRun.on_agent`. Says so when a rank is on another node than targets count on."""
+        """See `CommandRun.on_agent`.
+
+        Says so when a rank is on another node than targets count on; two at once on two nodes end the job.
+        """
         rank, node, cluster = int(hello["rank"]), int(hello["node"]), self._job.cluster()
+        twin = self._ranks.get(rank)
+        # A launcher that starts its ranks again may do that on another node, and counts it.
+        if twin is not None and twin.node != node and int(hello["attempt"]) == 1 and twin.process.is_running():
+            self._fail(_not_one_job(rank, (int(twin.node or 0), node)))
         is_as_planned = rank >= cluster.num_ranks or cluster.node_of(rank) == node
         if not is_as_planned and not self._has_warned:
             self._has_warned = True
@@ -113,6 +121,11 @@ class ContainerCommand(CommandRun):
                 "of a node strikes the ranks that are on it, and one of a link the nodes that the plan counted on",
             )
         return super().on_agent(hello, process)
+
+    def _last_lines(self, node: int) -> str:
+        """With what may have been in its way there."""
+        may_be = hint(self._logs[node], folder_of(self._job))
+        return super()._last_lines(node) + (f". {may_be[0].upper()}{may_be[1:]}" if may_be else "")
 
     def _own_processes(self) -> list[ProcessId]:
         """Without what the containers began with, which carries the mark too."""
@@ -138,6 +151,16 @@ class ContainerCommand(CommandRun):
             await self._waiting
 
 
+def _not_one_job(rank: int, nodes: tuple[int, int]) -> str:
+    return (
+        f"nodes {min(nodes)} and {max(nodes)} both have a rank {rank}: the command trains on each node by itself, and "
+        "not as one job. Plain `python` is a job of one node: leave --nodes out. For a job of several, start it by "
+        "torchrun, or by a launcher that is told by $PET_NODE_RANK, $PET_MASTER_ADDR and $PET_MASTER_PORT "
+        "(docs/containers.md)"
+    )
+
+
 def folder_of(job: CommandConfig) -> Path:
-    """Where the command runs."""
-    return Path(job.folder or ".").absolute()
+    """Where the command runs: as it was said, since links on the way are the user's, and without `..`."""
+    folder = Path(job.folder or ".").absolute()
+    return folder.resolve() if ".." in folder.parts else folder

@@ -11,7 +11,6 @@ from functools import partial
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, Any
 
-from chaos.containers import LABEL
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -28,9 +27,12 @@ NAMES: Mapping[str, Any] = {
 
 
 def make_network(
-    client: docker.DockerClient, run: str, plans: Iterable[tuple[IPv4Network, Mapping[str, str]]]
+    client: docker.DockerClient,
+    name: str,
+    labels: Mapping[str, str],
+    plans: Iterable[tuple[IPv4Network, Mapping[str, str]]],
 ) -> tuple[Network, Mapping[str, str]]:
-    """The network of `run`, by the first of `plans` whose range of addresses is free, and that plan's addresses.
+    """A network, by the first of `plans` whose range of addresses is free, and that plan's addresses.
 
     Raises:
         EnvironmentFailure: no range is free.
@@ -43,11 +45,11 @@ def make_network(
         pool = docker.types.IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
         try:
             network = client.networks.create(
-                f"mecefo-chaos-{run}",
+                name,
                 driver="bridge",
                 internal=True,
                 ipam=docker.types.IPAMConfig(pool_configs=[pool]),
-                labels={LABEL: run},
+                labels=dict(labels),
                 check_duplicate=True,
             )
         except docker.errors.APIError as error:
@@ -57,7 +59,10 @@ def make_network(
             refused = str(error.explanation)
             continue
         return network, addresses
-    raise EnvironmentFailure(f"there is no free range of addresses for the run's network: {refused}")
+    raise EnvironmentFailure(
+        f"there is no free range of addresses for the network {name}: {refused}. Remove networks that nobody uses "
+        "(docker network ls; docker network rm NAME)"
+    )
 
 
 class NetworkWatch:

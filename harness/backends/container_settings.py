@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from chaos.command_job import CommandConfig
 from chaos.experiment import Experiment
 from harness.backends.base import AnyConfig
 from harness.backends.container import COORDINATOR
+from mecefo_runtime.config import JobConfig
 from mecefo_runtime.devices import VISIBLE_VARIABLE, gpu_names, num_devices
 from mecefo_runtime.layout import Cluster
 
@@ -35,9 +36,9 @@ class Ground:
     """What the containers of a run are made of.
 
     `cpus` (of a core's time, None: no limit) and `memory_bytes` limit a node; `gpus` are this machine's that all nodes
-    share out, as NVIDIA's tools call them; `folders` may be written to, `data` is only read. With `has_links` each
-    container's network is held by another one, from which it can be changed. `is_for_command`: the nodes run somebody
-    else's, and have no coordinator.
+    share out, as NVIDIA's tools call them; `folders` may be written to, `data` is only read, all of them whole paths.
+    With `has_links` each container's network is held by another one, from which it can be changed. `is_for_command`:
+    the nodes run somebody else's, and have no coordinator.
     """
 
     image: str
@@ -52,8 +53,8 @@ class Ground:
 
     def mounts(self) -> list[tuple[Path, str, bool]]:
         """Folders and files of this machine: (which, where inside, whether it may be written to)."""
-        read_only = [] if not self.data else [(Path(self.data).absolute(), str(Path(self.data).absolute()), False)]
-        return [*((folder.absolute(), str(folder.absolute()), True) for folder in self.folders), *read_only]
+        read_only = [] if not self.data else [(Path(self.data), self.data, False)]
+        return [*((folder, str(folder), True) for folder in self.folders), *read_only]
 
     def settings(self, part: str, mounts: Sequence[tuple[Path, str, bool]]) -> dict[str, Any]:
         """What the SDK's `containers.create` is told of the container of `part`, beside its name and its network."""
@@ -123,16 +124,15 @@ def is_shared(path: Path) -> bool:
 
 
 def ground_of(experiment: Experiment, job: AnyConfig, folders: Sequence[Path], *, has_links: bool) -> Ground:
-    """What the containers of `experiment` are made of; the run and its nodes write to `folders`."""
-    own = [folder.absolute() for folder in folders]
+    """What the containers of `experiment` are made of; the run and its nodes write to `folders`, whole paths."""
     # One inside another is there already.
-    outermost = [one for one in own if not any(one != other and one.is_relative_to(other) for other in own)]
+    outermost = [one for one in folders if not any(one != other and one.is_relative_to(other) for other in folders)]
     is_for_command = isinstance(job, CommandConfig)
     return Ground(
         experiment.containers.image,
         job.cluster(),
         outermost,
-        None if isinstance(job, CommandConfig) else job.data,
+        None if isinstance(job, CommandConfig) else job.data and str(Path(job.data).resolve()),
         experiment.containers.cpus,
         experiment.containers.memory,
         _gpus() if isinstance(job, CommandConfig) or job.device != "cpu" else (),
@@ -150,6 +150,12 @@ def plan_addresses(
     for subnet in (*subnets[first:], *subnets[:first]):
         nodes = {f"node-{node}": str(subnet[_FIRST_NODE + node]) for node in range(num_nodes)}
         yield subnet, {COORDINATOR: str(subnet[2]), **nodes} if has_coordinator else nodes
+
+
+def with_whole_paths(job: JobConfig) -> JobConfig:
+    """The containers see the caller's folders at the same places, and work in another."""
+    checkpoint = job.checkpoint and replace(job.checkpoint, folder=str(Path(job.checkpoint.folder).resolve()))
+    return replace(job, data=job.data and str(Path(job.data).resolve()), checkpoint=checkpoint)
 
 
 def _gpus() -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,9 @@ from harness.backends.base import AnyConfig
 from harness.backends.command_start import agent_environment, node_environment
 from harness.backends.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
 from harness.backends.container_command import ContainerCommand
+from harness.backends.container_memory import MemoryWatch
 from harness.backends.container_network import NAMES, NetworkWatch, make_network
-from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses
+from harness.backends.container_settings import HOLDER_PREFIX, Ground, plan_addresses, with_whole_paths
 from harness.backends.engine import EngineCalls
 from harness.backends.local import METRICS_MODULES
 from harness.backends.node_container import NodeContainer
@@ -75,8 +75,8 @@ class DockerBackend:
     ) -> None:
         self._hub = hub
         self._token = token
-        # Containers have another working folder, and see this one at the same path.
-        self._logs = logs.absolute()
+        # Containers have another working folder, and see this one at the same path, without the links on its way.
+        self._logs = logs.resolve()
         self._emitter = emitter
         self._ground = ground
         self._engine = engine
@@ -95,7 +95,8 @@ class DockerBackend:
         self._starting: dict[str, asyncio.Lock] = {}
         self._ports: dict[str, int] = {}
         self._is_closing = False
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
+        self._memory = None if ground.memory_bytes is None else MemoryWatch(ground.memory_bytes, self._on_out_of_memory)
         self._calls = EngineCalls(ground.image)
         self.jobs: list[NodeJob | ContainerCommand] = []
         hub.nodes = self
@@ -105,6 +106,12 @@ class DockerBackend:
     async def open(self) -> None:
         """Make the network, start all containers, and wait until they take orders."""
         self._run = os.environ[RUN_VARIABLE]
+        for folder in self._ground.folders:
+            try:
+                # The engine mounts only what is there.
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise EnvironmentFailure(f"cannot make the folder {folder}: {error.strerror}") from error
         self._client = await asyncio.to_thread(containers.connect, self._engine)
         network, self._addresses = await self._calls.call(self._make_network)
         self._network = network
@@ -118,7 +125,9 @@ class DockerBackend:
             # What was in the way of one is in the way of all.
             raise failures.exceptions[0] from failures
         watch = NetworkWatch(network, self._in_network, self._on_network_gone, self._on_taken_out)
-        self._watch = asyncio.create_task(watch.run(self._calls.call))
+        self._watches.append(asyncio.create_task(watch.run(self._calls.call)))
+        if self._memory is not None:
+            self._watches.append(asyncio.create_task(self._memory.run()))
 
     async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A container reports to the hub; see `harness.hub.NodeDesk`."""
@@ -152,7 +161,7 @@ class DockerBackend:
         coordinator = await self._ready(COORDINATOR)
         address = await coordinator.listen(name, self._ports[name])
         environment = {
-            "MECEFO_JOB": json.dumps(_with_whole_paths(job).to_dict()),
+            "MECEFO_JOB": json.dumps(with_whole_paths(job).to_dict()),
             "MECEFO_JOB_NAME": name,
             "MECEFO_TOKEN": self._token,
             "MECEFO_COORDINATOR": address,
@@ -209,8 +218,8 @@ class DockerBackend:
         for job in self.jobs:
             await job.stop()
         self._is_closing = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         for container in self._containers.values():
             container.forget()
         if self._client is None:
@@ -272,6 +281,8 @@ class DockerBackend:
         await self._calls.call(container.reload)
         container.watch()
         process = container.process
+        if self._memory is not None and name.startswith("node-"):
+            self._memory.begin(name, process)
         self._emitter.emit(
             "process_started",
             role="container",
@@ -333,7 +344,7 @@ class DockerBackend:
         assert self._client is not None
         has_coordinator = not self._ground.is_for_command
         plans = plan_addresses(self._ground.cluster.nodes, self._run, has_coordinator=has_coordinator)
-        return make_network(self._client, self._run, plans)
+        return make_network(self._client, f"mecefo-chaos-{self._run}", {containers.LABEL: self._run}, plans)
 
     def _in_network(self) -> dict[str, str]:
         """The containers that are to be in the run's network: name -> id."""
@@ -347,6 +358,11 @@ class DockerBackend:
         for job in self.jobs:
             job.on_backend_lost(loss)
 
+    def _on_out_of_memory(self, message: str) -> None:
+        self._emitter.emit("warning", message=message)
+        for job in self.jobs:
+            job.on_out_of_memory(EnvironmentFailure(message))
+
     def _on_taken_out(self, name: str, network: str) -> None:
         part = name.removeprefix(HOLDER_PREFIX)
         message = f"somebody took {part} out of the run's network {network}: it reaches nobody"
@@ -354,6 +370,9 @@ class DockerBackend:
 
     def _on_end(self, name: str) -> None:
         """A container has ended. Of a node and the coordinator, those who ran in it are missed; of a network nobody."""
+        if self._memory is not None:
+            # Of its first process itself, while there is still something to look at.
+            self._memory.look()
         if name.startswith(HOLDER_PREFIX) and not self._is_closing:
             part = name.removeprefix(HOLDER_PREFIX).partition(".")[0]
             self._emitter.emit(
@@ -361,6 +380,8 @@ class DockerBackend:
             )
 
     def _on_exit(self, process: ProcessId, code: int) -> None:
+        if code and self._memory is not None:
+            self._memory.look()
         for job in self.jobs:
             job.on_exit(process, code)
 
@@ -376,9 +397,3 @@ def require_image(image: str) -> str:
             raise EnvironmentFailure(f"{finding.name}: {finding.found}; {finding.remedy}")
     with containers.engine() as client:
         return containers.url_of(client)
-
-
-def _with_whole_paths(job: JobConfig) -> JobConfig:
-    """The containers see the caller's folders at the same places, and work in another."""
-    checkpoint = job.checkpoint and replace(job.checkpoint, folder=str(Path(job.checkpoint.folder).absolute()))
-    return replace(job, data=job.data and str(Path(job.data).absolute()), checkpoint=checkpoint)

@@ -17,6 +17,13 @@ ADDRESS_RETRY_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
 
 
+# What of its refusals can be mended, and how; else its own words have to do.
+_REMEDIES = {
+    "no space left on device": "its disk is full: `docker system df` says of what",
+    "could not select device driver": "install the NVIDIA Container Toolkit, and restart the engine",
+}
+
+
 class EngineCalls:
     """The calls of a run whose containers are of `image`."""
 
@@ -43,7 +50,9 @@ class EngineCalls:
             missing = f"the Docker engine has no image {self._image}: {how_to_build(self._image)}"
             raise EnvironmentFailure(missing) from error
         except docker.errors.APIError as error:
-            raise EnvironmentFailure(f"the Docker engine refuses: {error.explanation or error}") from error
+            raise EnvironmentFailure(
+                f"the Docker engine refuses: {_with_remedy(str(error.explanation or error))}"
+            ) from error
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise EnvironmentFailure(containers.why_no_engine(error)) from error
 
@@ -69,3 +78,10 @@ class EngineCalls:
         if not asked.cancelled():
             # Nobody may be waiting for it any more.
             asked.exception()
+
+
+def _with_remedy(refusal: str) -> str:
+    for sign, remedy in _REMEDIES.items():
+        if sign in refusal:
+            return f"{refusal.rstrip('.')}; {remedy}"
+    return refusal

@@ -76,6 +76,7 @@ class NodeJob:
         self._rank_attempts = dict.fromkeys(range(self._cluster.num_ranks), 0)
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._is_stopping = False
+        self._has_stepped = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -103,7 +104,8 @@ class NodeJob:
     # ---- what happens ----
 
     def note(self, event: Event) -> None:
-        """Learn of ranks that supervisors started."""
+        """Learn of ranks that supervisors started, and of steps."""
+        self._has_stepped = self._has_stepped or event.kind == "step_committed"
         if event.kind == "process_started" and event.source == "supervisor" and event.job == self.name:
             rank = int(event.fields["started_rank"])
             process = ProcessId(int(event.fields["started_pid"]), int(event.fields["start_ticks"]))
@@ -124,6 +126,11 @@ class NodeJob:
         """The fork server is gone, and all processes with it: nothing can be said of the job."""
         if not self._outcome.done():
             self._outcome.set_exception(loss)
+
+    def on_out_of_memory(self, why: ChaosError) -> None:
+        """The kernel ended a process of a node. Nobody starts it again: without it a job cannot begin."""
+        if not self._has_stepped:
+            self.on_backend_lost(why)
 
     async def ended(self) -> Outcome:
         """Wait until the job has completed or cannot go on.

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+from harness.backends.container_network import make_network
 from harness.backends.container_settings import ADDRESSES, PREFIX_LENGTH
 from harness.backends.image import DEFAULT_IMAGE, PURPOSE_LABEL, image_digest, source_digest
 from harness.doctor.finding import Check, Finding
@@ -41,6 +43,14 @@ def how_to_build(image: str) -> str:
     """What to do where there is no such image, or one of other sources."""
     tag = "" if image == DEFAULT_IMAGE else f" --tag {image}"
     return f"build it in this project's folder: docker/build{tag} (docs/containers.md), or name another with --image"
+
+
+def how_to_build_on(image: str) -> str:
+    """What to do where it is an image of something else."""
+    return (
+        f"build one of yours on it, in this project's folder: docker/build --tag NAME --build-arg BASE={image} "
+        "(docs/containers.md), and take that: --image NAME"
+    )
 
 
 def docker_findings(image: str = DEFAULT_IMAGE, *, tries_network: bool = True) -> Iterator[Finding]:
@@ -122,7 +132,7 @@ def _how_to_start(url: str) -> str:
     if url:
         return f"DOCKER_HOST={url} names it: start that engine, or unset the variable"
     if _CONTAINER_MARK.exists():
-        return "this is a container, and has no engine: run chaos outside of it"
+        return "this is a container, and no engine runs in it: run chaos outside of it, or start dockerd in it"
     if own.exists():
         return f"there is one of yours: export DOCKER_HOST=unix://{own}"
     context = _context()
@@ -177,7 +187,9 @@ def _image(client: DockerClient, image: str) -> Finding:
             raise
         return IMAGE.wrong(f"{image!r} cannot be an image's name: {error.explanation}", "name it as NAME or NAME:TAG")
     if theirs is None:
-        return IMAGE.wrong(f"{image} does not contain this project, or an older state of it", how_to_build(image))
+        # Not under its own name, which may be that of somebody else's image.
+        remedy = how_to_build(image) if image == DEFAULT_IMAGE else how_to_build_on(image)
+        return IMAGE.wrong(f"{image} does not contain this project, or an older state of it", remedy)
     if theirs != (ours := source_digest()):
         return IMAGE.wrong(
             f"{image} was built from other sources ({theirs[:12]}, here {ours[:12]})", how_to_build(image)
@@ -187,9 +199,10 @@ def _image(client: DockerClient, image: str) -> Finding:
 
 
 def _network(client: DockerClient) -> Finding:
-    """Make one and remove it: the engine's own word that it can be done."""
-    import docker
+    """Make one and remove it: the engine's own word that it can be done.
 
+    In any free range, not the same for all, and in another one where a run or another `chaos doctor` was sooner.
+    """
     taken = [*_subnets_of(client), *_routes()]
     free = [subnet for subnet in ADDRESSES.subnets(new_prefix=PREFIX_LENGTH) if not any(map(subnet.overlaps, taken))]
     if not free:
@@ -197,15 +210,9 @@ def _network(client: DockerClient) -> Finding:
             f"all of {ADDRESSES} is taken by the engine's networks and this machine's routes",
             "docker network ls shows them: remove those that nobody uses (docker network rm NAME)",
         )
-    # Any of them, not the same for all: another `chaos doctor` may look at this moment.
-    pool = docker.types.IPAMPool(subnet=str(secrets.choice(free)))
-    network = client.networks.create(
-        f"mecefo-chaos-doctor-{secrets.token_hex(4)}",
-        driver="bridge",
-        internal=True,
-        ipam=docker.types.IPAMConfig(pool_configs=[pool]),
-        labels={PURPOSE_LABEL: "doctor"},
-    )
+    Random().shuffle(free)
+    name = f"mecefo-chaos-doctor-{secrets.token_hex(4)}"
+    network, _ = make_network(client, name, {PURPOSE_LABEL: "doctor"}, ((subnet, {}) for subnet in free))
     network.remove()
     return ADDRESS_RANGE.ok(f"can be made, {len(free)} ranges of addresses are free")
 

@@ -214,7 +214,9 @@ def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(host, monkeypatch):
     with own_filesystem(folder, MEGABYTE):
         monkeypatch.setattr(small_disk, "may_mount", lambda: False)
         fault = create()
-        fault.check(ResolvedTarget(), Ground(CLUSTER, folder))
+        # Also one in it that the job is yet to make.
+        for place in (folder, folder / "not" / "yet"):
+            fault.check(ResolvedTarget(), Ground(CLUSTER, place, sees_mounts=False))
         act = fault.prepare(ResolvedTarget(), host)
         assert act.undo_record["disk"] is None
         run(fault.apply(act, host))

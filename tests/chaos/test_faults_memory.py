@@ -13,8 +13,11 @@ from pydantic import ValidationError
 
 from chaos import memory_limit
 from chaos.errors import UsageError
+from chaos.faults.base import Ground
 from chaos.faults.memory import LeakMemory, LeakParameters
 from chaos.quantities import bytes_text, parse_bytes, parse_seconds
+from chaos.target import ResolvedTarget
+from mecefo_runtime.config import JobConfig
 from mecefo_runtime.process import ProcessId
 from tests.chaos.one_node import older
 from tests.chaos.one_rank import OneRank
@@ -93,6 +96,63 @@ def test_what_the_machine_cannot_give_is_not_leaked(tmp_path):
     run = OneRank(tmp_path, LeakMemory, limit="1000000GiB")
     run.play(until="unverified", then=lambda: run.watch.last_step > 10)
     assert "choose a smaller limit" in run.reason()
+    assert run.of("injected") == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node_memory", "refused"),
+    [((1,), None, ""), ((1,), "513MiB", ""), ((1,), "512MiB", "its rank has"), ((0, 1), "1GiB", "its ranks have")],
+)
+def test_what_a_node_cannot_hold_is_refused_before_the_start(ranks, node_memory, refused):
+    job = JobConfig(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2)
+    ground = Ground(job.cluster(), node_memory_bytes=node_memory and parse_bytes(node_memory))
+    fault = LeakMemory(LeakParameters())
+    if not refused:
+        fault.check(ResolvedTarget(ranks=ranks), ground)
+        return
+    with pytest.raises(UsageError, match=rf"{refused} cannot be leaked on node 0, .* {node_memory}.*--node-memory"):
+        fault.check(ResolvedTarget(ranks=ranks), ground)
+
+
+def version_1(folder, limit_mib):
+    (folder / "memory.limit_in_bytes").write_text(str(limit_mib * 2**20))
+    (folder / "memory.usage_in_bytes").write_text(str(100 * 2**20))
+    (folder / "memory.stat").write_text(f"cache 1\ntotal_inactive_file {2**20}\ntotal_active_file {2**21}\n")
+
+
+def version_2(folder, limit_mib):
+    (folder / "memory.max").write_text(str(limit_mib * 2**20) if limit_mib else "max")
+    (folder / "memory.current").write_text(str(100 * 2**20))
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {2**20}\nactive_file {2**21}\n")
+
+
+@pytest.mark.parametrize(("write", "no_limit_mib"), [(version_1, 2**43 - 1), (version_2, 0)])
+def test_what_a_group_and_those_around_it_have_room_for(tmp_path, monkeypatch, write, no_limit_mib):
+    monkeypatch.setattr(memory_limit, "_CGROUP_ROOT", tmp_path)
+    home = tmp_path / "pod" / "container"
+    home.mkdir(parents=True)
+    for folder, limit_mib in ((tmp_path / "pod", 150), (home, no_limit_mib)):
+        write(folder, limit_mib)
+    monkeypatch.setattr(memory_limit, "group_of", lambda process: home)
+    process = ProcessId.of(os.getpid())
+    # What is kept of files can be dropped.
+    assert memory_limit.room_bytes(process) == {str(tmp_path / "pod"): 53 * 2**20}
+    write(home, 120)
+    assert memory_limit.room_bytes(process) == {str(tmp_path / "pod"): 53 * 2**20, str(home): 23 * 2**20}
+    monkeypatch.setattr(memory_limit, "group_of", lambda process: None)
+    assert memory_limit.room_bytes(process) == {}
+
+
+@pytest.mark.parametrize(("room_mib", "is_refused"), [(79, True), (80, False)])
+def test_what_the_groups_around_it_cannot_give_is_not_leaked(tmp_path, monkeypatch, room_mib, is_refused):
+    # Of 64 MiB, and of two blocks more.
+    monkeypatch.setattr(memory_limit, "room_bytes", lambda process: {"/pod": room_mib * 2**20})
+    run = OneRank(tmp_path, LeakMemory, by="rlimit", **SMALL)
+    if not is_refused:
+        assert run.play().evidence()["processes"]
+        return
+    run.play(until="unverified", then=lambda: run.watch.last_step > 10)
+    assert run.reason().startswith("79 MiB are left to all that is in the control group /pod, and 80 are needed")
     assert run.of("injected") == []
 
 

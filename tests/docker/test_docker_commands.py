@@ -96,9 +96,11 @@ def test_a_command_that_fails_says_its_last_words(folder, command, said):
 
 def test_an_interrupt_ends_what_takes_no_sigterm(folder, monkeypatch):
     options = ["run", "kill-process", "--at", "step=80000", *TWO_NODES]
-    # As by default: the runs' folder is said from where `chaos` is called, and containers begin elsewhere.
+    # The runs' folder is said from where `chaos` is called, and containers begin elsewhere and have no way there.
     monkeypatch.chdir(folder)
-    with ChaosRun(folder, options, out=Path("out"), command=(*FOLLOWER, "100000", "--stubborn")) as run:
+    with ChaosRun(
+        folder, options, out=Path("..", folder.name, "out"), command=(*FOLLOWER, "100000", "--stubborn")
+    ) as run:
         run.wait_for("step_committed", step=3)
         name = run_of(folder / "state")
         settings = container_of(name, "node-1").attrs

@@ -1,12 +1,17 @@
 """A command in containers: what its ends come to, in whatever order they are heard of."""
 
 import asyncio
+import os
+import subprocess
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from chaos.command_job import CommandConfig
+from chaos.errors import EnvironmentFailure
+from chaos.residue.processes import RUN_VARIABLE
 from harness.backends.container_command import ContainerCommand, job_logs
 from harness.hub import Hub
 from mecefo_runtime.events import Emitter, Event
@@ -36,8 +41,10 @@ class Ground:
         return set()
 
 
-def outcome_of(folder, codes: Mapping[int, int], *, has_stepped: bool = True) -> tuple[str, list[Event]]:
-    """How such a job ends, and what is told."""
+def outcome_of(
+    folder, codes: Mapping[int, int], *, has_stepped: bool = True, memory: str | None = None
+) -> tuple[str, list[Event]]:
+    """How such a job ends, and what is told; `memory` is what the kernel did to it for want of memory."""
     told: list[Event] = []
 
     async def run_it() -> str:
@@ -48,6 +55,8 @@ def outcome_of(folder, codes: Mapping[int, int], *, has_stepped: bool = True) ->
         ground.run = run
         if has_stepped:
             run.note(Event("step_committed", "rank", 0.0, 0.0, 1, 1))
+        if memory is not None:
+            run.on_out_of_memory(EnvironmentFailure(memory))
         await run.start()
         outcome = await run.ended()
         await run.stop()
@@ -77,7 +86,58 @@ def test_it_fails_of_the_node_on_which_it_failed_with_its_last_words(tmp_path):
     assert told[-1].fields["reason"] == said
 
 
+def test_it_fails_with_what_may_have_been_in_its_way(tmp_path):
+    job_logs(tmp_path, 1)[0].write_text("ModuleNotFoundError: No module named 'datasets'\n")
+    _, told = outcome_of(tmp_path, {0: 1})
+    reason = told[-1].fields["reason"]
+    assert "No module named 'datasets'. Where the image has no module 'datasets', build one on it" in reason
+
+
+def test_it_fails_of_too_little_memory(tmp_path):
+    assert outcome_of(tmp_path, {0: 0}, memory="too little")[0] == "completed"
+    outcome, told = outcome_of(tmp_path, {0: -9}, memory="too little")
+    assert (outcome, told[-1].fields["reason"]) == ("failed", "the command was killed by SIGKILL: too little")
+
+
 def test_it_goes_on_without_a_node_that_was_killed(tmp_path):
     assert outcome_of(tmp_path, {0: 0, 1: -9})[0] == "completed"
     outcome, told = outcome_of(tmp_path, {0: -9, 1: -9})
     assert (outcome, told[-1].fields["reason"]) == ("failed", "the command on node 0 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("node", "attempt", "is_running", "outcome"),
+    [
+        (1, 1, True, "failed"),
+        # On the same node it was started again, on another one by a launcher that counts, and the first is dead.
+        (0, 1, True, "stopped"),
+        (1, 2, True, "stopped"),
+        (1, 1, False, "stopped"),
+    ],
+)
+def test_two_trainings_are_not_one_job(tmp_path, node, attempt, is_running, outcome):
+    told: list[Event] = []
+
+    mark = uuid.uuid4().hex
+
+    async def run_it() -> str:
+        emitter, hub = Emitter(told.append, "conductor"), Hub("token", told.append)
+        job = CommandConfig(("python", "train.py"), nodes=2)
+        run = ContainerCommand(Ground({}), hub, "main", job, mark, {0: {}, 1: {}}, tmp_path, emitter, None)
+        ranks = [subprocess.Popen(["sleep", "300"], env={**os.environ, RUN_VARIABLE: mark}) for _ in range(2)]
+        first, second = (ProcessId.of(rank.pid) for rank in ranks)
+        hello = {"rank": 0, "pid": 7, "world_size": 1}
+        run.on_agent({**hello, "node": 0, "attempt": 1}, first)
+        if not is_running:
+            ranks[0].kill()
+            ranks[0].wait()
+        run.on_agent({**hello, "node": node, "attempt": attempt}, second)
+        await run.stop()
+        for rank in ranks:
+            rank.wait()
+        return await run.ended()
+
+    assert asyncio.run(run_it()) == outcome
+    reasons = [event.fields["reason"] for event in told if event.kind == "job_failed"]
+    assert [reason.startswith("nodes 0 and 1 both have a rank 0") for reason in reasons] == [True] * len(reasons)
+    assert bool(reasons) == (outcome == "failed")

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from chaos.command_job import CommandConfig
 from chaos.experiment import from_mapping
+from harness.backends.choice import choose_backend
 from harness.backends.container import COORDINATOR
 from harness.backends.container_command import folder_of
-from harness.backends.container_settings import HOLDER_PREFIX, Ground, ground_of, plan_addresses
-from mecefo_runtime.config import JobConfig
+from harness.backends.container_settings import HOLDER_PREFIX, Ground, ground_of, plan_addresses, with_whole_paths
+from harness.hub import Hub
+from mecefo_runtime.config import CheckpointConfig, JobConfig
+from mecefo_runtime.events import Emitter
 
 pytestmark = pytest.mark.unit
 GROUND = Ground(
@@ -95,3 +98,56 @@ def test_the_runs_folders_may_be_written_to_and_its_data_only_read(tmp_path):
     assert ground.mounts() == [(Path("/runs/one"), "/runs/one", True), (tmp_path, str(tmp_path), False)]
     mounts = ground.settings("node-0", ground.mounts())["mounts"]
     assert [(mount["Target"], mount["ReadOnly"]) for mount in mounts] == [("/runs/one", False), (str(tmp_path), True)]
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A folder of somebody's, in which we are, with a link in it to one outside."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "project" / "runs").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
+
+
+def backend_of(job, run):
+    """The backend of a run whose folder is `run`."""
+    raw = {"name": "n", "backend": "docker"}
+    if isinstance(job, CommandConfig):
+        raw["job"] = {"runtime": "command", "command": ["true"]}
+    hub = Hub("token", lambda event: None)
+    emitter = Emitter(lambda event: None, "conductor")
+    return choose_backend(from_mapping(raw), job, [], run, run / "logs", hub, "token", emitter, "unix:///none", "")
+
+
+@pytest.mark.parametrize(
+    ("out", "folders"),
+    [
+        ("out", ["project"]),
+        # Neither is below the command's folder, as it is seen in a container.
+        ("../out", ["out/n/time", "project"]),
+        ("runs", ["disk/n/time", "project"]),
+    ],
+)
+def test_a_runs_folder_is_seen_wherever_it_is(places, out, folders):
+    run = Path(out) / "n" / "time"
+    backend = backend_of(CommandConfig(("true",)), run)
+    mounts = backend._ground.mounts()
+    assert [str(outside.relative_to(places)) for outside, _, _ in mounts] == folders
+    assert [inside for _, inside, _ in mounts] == [str(outside) for outside, _, _ in mounts]
+    assert any(backend._logs.is_relative_to(outside) for outside, _, _ in mounts)
+
+
+def test_a_jobs_folders_and_data_are_seen_without_the_links_on_the_way_to_them(places):
+    checkpoint = CheckpointConfig(folder="runs/../checkpoints", every_steps=10)
+    job = JobConfig(data="../project/runs/corpus", checkpoint=checkpoint)
+    backend = backend_of(job, Path("../project/runs/n/time"))
+    mounts = [(str(outside.relative_to(places)), may_write) for outside, _, may_write in backend._ground.mounts()]
+    assert mounts == [("disk/n/time", True), ("checkpoints", True), ("disk/corpus", False)]
+    inside = with_whole_paths(job)
+    assert (inside.data, inside.checkpoint.folder) == (str(places / "disk/corpus"), str(places / "checkpoints"))
+
+
+def test_a_commands_folder_is_where_its_user_says(places):
+    assert folder_of(CommandConfig(("true",), folder="runs")) == places / "project" / "runs"
+    assert folder_of(CommandConfig(("true",), folder="../disk")) == places / "disk"

@@ -6,12 +6,14 @@ import json
 import os
 import socket
 import types
+from ipaddress import ip_network
 
 import docker
 import pytest
 
 from chaos.cli import run_cli
 from chaos.errors import EnvironmentFailure
+from harness.backends.image import PURPOSE_LABEL
 from harness.doctor import engine, examine, fault_ground, machine, torch_build
 from harness.doctor.finding import Check
 
@@ -324,6 +326,26 @@ def test_no_address_left_is_told():
     assert finding.outcome == "wrong" and "docker network" in finding.remedy
 
 
+@pytest.mark.parametrize("num_sooner", [0, 3])
+def test_a_range_that_somebody_takes_sooner_is_left_to_them(num_sooner):
+    asked, removed = [], []
+
+    def create(name, ipam, labels, **_):
+        asked.append(ipam["Config"][0]["Subnet"])
+        if len(asked) <= num_sooner:
+            # As engine 20.10 has it.
+            raise docker.errors.APIError("403", explanation="Pool overlaps with other one on this address space")
+        assert set(labels) == {PURPOSE_LABEL}
+        return types.SimpleNamespace(remove=lambda: removed.append(asked[-1]))
+
+    fake = FakeEngine(networks=("10.96.0.0/13",))
+    fake.networks.create = create
+    finding = engine._network(fake)
+    assert (finding.outcome, removed) == ("ok", asked[-1:])
+    assert len(set(asked)) == len(asked) == num_sooner + 1
+    assert not any(ip_network(subnet).overlaps(ip_network("10.96.0.0/13")) for subnet in asked)
+
+
 @pytest.mark.parametrize(("runtimes", "outcome"), [(("runc", "nvidia"), "ok"), (("runc",), "missing")])
 def test_gpus_that_containers_cannot_use_are_told(runtimes, outcome):
     assert engine._gpus(FakeEngine(runtimes=runtimes)).outcome == outcome
@@ -339,3 +361,8 @@ def test_an_image_of_other_sources_is_told(monkeypatch, digest, outcome, found):
     monkeypatch.setattr(engine, "image_digest", lambda client, image: digest)
     finding = engine._image(client, "some-image")
     assert finding.outcome == outcome and found in finding.found
+    # What is not ours is built on, and not built over.
+    assert ("--tag some-image" in finding.remedy, "BASE=some-image" in finding.remedy) == (
+        (digest or "").startswith("00"),
+        digest is None,
+    )

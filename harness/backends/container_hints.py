@@ -1,0 +1,40 @@
+"""What may have been in the way of a command that failed in a container: what it has on its user's machine only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_TAIL_BYTES = 1 << 16
+_BUILD = "build one on it that has, and name it with --image (docs/containers.md)"
+# What is found in its output, and what is to be said of it; the first that fits.
+_HINTS = (
+    (r"cannot be started in the container: No such file", f"where its image has no such program, {_BUILD}"),
+    (r"ModuleNotFoundError: No module named (\S+)", f"where the image has no module {{0}}, {_BUILD}"),
+    (
+        r"Read-only file system: (\S+)",
+        "in a container it may write to {folder} and /tmp alone: have it write {0} there",
+    ),
+    (
+        r"(?:FileNotFoundError|No such file or directory): (['\"]/\S+)",
+        "of this machine a container sees {folder} alone: what it needs has to be in there",
+    ),
+    (
+        r"Temporary failure in name resolution|Name or service not known|Network is unreachable",
+        "a container reaches the other nodes alone: what it would download has to be in {folder}, or in the image",
+    ),
+)
+
+
+def hint(log: Path, folder: Path) -> str | None:
+    """What may be done, by what a command wrote into `log` that ran in `folder`; None: nothing is known of it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    for sign, words in _HINTS:
+        if match := re.search(sign, text):
+            return words.format(*match.groups(), folder=folder)
+    return None
