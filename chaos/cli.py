@@ -30,8 +30,8 @@ from chaos.commands.pages import write_page, write_pictures
 from chaos.commands.replay import replay
 from chaos.commands.serve import serve
 from chaos.commands.shrink import shrink
-from chaos.commands.stored import legible, read_run
-from chaos.errors import ChaosError, EnvironmentFailure, UsageError
+from chaos.commands.stored import read_run
+from chaos.errors import ChaosError, UsageError
 
 if TYPE_CHECKING:
     from chaos.complaints import Source
@@ -215,6 +215,8 @@ def plan(subject: str | None, as_json: bool, **options: Any) -> int:
 )
 def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
+    from harness.log import legible
+
     folder, summary, events = read_run(out, reference)
     with legible(folder):
         print_report(summary, folder, as_json, events)
@@ -230,12 +232,9 @@ def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures
 @JSON_OPTION
 def runs(out: Path, as_json: bool) -> int:
     """List the runs in OUT, the newest last."""
-    from harness.runs import StoreError, list_runs
+    from harness.runs import list_runs
 
-    try:
-        entries = list_runs(out)
-    except StoreError as error:
-        raise EnvironmentFailure(str(error)) from error
+    entries = list_runs(out)
     if as_json:
         print_json([entry.to_dict() for entry in entries])
         return 0

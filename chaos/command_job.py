@@ -187,7 +187,6 @@ _NOT_OF_A_COMMAND: Mapping[str, str] = {
     "twin": "it is not run a second time: leave twin out",
     "repair": "its own launcher starts lost ranks again, or nobody does: leave repair out",
 }
-ROLES_OF_A_COMMAND = ("launcher", "store")
 PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
 """The phases of a step that can be seen in a script that was not changed: its reductions cannot."""
 

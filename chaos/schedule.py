@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from random import Random
@@ -73,6 +74,9 @@ class Incident:
             said.append("at every attempt" if self.retrigger == "every-attempt" else f"at {self.retrigger} attempts")
         if self.is_optional:
             said.append("if the job is still running then")
+        own = [f"{key}={_shown(value)}" for key, value in self.parameters.items() if value is not None]
+        if own:
+            said.append(f"with {' '.join(own)}")
         return ", ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +102,11 @@ class Incident:
             "draw": self.lot,
             "is_optional": self.is_optional,
         }
+
+
+def _shown(value: Any) -> str:
+    """The value of a parameter as `-p` takes it."""
+    return value if isinstance(value, str) and value and " " not in value else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +164,6 @@ class _Draft:
         if self.kind.is_loss:
             return interval_of(self.trigger, self.repair)
         return interval_of(self.trigger, self.lifetime if self.kind.has_lifetime else "moment")
-
-
-def plan_incidents(
-    experiment: Experiment,
-    cluster: Cluster,
-    *,
-    registry: Registry | None = None,
-    capabilities: Collection[str] | None = None,
-) -> tuple[Incident, ...]:
-    """The incidents of `make_plan`."""
-    return make_plan(experiment, cluster, registry=registry, capabilities=capabilities).incidents
 
 
 def make_plan(

@@ -23,10 +23,10 @@ from harness.timeline import Timeline
 BADPUT_CAUSES: Mapping[str, str] = {
     "startup": "from the start of the job to its first step",
     "injection": "ranks held by the injector: the tool's own doing",
-    "detection": "from the injection of a fault to its detection",
+    "detection": "from the injection of a fault to its detection, or to the end of a job that never noticed",
     "regroup": "from detection to a membership that works again, and the regroups that take ranks back",
     "transfer": "moving parameters and optimizer state to where they are needed",
-    "repeated_work": "work of an attempt at a step that was thrown away",
+    "repeated_work": "work of an attempt at a step that was thrown away or not fit, and of steps done again",
     "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
     "restart": "standing still without a coordinator, under repair, or until all ranks of a job were started again",
     "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
@@ -119,6 +119,11 @@ def partition(timeline: Timeline) -> tuple[Segment, ...]:
     return tuple(_charge_slow_steps(pieces, timeline))
 
 
+def step_cause(step: CommittedStep) -> str:
+    """What the time of a step that is committed for the first time went into: one that was left out taught nothing."""
+    return "repeated_work" if step.is_left_out else PRODUCTIVE
+
+
 def resolve(
     start: float, end: float, claims: Iterable[Claim], cuts: Iterable[float] = ()
 ) -> Iterable[tuple[float, float, Claim]]:
@@ -192,10 +197,11 @@ def _step_claims(timeline: Timeline) -> Iterable[Claim]:
         yield Claim(start, end, Strength.ABSENCE, "restart")
     regrouped = sorted(stall.ended_seconds for stall in timeline.stalls)
     for index, step in enumerate(timeline.steps.first):
-        yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, PRODUCTIVE, step=index)
+        cause, own = step_cause(step), None if step.is_left_out else index
+        yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, cause, step=own)
         following = bisect_right(regrouped, step.previous_seconds)
         if following == len(regrouped) or regrouped[following] > step.began_seconds:
-            yield Claim(step.previous_seconds, step.began_seconds, Strength.GAP, PRODUCTIVE, step=index)
+            yield Claim(step.previous_seconds, step.began_seconds, Strength.GAP, cause, step=own)
     for step in timeline.steps.redone:
         yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
 
@@ -215,7 +221,7 @@ def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[Claim]:
     if incident.detected is not None:
         yield Claim(injected, incident.detected, Strength.DETECTION, "detection", incident.incident)
         yield from _thrown_away(steps, injected, incident.incident)
-    elif timeline.recovered(incident) is False:
+    elif timeline.recovered(incident) is False and not incident.is_left_out:
         yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
 
 

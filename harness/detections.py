@@ -8,12 +8,14 @@ from harness.regroups import Stall
 from mecefo_runtime.events import Event
 
 
-def assign_detections(detections: Sequence[Event], injections: Mapping[int, Event]) -> dict[int, float]:
+def assign_detections(
+    detections: Sequence[Event], injections: Mapping[int, Event], recoveries: Mapping[int, float]
+) -> dict[int, float]:
     """For every incident the time of the first detection at or after its injection that is its own.
 
     A lost rank counts for the incident that struck it last; a detection that names no struck rank (an eviction, say)
-    counts for the incident injected last, unless that one has no ranks (the coordinator is no member) or was detected
-    already.
+    counts for the incident injected last, unless that one has no ranks (the coordinator is no member), was detected
+    already, or was over: `recoveries` are the times of those that the job recovered from.
     """
     assigned: dict[int, float] = {}
     for event in detections:
@@ -25,7 +27,8 @@ def assign_detections(detections: Sequence[Event], injections: Mapping[int, Even
             if any(rank in e.fields.get("ranks", ()) for e in earlier.values())
         }
         if not own and latest_first and earlier[latest_first[0]].fields.get("ranks"):
-            own = {latest_first[0]}
+            is_over = recoveries.get(latest_first[0], event.monotonic_seconds) < event.monotonic_seconds
+            own = set() if is_over else {latest_first[0]}
         for i in own:
             assigned.setdefault(i, event.monotonic_seconds)
     return assigned

@@ -17,6 +17,7 @@ from harness.detections import assign_detections
 from harness.gates import Gate, GateError, written
 from harness.integrity import samples_lost_of
 from harness.metrics import Metric
+from harness.steps import shows_recovery
 from harness.words import num_degraded_layers
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event
 
@@ -200,7 +201,12 @@ class _Reached:
 
     def _detected(self) -> list[Value]:
         found = []
-        for incident, at_seconds in assign_detections(self._detections, self._injected).items():
+        recoveries = {
+            incident: self._injected[incident].monotonic_seconds + phases["recovery_seconds"]
+            for incident, phases in self._phases.items()
+            if "recovery_seconds" in phases
+        }
+        for incident, at_seconds in assign_detections(self._detections, self._injected, recoveries).items():
             injected = self._injected[incident]
             if injected.fields.get("ranks"):
                 found += self._note("detection_seconds", at_seconds - injected.monotonic_seconds, incident)
@@ -219,8 +225,9 @@ class _Reached:
         self.step = step
         self._committed[step] = (epoch, committed)
         for incident, injected in self._injected.items():
-            if began > injected.monotonic_seconds and not fields.get("skipped"):
-                seconds = committed - injected.monotonic_seconds
+            since = injected.monotonic_seconds
+            if shows_recovery(began, is_left_out=bool(fields.get("skipped")), injected_seconds=since):
+                seconds = committed - since
                 found += self._note("recovery_seconds", seconds, incident)
                 found += self._note("progress_seconds", seconds, incident) if is_new else []
         if not is_new:

@@ -31,7 +31,7 @@ from harness.live import open_view
 from harness.log import read_events
 from harness.network.machine import why_no_networks
 from harness.report import html, junit
-from harness.runs import StoreError, new_run_folder
+from harness.runs import new_run_folder
 from harness.summary import summarize
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.data import DataError, read_corpus
@@ -109,8 +109,6 @@ def execute(
     try:
         folder = new_run_folder(out, experiment.name)
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment))
-    except StoreError as error:
-        raise EnvironmentFailure(str(error)) from error
     except OSError as error:
         raise EnvironmentFailure(f"cannot write to {out}: {error.strerror}. Choose another place with --out") from error
     if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:

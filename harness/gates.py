@@ -277,7 +277,7 @@ HALT_METRICS: Mapping[str, Callable[[Event], float | None]] = {
     "step_seconds": _step_duration,
 }
 """What a halt condition can look at, from one committed step of the main job: nats per token, tokens per second,
-seconds."""
+seconds. One event tells of no other: time is counted from the beginning of the attempt, not from the commit before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from chaos.errors import EnvironmentFailure, shown
 from mecefo_runtime.events import Event
 
 
-class LogError(Exception):
+class LogError(EnvironmentFailure):
     """There is no event log to read: the file is missing, unreadable, or holds no event."""
+
+    @classmethod
+    def cannot_read(cls, path: Path, error: OSError) -> LogError:
+        """The operating system refuses it."""
+        return cls(f"{path}: the event log cannot be read: {error.strerror or error}")
+
+    @classmethod
+    def no_events(cls, path: Path, num_unreadable: int) -> LogError:
+        """No line of it is an event."""
+        return cls(f"{path}: no events in it ({num_unreadable} unreadable lines); the run ended before it began")
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
@@ -36,9 +48,9 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     except FileNotFoundError as error:
         raise LogError(f"{path}: no such event log") from error
     except OSError as error:
-        raise LogError(f"{path}: the event log cannot be read: {error.strerror or error}") from error
+        raise LogError.cannot_read(path, error) from error
     if not events:
-        raise LogError(f"{path}: no events in it ({num_unreadable} unreadable lines); the run ended before it began")
+        raise LogError.no_events(path, num_unreadable)
     return events, num_unreadable
 
 
@@ -57,3 +69,19 @@ def parse_line(line: bytes) -> Event | None:
         and math.isfinite(event.time_seconds)
     )
     return event if is_sound else None
+
+
+@contextmanager
+def legible(folder: Path) -> Iterator[None]:
+    """While something is computed from the log of the run in `folder`, whose events may be none that a run writes.
+
+    Raises:
+        LogError: it broke down of them.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise LogError(
+            f"the events of {folder} are not such as a run writes: its log is damaged, or of another version "
+            f"({type(error).__name__}: {shown(str(error))})"
+        ) from error

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from harness.attempts import COMMAND_RUNTIME
-from harness.steps import unit_of, work_of
+from harness.steps import BASELINE_STEPS, WARM_UP_STEPS, shows_recovery, unit_of, work_of
 from mecefo_runtime.events import MAIN_JOB, Event
 from mecefo_runtime.layout import Layout, Span
 
-# The first steps pay for warming up and would lower the figure that the fault is compared with.
-_WARM_UP_STEPS = 5
-_MEDIAN_STEPS = 50
 _NOW_STEPS = 5
 # Events of different processes arrive in any order; an incident only ever moves forwards through these.
 STAGES = (
@@ -90,7 +87,8 @@ class Progress:
         self.spans: dict[int, Span] = {}
         self.incidents: dict[int, IncidentProgress] = {}
         self.work_per_second_before: float | None = None
-        self._recent: deque[float] = deque(maxlen=_MEDIAN_STEPS)
+        self._num_commits = 0
+        self._recent: deque[float] = deque(maxlen=BASELINE_STEPS)
 
     def feed(self, event: Event) -> tuple[IncidentProgress, ...]:
         """Take in one event; returns the incidents from which the job recovered by it."""
@@ -143,7 +141,9 @@ class Progress:
             job.unit = unit
             job.commits.clear()
             self._recent.clear()
-        if job.commits and job is self.main and step > _WARM_UP_STEPS and committed > job.commits[-1][0]:
+        self._num_commits += job is self.main
+        is_warm = job is self.main and self._num_commits > WARM_UP_STEPS
+        if is_warm and job.commits and committed > job.commits[-1][0]:
             self._recent.append(work / (committed - job.commits[-1][0]))
         job.commits.append((committed, work))
         elapsed = committed - job.commits[0][0]
@@ -152,18 +152,16 @@ class Progress:
         job.step, job.loss, job.epoch = step, fields.get("loss"), int(fields.get("epoch") or job.epoch)
         if job is not self.main:
             return ()
-        if fields.get("skipped"):
-            return ()
-        return self._recover(float(fields.get("began_monotonic", committed)), committed)
+        began = float(fields.get("began_monotonic", committed))
+        return self._recover(began, committed, is_left_out=bool(fields.get("skipped")))
 
-    def _recover(self, began: float, committed: float) -> tuple[IncidentProgress, ...]:
-        """A step counts only if it was fit and began after the fault: one that was already in flight proves nothing."""
+    def _recover(self, began: float, committed: float, *, is_left_out: bool) -> tuple[IncidentProgress, ...]:
         recovered = []
         for incident in self.incidents.values():
             injected = incident.injected_monotonic_seconds
             if injected is None or incident.recovery_seconds is not None or incident.verified is False:
                 continue
-            if began > injected:
+            if shows_recovery(began, is_left_out=is_left_out, injected_seconds=injected):
                 incident.recovery_seconds = committed - injected
                 recovered.append(incident)
         return tuple(recovered)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.steps import CommittedStep
+from mecefo_runtime.coordinator import JOB_FAILED
 from mecefo_runtime.events import Event
 
 _FIRST_LAYOUT = "start"
@@ -64,16 +65,17 @@ def coordinator_downs(main: Iterable[Event], ended_seconds: float) -> tuple[tupl
         if event.kind == "coordinator_restarted" and since is not None:
             downs.append((since, event.monotonic_seconds))
             since = None
-        elif since is None and _takes_coordinator(event):
+        elif since is None and takes_coordinator(event):
             since = event.monotonic_seconds
     return (*downs, (since, max(since, ended_seconds))) if since is not None else tuple(downs)
 
 
-def _takes_coordinator(event: Event) -> bool:
+def takes_coordinator(event: Event) -> bool:
+    """Whether the job has no coordinator from then on: it was struck, or ended otherwise than with the job."""
     if event.kind == "injected":
         return "role=coordinator" in str(event.fields.get("target"))
     is_exit = event.kind == "process_exited" and event.fields.get("role") == "coordinator"
-    return is_exit and not event.fields.get("expected", False)
+    return is_exit and event.fields.get("exit") not in (0, JOB_FAILED)
 
 
 def _began_between(steps: Sequence[CommittedStep], since: float, until: float) -> float | None:

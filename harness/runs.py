@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from chaos.errors import EnvironmentFailure, UsageError
 from mecefo_runtime.events import MAIN_JOB, Event
 
 EVENTS_FILE = "events.jsonl"
@@ -40,11 +41,11 @@ _MAX_NAME_BYTES = 100
 _TAIL_BYTES = 128 * 1024
 
 
-class StoreError(Exception):
+class StoreError(EnvironmentFailure):
     """The store cannot do what was asked; the message says why and what to do about it."""
 
 
-class RunNotFound(StoreError):
+class RunNotFound(UsageError):
     """No stored run goes by the given reference."""
 
 

@@ -109,8 +109,17 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
     The first `WARM_UP_STEPS` of the job are left out when at least as many others remain.
     """
     before = [step for step in steps if step.committed_seconds <= until_seconds]
-    warm = [step for step in before if step.step > WARM_UP_STEPS]
+    # By their order, not by their numbers: a job that goes on from a checkpoint warms up, too.
+    warm = before[WARM_UP_STEPS:]
     return tuple((warm if len(warm) >= WARM_UP_STEPS else before)[-BASELINE_STEPS:])
+
+
+def shows_recovery(began_seconds: float, *, is_left_out: bool, injected_seconds: float) -> bool:
+    """Whether a step, once it is committed, shows that the job is past a fault.
+
+    One that was in flight when the fault struck proves nothing, and one that was left out taught the model nothing.
+    """
+    return began_seconds > injected_seconds and not is_left_out
 
 
 def median_work_per_second(steps: Sequence[CommittedStep]) -> float | None:

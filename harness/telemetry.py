@@ -5,10 +5,10 @@ None of it is measured: the events are those of faults of fidelity `telemetry`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.events import Event
 
 FIDELITY = "telemetry"
 
@@ -24,16 +24,6 @@ class DeviceErrors:
     ecc_dbe: int = 0
     last_xid: int = 0
     xids: Mapping[int, int] = field(default_factory=dict)
-
-
-def device_errors(events: Iterable[Event]) -> dict[int, DeviceErrors]:
-    """The counters after `events`, by rank; of ranks that had errors only."""
-    found: dict[int, DeviceErrors] = {}
-    for event in events:
-        if event.kind == "telemetry" and event.job == MAIN_JOB:
-            rank = int(event.fields["rank"])
-            found[rank] = add_errors(found.get(rank, DeviceErrors()), event)
-    return found
 
 
 def add_errors(known: DeviceErrors, event: Event) -> DeviceErrors:

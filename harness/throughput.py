@@ -22,7 +22,8 @@ class Throughput:
     incidents: the work of the steps that committed, of those in flight at either end by their share.
     `drop_ratio` is 1 - during/before.
     `after`: the median over the steps that began after the last repair, and after the last lost rank was back.
-    `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step.
+    `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step. None of a job that
+    did not come to its end: of one that died it would tell how fast it had been while it lived.
     `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
     such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no larger than
     this cannot be told from none.
@@ -50,7 +51,7 @@ def measure(timeline: Timeline) -> Throughput:
         during = None  # stopped, or cut off, before there was a step under the fault: that is no standstill
     after = steps_after(timeline, windows[-1][1]) if windows else []
     whole_run = None
-    if len(steps) > 1 and windows:
+    if len(steps) > 1 and windows and timeline.outcome == "completed":
         whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
         whole_run = sum(step.work for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
     return Throughput(
@@ -105,9 +106,12 @@ def _work_within(steps: Sequence[CommittedStep], windows: Sequence[tuple[float, 
 
 
 def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
-    """Whether `step` committed in one of `windows`, which are in order and do not overlap."""
+    """Whether `step` committed in one of `windows`, which are in order and do not overlap.
+
+    At its end, too: what ends it may be that very commit, of the last step or of the one that shows the recovery.
+    """
     last = bisect_right(windows, (step.committed_seconds, inf)) - 1
-    return last >= 0 and step.committed_seconds < windows[last][1]
+    return last >= 0 and step.committed_seconds <= windows[last][1]
 
 
 def _noise(timeline: Timeline, num_steps: int) -> float | None:

@@ -13,7 +13,7 @@ from harness.attempts import COMMAND_RUNTIME, Attempt, epochs_of_pids, read_atte
 from harness.detections import assign_detections, own_stalls
 from harness.incident import Incident
 from harness.regroups import Stall, coordinator_downs, read_stalls
-from harness.steps import CommittedStep, Steps, baseline, median_work_per_second, read_steps
+from harness.steps import CommittedStep, Steps, baseline, median_work_per_second, read_steps, shows_recovery
 from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
 
 RESTORED_RATIO = 0.95
@@ -190,7 +190,9 @@ def _read_incidents(
         elif "incident" in event.fields:
             firsts.setdefault(int(event.fields["incident"]), {}).setdefault(event.kind, event)
     injections = {i: by_kind["injected"] for i, by_kind in firsts.items() if "injected" in by_kind}
-    detections = assign_detections([event for event in main if event.kind == "detected"], injections)
+    following = {i: _following(steps, event.monotonic_seconds) for i, event in injections.items()}
+    recoveries = {i: step.committed_seconds for i, step in following.items() if step is not None}
+    detections = assign_detections([event for event in main if event.kind == "detected"], injections, recoveries)
     first_injected = min((event.monotonic_seconds for event in injections.values()), default=0.0)
     before = median_work_per_second(baseline(steps.first, first_injected))
     return tuple(
@@ -199,6 +201,7 @@ def _read_incidents(
             plans.get(i, {}),
             firsts.get(i, {}),
             detections.get(i),
+            following.get(i),
             main,
             steps,
             own_stalls(i, detections, stalls),
@@ -215,6 +218,7 @@ def _read_incident(
     plan: Mapping[str, Any],
     firsts: Mapping[str, Event],
     detected: float | None,
+    following: CommittedStep | None,
     main: Sequence[Event],
     steps: Steps,
     stalls: Sequence[Stall],
@@ -242,10 +246,8 @@ def _read_incident(
     if injection is None:
         return Incident(**known)
     injected = injection.monotonic_seconds
-    after = [step for step in steps.every if step.began_seconds > injected]
-    following = next((step for step in after if not step.is_left_out), None)
     committed = None if following is None else following.committed_seconds
-    progress = [step for step in steps.first if step.began_seconds > injected and not step.is_left_out]
+    progress = [step for step in steps.first if _shows_recovery(step, injected)]
     regroups = [
         stall
         for stall in stalls
@@ -261,9 +263,12 @@ def _read_incident(
     elif _is_restarted(main, detected, committed):
         # Nothing is gained before the job is where it was.
         lifted = progress[0].began_seconds if progress else None
-    elif lifted is None and (detected is None or (said.get("goes_on") and rejoined is not None)):
-        # Lost ranks do not come back because the injector has nothing left to undo: only a repair brings them. One that
-        # was only frozen thaws.
+    elif lifted is None and detected is not None and not said.get("goes_on"):
+        # Lost ranks do not come back because the injector has nothing left to undo. But a rank that was given up while
+        # it was held, or because of its numbers, is there, and comes back by itself.
+        lifted = rejoined
+    elif lifted is None and (detected is None or rejoined is not None):
+        # One that was only frozen thaws.
         lifted = at.get("undone")
     return Incident(
         **known,
@@ -281,8 +286,17 @@ def _read_incident(
         rejoined=rejoined,
         lifted=lifted,
         transfer_seconds=sum(stall.transfer_seconds for stall in regroups),
-        is_left_out=bool(after) and following is None,
+        is_left_out=following is None and any(step.began_seconds > injected for step in steps.every),
     )
+
+
+def _following(steps: Steps, injected: float) -> CommittedStep | None:
+    """The step whose commit showed that the job was past a fault."""
+    return next((step for step in steps.every if _shows_recovery(step, injected)), None)
+
+
+def _shows_recovery(step: CommittedStep, injected: float) -> bool:
+    return shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=injected)
 
 
 def _is_restarted(main: Sequence[Event], detected: float | None, committed: float | None) -> bool:

@@ -148,7 +148,10 @@ def _end_by_a_gate(main: Sequence[Event], gates: Sequence[GateResult]) -> Iterab
 
 
 def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
-    if not timeline.incidents:
+    if not timeline.incidents and timeline.not_due:
+        number, reason = timeline.not_due[0]
+        yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none took effect"
+    elif not timeline.incidents:
         yield "inconclusive", "no fault was planned, so none took effect"
     for incident in timeline.incidents:
         name = f"incident {incident.incident} ({incident.fault} on {incident.target})"

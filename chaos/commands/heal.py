@@ -11,7 +11,7 @@ import click
 
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_json, print_text
-from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
+from chaos.errors import ChaosError, HealError, UsageError
 
 if TYPE_CHECKING:
     from chaos.heal import Healed
@@ -78,17 +78,10 @@ def _find(out: Path, reference: str) -> OpenRun:
     from chaos.guard import LEDGER_FILE
     from chaos.ledger import read_ledger
     from chaos.state import OpenRun, Place, registered
-    from harness.runs import RunNotFound, StoreError, find_run
+    from harness.runs import find_run
 
-    if _is_ledger(Path(reference)):
-        folder = Path(reference).resolve().parent
-    else:
-        try:
-            folder = find_run(out, reference).resolve()
-        except RunNotFound as error:
-            raise UsageError(str(error)) from error
-        except StoreError as error:
-            raise EnvironmentFailure(str(error)) from error
+    path = Path(reference)
+    folder = path.resolve().parent if _is_ledger(path) else find_run(out, reference).resolve()
     known = [entry.run for entry in registered() if entry.run is not None and entry.run.folder.resolve() == folder]
     if known:
         run = known[0]

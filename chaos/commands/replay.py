@@ -9,7 +9,7 @@ import click
 
 from chaos.commands.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.output import print_plan, print_report
-from chaos.commands.stored import legible, read_run
+from chaos.commands.stored import read_run
 
 
 @click.command()
@@ -26,6 +26,7 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
     from chaos.experiment import from_mapping
     from chaos.replay import Recorded, explicit, explicit_faults
     from harness.execute import execute
+    from harness.log import legible
 
     folder, summary, events = read_run(out, reference)
     with legible(folder):

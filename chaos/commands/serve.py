@@ -9,7 +9,6 @@ from types import FrameType
 import click
 
 from chaos.commands.options import OUT_OPTION
-from chaos.errors import EnvironmentFailure, UsageError
 
 
 @click.command()
@@ -26,8 +25,7 @@ def serve(reference: str, out: Path, port: str) -> int:
     """
     from harness.exporter.follow import follow
     from harness.exporter.job import JobExporter
-    from harness.log import LogError
-    from harness.runs import RunNotFound, StoreError, find_run
+    from harness.runs import find_run
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -39,10 +37,6 @@ def serve(reference: str, out: Path, port: str) -> int:
                 click.echo(f"{folder}: {exporter.publish(out, experiment)}; Ctrl-C ends it")
 
             follow(folder, exporter, publish)
-    except RunNotFound as error:
-        raise UsageError(str(error)) from error
-    except (StoreError, LogError) as error:
-        raise EnvironmentFailure(str(error)) from error
     except KeyboardInterrupt:
         return 0
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from chaos.commands.options import OUT_OPTION
-from chaos.commands.stored import legible, read_run
+from chaos.commands.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
 
 DEFAULT_MAX_RUNS = 30
@@ -40,6 +40,7 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     from chaos.shrink import BudgetSpent, Trials
     from harness.execute import execute
     from harness.failure import failure_of
+    from harness.log import legible
 
     folder, summary, events = read_run(out, reference)
     wanted = failure_of(summary)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from chaos.command_job import CommandConfig
-from chaos.errors import ChaosError
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.residue.processes import RUN_VARIABLE
-from harness.backends.base import Outcome
+from harness.backends.ending_job import EndingJob
 from harness.backends.exits import exit_of
 from harness.backends.marked import listener_on, marked_processes, read_environment
 from harness.hub import Hub
@@ -45,7 +44,7 @@ NO_AGENT = (
 )
 
 
-class CommandRun(ABC):
+class CommandRun(EndingJob, ABC):
     """One command with all that it started, on one node or once on each.
 
     `logs` are the files that it prints into, by the node that it is started on.
@@ -54,6 +53,7 @@ class CommandRun(ABC):
     def __init__(
         self, hub: Hub, name: str, job: CommandConfig, run_id: str, logs: Mapping[int, Path], emitter: Emitter
     ) -> None:
+        super().__init__()
         self._hub = hub
         self.name = name
         self._job = job
@@ -74,7 +74,6 @@ class CommandRun(ABC):
         # What the command ended with on each node, in the order of the ends.
         self._codes: dict[int, int] = {}
         self._are_over = asyncio.Event()
-        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._is_stopping = False
         # What is said of a process that the kernel ended for want of memory.
         self._out_of_memory = ""
@@ -180,30 +179,13 @@ class CommandRun(ABC):
         if event.kind == "step_committed":
             self._num_steps += 1
 
-    def on_backend_lost(self, loss: ChaosError) -> None:
-        """What it runs in was taken from under it: nothing can be said of the job."""
-        if not self._outcome.done():
-            self._outcome.set_exception(loss)
-
-    def on_out_of_memory(self, why: ChaosError) -> None:
+    def on_out_of_memory(self, why: Exception) -> None:
         """The kernel ended a process of a node: where the command does not get over that, it is told why."""
         self._out_of_memory = f": {why}"
-
-    async def ended(self) -> Outcome:
-        """Wait until the command has ended, and what it had to say was heard.
-
-        Raises:
-            EnvironmentFailure: the ground was taken from under it.
-        """
-        return await asyncio.shield(self._outcome)
 
     def complaint_about_start(self) -> str:
         """Why it may be that no step was seen."""
         return NO_STEP if self._ranks else NO_AGENT
-
-    def give_up(self) -> None:
-        """The job hangs: it counts as failed."""
-        self._finish("failed")
 
     def repair_node(self, node: int) -> None:
         """Nothing: the command's own launcher repairs, or nobody."""
@@ -255,10 +237,6 @@ class CommandRun(ABC):
         if not self._outcome.done():
             self._emitter.emit("job_failed", reason=reason)
             self._finish("failed")
-
-    def _finish(self, outcome: Outcome) -> None:
-        if not self._outcome.done():
-            self._outcome.set_result(outcome)
 
     async def _tell_exit(self, owned: OwnedProcess, attempt: int) -> None:
         """Say so when a rank ends."""

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaos.errors import ChaosError
 from chaos.faults.base import LinkHost, OwnedProcess
-from harness.backends.base import Outcome
+from harness.backends.ending_job import EndingJob
 from harness.hub import Hub
 from mecefo_runtime.config import JobConfig
 from mecefo_runtime.coordinator import JOB_FAILED
@@ -43,7 +42,7 @@ class Ground(Protocol):
         ...
 
 
-class NodeJob:
+class NodeJob(EndingJob):
     """One job."""
 
     def __init__(
@@ -57,6 +56,7 @@ class NodeJob:
         emitter: Emitter,
         links: LinkHost | None = None,
     ) -> None:
+        super().__init__()
         self._backend = backend
         self._hub = hub
         self.name = name
@@ -74,7 +74,6 @@ class NodeJob:
         self._node_attempts = dict.fromkeys(range(self._cluster.nodes), 0)
         self._ranks: dict[int, OwnedProcess] = {}
         self._rank_attempts = dict.fromkeys(range(self._cluster.num_ranks), 0)
-        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._is_stopping = False
         self._has_stepped = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,23 +121,10 @@ class NodeJob:
                 del self._supervisors[node]
                 self._emit_exit("supervisor", process, code, exited_node=node)
 
-    def on_backend_lost(self, loss: ChaosError) -> None:
-        """The fork server is gone, and all processes with it: nothing can be said of the job."""
-        if not self._outcome.done():
-            self._outcome.set_exception(loss)
-
-    def on_out_of_memory(self, why: ChaosError) -> None:
+    def on_out_of_memory(self, why: Exception) -> None:
         """The kernel ended a process of a node. Nobody starts it again: without it a job cannot begin."""
         if not self._has_stepped:
             self.on_backend_lost(why)
-
-    async def ended(self) -> Outcome:
-        """Wait until the job has completed or cannot go on.
-
-        Raises:
-            EnvironmentFailure: the ground was taken from under it.
-        """
-        return await asyncio.shield(self._outcome)
 
     def _on_coordinator_exit(self, code: int) -> None:
         if self._is_stopping:
@@ -155,14 +141,6 @@ class NodeJob:
     def complaint_about_start(self) -> str:
         """Nothing that its logs do not say."""
         return "no step was committed"
-
-    def give_up(self) -> None:
-        """The job hangs: it counts as failed."""
-        self._finish("failed")
-
-    def _finish(self, outcome: Outcome) -> None:
-        if not self._outcome.done():
-            self._outcome.set_result(outcome)
 
     # ---- starting and stopping ----
 
@@ -250,8 +228,8 @@ class NodeJob:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._outcome.done():
-            self._outcome.set_exception(error)
+        if error is not None:
+            self.on_backend_lost(error)
 
     def _emit_start(self, role: str, process: ProcessId, **fields: Any) -> None:
         self._emitter.emit(

@@ -15,7 +15,7 @@ from chaos.experiment import Experiment, experiment_hash
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.execute import check, execute, judge, write_whole
-from harness.runs import SET_FILE, StoreError, new_set_folder
+from harness.runs import SET_FILE, new_set_folder
 
 FOLDER_OF: dict[Kind, str] = {"comparison": "compare", "repetition": "repeat"}
 REFUSED = "refused"
@@ -73,10 +73,7 @@ class Rounds:
         self._runs: dict[str, list[Run]] = {one.label: [] for one in contenders}
         self._machine: dict[str, Any] = {}
         self.summaries: list[Mapping[str, Any]] = []
-        try:
-            self.folder = new_set_folder(out, FOLDER_OF[kind])
-        except StoreError as error:
-            raise EnvironmentFailure(str(error)) from error
+        self.folder = new_set_folder(out, FOLDER_OF[kind])
 
     def run(self, stream: TextIO) -> RunSet:
         """All rounds, shown on `stream`; the set is `partial` when they were interrupted.

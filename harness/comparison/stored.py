@@ -12,8 +12,8 @@ from typing import Any
 from chaos.errors import UsageError
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.execute import judge
-from harness.log import LogError
-from harness.runs import EVENTS_FILE, SET_FILE, RunNotFound, StoreError, find_run
+from harness.log import legible
+from harness.runs import EVENTS_FILE, SET_FILE, find_run
 from harness.summary import summarize
 from mecefo_runtime.events import Event
 
@@ -24,7 +24,8 @@ def find_samples(out: Path, reference: str) -> list[Sample]:
     A run is judged again from its log; of a set or a lone summary the figures are those that it holds.
 
     Raises:
-        UsageError: there is no such thing, or it holds no figures.
+        UsageError: there is no such thing, or a file of figures that holds none.
+        EnvironmentFailure: the run, or the store, cannot be read.
     """
     for path in (Path(reference), out / reference):
         # What may not be looked at is told of by who looks for a run there.
@@ -33,13 +34,11 @@ def find_samples(out: Path, reference: str) -> list[Sample]:
                 return _read(path / SET_FILE)
             if path.is_file() and path.suffix == ".json" and not (path.parent / EVENTS_FILE).is_file():
                 return _read(path)
-    try:
-        folder = find_run(out, reference)
+    folder = find_run(out, reference)
+    with legible(folder):
         summary, events = judge(folder)
-    except (RunNotFound, StoreError, LogError) as error:
-        raise UsageError(str(error)) from error
-    experiment = _mapping(_of_start(events).get("experiment"))
-    return [sample_of(summary, experiment, machine_of(events), folder, verdict_but_gates(events))]
+        experiment = _mapping(_of_start(events).get("experiment"))
+        return [sample_of(summary, experiment, machine_of(events), folder, verdict_but_gates(events))]
 
 
 def machine_of(events: Sequence[Event]) -> dict[str, Any]:

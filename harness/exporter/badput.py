@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from harness.accounting import PRODUCTIVE, Claim, Strength
+from harness.accounting import Claim, Strength, step_cause
 from harness.exporter.stretches import Stretches
+from harness.regroups import Stall
 from harness.steps import CommittedStep, median_step_seconds, median_work_per_second
 
 _MAX_OPEN = 64
@@ -43,9 +44,10 @@ class Badput:
         if is_redone:
             own = [Claim(previous, committed, Strength.THROWN_AWAY, "repeated_work")]
         else:
-            own = [Claim(began, committed, Strength.ATTEMPT, PRODUCTIVE, step=step.step), *self._absences(step)]
+            cause, number = step_cause(step), None if step.is_left_out else step.step
+            own = [Claim(began, committed, Strength.ATTEMPT, cause, step=number), *self._absences(step)]
             if self._regrouped_seconds is None or not previous < self._regrouped_seconds <= began:
-                own.append(Claim(previous, began, Strength.GAP, PRODUCTIVE, step=step.step))
+                own.append(Claim(previous, began, Strength.GAP, cause, step=number))
         for since, at_step in self._holds.values():
             # Nothing commits while a rank is held, but it may be held before the last commit was told.
             if at_step > step.step:
@@ -87,18 +89,18 @@ class Badput:
         self._without_coordinator(injected, at)
         self.lost(injected)
 
-    def stalled(self, since: float, until: float, transfer_seconds: float, *, is_loss: bool, regrouped: bool) -> None:
+    def stalled(self, stall: Stall) -> None:
         """Training stood still for a change of membership."""
-        last = self.stretches.settled_seconds
-        if is_loss:
+        since, until, last = stall.began_seconds, stall.ended_seconds, self.stretches.settled_seconds
+        if stall.is_loss:
             self.lost(since)
         elif last <= since and self._has_committed:
             # The ranks had stopped at the boundary of a step, to let others in.
             since = last
-        if regrouped:
+        if stall.regrouped_seconds is not None:
             self._regrouped_seconds = until
-        self.stretches.claim(since, until, Strength.REGROUP, "regroup")
-        self.stretches.claim(until - min(transfer_seconds, until - since), until, Strength.TRANSFER, "transfer")
+        self.stretches.claim(since, until, Strength.REGROUP, "restart" if stall.is_restart else "regroup")
+        self.stretches.claim(until - stall.transfer_seconds, until, Strength.TRANSFER, "transfer")
         self._without_coordinator(since, until)
 
     def repairing(self, incident: int, at: float) -> None:

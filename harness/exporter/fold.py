@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.attempts import COMMAND_RUNTIME
@@ -12,7 +13,7 @@ from harness.exporter.badput import Badput
 from harness.exporter.incidents import Incidents
 from harness.exporter.members import Members
 from harness.exporter.steps import StepCounts
-from harness.regroups import Stall
+from harness.regroups import Stall, takes_coordinator
 from harness.steps import CommittedStep
 from harness.telemetry import DeviceErrors, add_errors
 from mecefo_runtime.events import MAIN_JOB, Event
@@ -56,8 +57,8 @@ class Fold:
         self.is_command = False
         self._is_cut_short = False
         self._checkpoints: deque[int] = deque(maxlen=_RECENT_CHECKPOINTS)
-        # (since, whether ranks were lost) of a change of membership that is under way.
-        self._stall: tuple[float, bool] | None = None
+        # A change of membership that is under way.
+        self._stall: Stall | None = None
         self._attempt: tuple[int, float | None, float | None] | None = None
         self._handlers: dict[str, Callable[[Event], None]] = {
             name.removeprefix("_on_"): getattr(self, name) for name in dir(self) if name.startswith("_on_")
@@ -152,19 +153,23 @@ class Fold:
         self.is_running = False
         self.ended_seconds = event.monotonic_seconds
         if self._stall is not None:
-            self._close_stall(max(self._stall[0], event.monotonic_seconds), None, 0.0)
+            self._close_stall(max(self._stall.began_seconds, event.monotonic_seconds), None, 0.0)
         is_completed = event.fields.get("outcome") == "completed"
-        # A job that was interrupted may have been about to notice.
-        self.badput.end(event.monotonic_seconds, [] if self._is_cut_short else self.incidents.undetected)
-        # The teardown of a job that completed is no training time; one that died stood still until its end.
-        self.incidents.end(None if is_completed else event.monotonic_seconds)
         if is_completed:
             self.num_missing = self.steps.num_missing(self.steps_planned)
+        # A job that was interrupted may have been about to notice; one that has all its steps had nothing more to do.
+        is_open = self._is_cut_short or (is_completed and not self.num_missing)
+        self.badput.end(event.monotonic_seconds, [] if is_open else self.incidents.undetected)
+        # The teardown of a job that completed is no training time; one that died stood still until its end.
+        self.incidents.end(None if is_completed else event.monotonic_seconds)
 
     def _on_interrupted(self, event: Event) -> None:
         self._is_cut_short = True
 
     def _on_halted(self, event: Event) -> None:
+        self._is_cut_short = True
+
+    def _on_aborted(self, event: Event) -> None:
         self._is_cut_short = True
 
     def _on_residue(self, event: Event) -> None:
@@ -179,7 +184,7 @@ class Fold:
         step, is_redone = found
         self.unix_offset_seconds = event.time_seconds - event.monotonic_seconds
         self._end_attempt(step)
-        if self._stall is not None and step.began_seconds > self._stall[0]:
+        if self._stall is not None and step.began_seconds > self._stall.began_seconds:
             # Training went on without a regroup.
             self._close_stall(step.began_seconds, None, 0.0)
         is_short = self.members.is_short(step.epoch)
@@ -217,7 +222,7 @@ class Fold:
     def _on_layout(self, event: Event) -> None:
         self.members.lay_out(event.fields)
         if event.fields.get("reason") != "start":
-            self._open_stall(event, is_loss=event.fields.get("reason") == "loss")
+            self._open_stall(event.monotonic_seconds, is_loss=event.fields.get("reason") == "loss")
 
     def _on_regrouped(self, event: Event) -> None:
         fields, at = event.fields, event.monotonic_seconds
@@ -230,15 +235,16 @@ class Fold:
         if reason == "start":
             return
         transfer = float(fields.get("transfer_seconds", 0.0))
-        if self._stall is None:
-            self._stall = (at - float(fields.get("group_seconds", 0.0)) - transfer, False)
-        self._stall = (self._stall[0], self._stall[1] or reason == "loss")
+        self._open_stall(at - float(fields.get("group_seconds", 0.0)) - transfer, is_loss=reason == "loss")
         self._close_stall(at, at, transfer)
 
     def _on_detected(self, event: Event) -> None:
         self.members.lose([int(rank) for rank in event.fields.get("lost", ())])
         self.incidents.on_job_event(event)
-        self._open_stall(event, is_loss=True)
+        self._open_stall(event.monotonic_seconds, is_loss=True)
+
+    def _on_restarting(self, event: Event) -> None:
+        self._open_stall(event.monotonic_seconds, is_restart=True)
 
     def _on_isolated(self, event: Event) -> None:
         self.incidents.on_job_event(event)
@@ -259,7 +265,7 @@ class Fold:
 
     def _on_process_exited(self, event: Event) -> None:
         fields = event.fields
-        if fields.get("role") == "coordinator" and not fields.get("expected", False):
+        if takes_coordinator(event):
             self.members.is_coordinator_up = False
             self.badput.coordinator_down(event.monotonic_seconds)
         elif fields.get("role") == "rank" and self.is_command:
@@ -278,7 +284,7 @@ class Fold:
             self.steps.freeze_baseline(event.monotonic_seconds)
             if not self.steps.is_baseline_final:
                 self.badput.compare_with(self.steps.baseline)
-            if "role=coordinator" in str(event.fields.get("target")):
+            if takes_coordinator(event):
                 self.badput.coordinator_down(event.monotonic_seconds)
             if event.fields.get("is_loss"):
                 self.members.lose([int(rank) for rank in event.fields.get("ranks") or ()])
@@ -288,17 +294,17 @@ class Fold:
 
     # ---- changes of membership, and attempts of somebody else's job ----
 
-    def _open_stall(self, event: Event, *, is_loss: bool) -> None:
-        since, was_loss = self._stall or (event.monotonic_seconds, False)
-        self._stall = (since, was_loss or is_loss)
+    def _open_stall(self, at: float, *, is_loss: bool = False, is_restart: bool = False) -> None:
+        known = self._stall or Stall(at, at, None, 0.0, is_loss=False)
+        self._stall = replace(known, is_loss=known.is_loss or is_loss, is_restart=known.is_restart or is_restart)
 
     def _close_stall(self, until: float, regrouped: float | None, transfer_seconds: float) -> None:
         assert self._stall is not None
-        since, is_loss = self._stall
+        transfer = min(transfer_seconds, until - self._stall.began_seconds)
+        stall = replace(self._stall, ended_seconds=until, regrouped_seconds=regrouped, transfer_seconds=transfer)
         self._stall = None
-        stall = Stall(since, until, regrouped, min(transfer_seconds, until - since), is_loss)
         self.incidents.on_stall(stall)
-        self.badput.stalled(since, until, stall.transfer_seconds, is_loss=is_loss, regrouped=regrouped is not None)
+        self.badput.stalled(stall)
 
     def _on_attempt_started(self, event: Event) -> None:
         number, at = int(event.fields["attempt_number"]), event.monotonic_seconds

@@ -25,7 +25,7 @@ def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) ->
     """
     path = folder / EVENTS_FILE
     is_ready = is_over = False
-    num_events = 0
+    num_events = num_unreadable = 0
     try:
         with path.open("rb") as file:
             rest = b""
@@ -33,12 +33,14 @@ def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) ->
                 *lines, rest = (rest + file.read()).split(b"\n")
                 for line in lines:
                     event = parse_line(line)
-                    if event is not None:
+                    if event is None:
+                        num_unreadable += bool(line.strip())
+                    else:
                         exporter.feed(event)
                         num_events += 1
                         is_over = is_over or event.kind == "run_ended"
                 if not num_events and not is_ready:
-                    raise LogError(f"{path}: no events in it")
+                    raise LogError.no_events(path, num_unreadable)
                 if is_over and exporter.fold.summary is None:
                     exporter.judge(judge(folder)[0])
                 if not is_ready:
@@ -46,4 +48,4 @@ def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) ->
                     is_ready = True
                 time.sleep(POLL_SECONDS)
     except OSError as error:
-        raise LogError(f"{path}: the event log cannot be read: {error.strerror or error}") from error
+        raise LogError.cannot_read(path, error) from error

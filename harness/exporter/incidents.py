@@ -34,6 +34,7 @@ class _Open:
     is_loss: bool = False
     goes_on: bool = False
     outcome: str | None = None
+    undone: float | None = None
     lifted: float | None = None
     is_active: bool = False
     missing: frozenset[int] = frozenset()
@@ -143,6 +144,7 @@ class Incidents:
         self.undo_pending -= {one.known.incident}
         if one.is_loss:
             return
+        one.undone = at
         if one.known.detected is None or one.known.rejoined is not None:
             one.lifted = at if one.lifted is None else one.lifted
         if one.goes_on or one.known.committed is not None:
@@ -195,6 +197,7 @@ class Incidents:
             and one.known.ranks
             and one.known.detected is None
             and one.known.committed is None
+            and not one.known.is_left_out
         ]
 
     def is_slow(self, step: CommittedStep) -> bool:
@@ -265,7 +268,11 @@ class Incidents:
                         if not one.missing and one.known.rejoined is None:
                             self._update(one, rejoined=at)
                             self._badput.repaired(one.known.incident, at)
-                            self._lift(one, at)
+                            if not one.goes_on:
+                                self._lift(one, at)
+                            elif one.undone is not None:
+                                # Of one that only cut or froze them the end is its undoing, not that they are back.
+                                self._lift(one, one.undone)
 
     def _struck_before(self, at: float) -> Iterable[_Open]:
         return [one for one in self._struck if one.known.injected is not None and one.known.injected <= at]
@@ -280,7 +287,8 @@ class Incidents:
             if struck is not None:
                 own.append(struck)
         if not own and latest_first and latest_first[0].known.ranks:
-            own = latest_first[:1]
+            # A later detection of others is none of an incident that the job has recovered from.
+            own = [one for one in latest_first[:1] if one.known.committed is None or one.known.committed >= at]
         for one in own:
             if one.known.detected is None and one.known.injected is not None:
                 self._update(one, detected=at)
@@ -306,8 +314,9 @@ class Incidents:
             if injected is None or one.known.committed is not None or step.began_seconds <= injected:
                 continue
             if step.is_left_out:
+                self._update(one, is_left_out=True)
                 continue
-            self._update(one, committed=step.committed_seconds, committed_step=step.step)
+            self._update(one, is_left_out=False, committed=step.committed_seconds, committed_step=step.step)
             fault = one.known.fault
             self.recoveries[fault] = self.recoveries.get(fault, 0) + 1
             if one.is_command and one.is_loss and one.known.ranks:

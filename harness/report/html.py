@@ -14,7 +14,7 @@ from harness.report.bars import Part
 from harness.report.curves import Curves, trace
 from harness.report.drawing import NARROW, WIDE
 from harness.report.history import History, Way
-from harness.report.story import about, chronicle, steps_text, story
+from harness.report.story import about, chronicle, lost_words, steps_text, story
 from harness.words import count, name_seconds, one_line, speed_text, target_text, when
 from mecefo_runtime.events import Event
 
@@ -75,7 +75,7 @@ def render(
         ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),
         has_degraded=any(piece.degraded for lane in curves.lanes.values() for piece in lane),
         is_command=bool(summary.get("command")),
-        times=_times(summary),
+        times=_times(summary, broken),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[
             {
@@ -143,7 +143,7 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         change = f"{-summary['throughput_drop_ratio']:+.1%}".replace("-", "\N{MINUS SIGN}")
         tiles.append((change, "speed", "under the fault, against the speed before it"))
     if summary.get("steps_lost") is not None:
-        tiles.append((str(summary["steps_lost"]), "steps lost", steps_text(summary)))
+        tiles.append((str(summary["steps_lost"]), lost_words(summary), steps_text(summary)))
     if summary.get("loss_deviation_ratio") is not None:
         deviation = wording.percent(summary["loss_deviation_ratio"], 2)
         tiles.append((deviation, "loss deviation", "from the same run without faults"))
@@ -201,14 +201,14 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _times(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def _times(summary: Mapping[str, Any], broken: list[str]) -> dict[str, Any] | None:
     wall = summary.get("wall_clock_seconds")
     if not wall:
         return None
     parts = time_parts(summary)
     title = "How the wall clock was spent"
     return {
-        "bar": _drawn("time", lambda width: bars.stacked_bar("time", parts, title, width), []),
+        "bar": _drawn("time", lambda width: bars.stacked_bar("time", parts, title, width), broken),
         "rows": [(part.css, part.words, name_seconds(part.seconds), f"{part.seconds / wall:.1%}") for part in parts],
         "wall": name_seconds(wall),
     }

@@ -62,6 +62,11 @@ def steps_text(summary: Mapping[str, Any]) -> str:
     return f"committed {count(committed, 'step')}"
 
 
+def lost_words(summary: Mapping[str, Any]) -> str:
+    """What `steps_lost` counts: of a job that did not come to its end nobody knows which steps it would have lost."""
+    return "steps lost" if summary.get("job_outcome", "completed") == "completed" else "steps done again"
+
+
 def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]:
     """((time, step, sentence) of all that is worth a line, in order; how many in their middle were left out)."""
     ordered = sorted(events, key=lambda event: event.monotonic_seconds)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
-from harness.report.story import steps_text
+from harness.report.story import lost_words, steps_text
 from harness.words import count, name_seconds, one_line, speed_text
 from mecefo_runtime.events import Event
 
@@ -79,11 +79,12 @@ class _Report:
         what = f"The command {one_line(summary['command'])}" if summary.get("command") else "A training job"
         attempts = f" in {count(summary['attempts'], 'attempt')}" if summary.get("attempts") else ""
         repeated, lost = summary.get("steps_repeated"), summary.get("steps_lost")
-        again = f" ({'done' if repeated == lost else f'{repeated} of them done'} again)" if repeated and lost else ""
+        is_said = lost_words(summary) != "steps lost" or not (repeated and lost)
+        again = "" if is_said else f" ({'done' if repeated == lost else f'{repeated} of them done'} again)"
         samples = f"; training samples skipped or used twice: {_known(summary.get('samples_lost'))}"
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{strategy}{seed}. "
-            f"Steps lost: {_known(summary.get('steps_lost'))}{again}{'' if summary.get('command') else samples}."
+            f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.get('command') else samples}."
         )
         if self._has_many_incidents:
             self._incidents_in_short()

@@ -74,8 +74,11 @@ def effect_words(incident: Mapping[str, Any]) -> str:
 
 
 def phase_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(words, seconds) of every phase of the recovery that was measured, in order; none without a verified effect."""
-    phases = (incident.get("phases_seconds") or {}) if incident.get("verified") else {}
+    """(words, seconds) of every phase of the recovery that was measured, in order; none without a verified effect.
+
+    None, too, where the job noticed only when it had recovered: what came then is no part of that.
+    """
+    phases = (incident.get("phases_seconds") or {}) if incident.get("verified") and not _noticed_late(incident) else {}
     phases = {**phases, "detection": incident.get("detection_seconds")} if phases else {}
     for key, words in RECOVERY_PHASES.items():
         if isinstance(phases.get(key), int | float):
@@ -85,9 +88,17 @@ def phase_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def later_rows(incident: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """(words, seconds) of what else was measured, beside the recovery and after it; none without a verified effect."""
     phases = (incident.get("phases_seconds") or {}) if incident.get("verified") else {}
+    if phases and _noticed_late(incident):
+        yield "loss noticed by the job, after the fault", float(incident["detection_seconds"])
     for key, words in LATER_PHASES.items():
         if isinstance(phases.get(key), int | float):
             yield words, float(phases[key])
+
+
+def _noticed_late(incident: Mapping[str, Any]) -> bool:
+    """Whether a step had begun after the fault, and was committed, before the job noticed it."""
+    detection, recovery = incident.get("detection_seconds"), incident.get("recovery_seconds")
+    return isinstance(detection, int | float) and isinstance(recovery, int | float) and detection > recovery
 
 
 def recovery_seconds(incident: Mapping[str, Any]) -> float | None:

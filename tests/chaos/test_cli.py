@@ -263,6 +263,29 @@ class TestPlan:
     def test_it_is_the_dry_run(self, chaos):
         assert chaos("plan", *KILL, "--json") == chaos("run", *KILL, "--dry-run", "--json")
 
+    @pytest.mark.parametrize(
+        ("own", "shown"),
+        [
+            (
+                ("slow-rank", "-p", "factor=3", "--for", "3s"),
+                "for 3s, with factor=3.0 jitter=0.0 period=0.05s seed=0\n",
+            ),
+            (("kill-process", "-p", "signal=SIGTERM"), "repaired after 40steps, with signal=SIGTERM\n"),
+            (("bit-flip", "-p", "bit=exponent"), "step=10, with where=gradients bit=exponent sticky=false\n"),
+            (("raise", "-p", "message=out of memory"), ', with exception=RuntimeError message="out of memory"\n'),
+            (("segfault",), "step=10, repaired after 40steps\n"),
+        ],
+    )
+    def test_what_the_fault_was_told(self, chaos, own, shown):
+        kind, *parameters = own
+        arguments = ("plan", kind, "--at", "step=10", "--on", "rank=1", *parameters)
+        code, out, _ = chaos(*arguments)
+        assert code == 0
+        assert shown in out
+        (incident,) = json.loads(chaos(*arguments, "--json")[1])["incidents"]
+        for key, value in (pair.split("=") for pair in parameters if "=" in pair):
+            assert str(incident["parameters"][key]) in (value, f"{value}.0")
+
     def test_the_same_seed_gives_the_same_plan(self, chaos):
         plans = {seed: [chaos("plan", *KILL, "--seed", seed, "--json")[1] for _ in range(2)] for seed in range(6)}
         assert all(one == other for one, other in plans.values())
@@ -378,11 +401,19 @@ class TestReport:
         assert (code, out) == (4, "")
         assert "cut" in err
 
-    def test_empty_log(self, chaos, stored_run):
-        (stored_run / "events.jsonl").write_text("")
-        code, out, err = chaos("report", "cut")
+    @pytest.mark.parametrize("log", ["", "no event\n{}\n"])
+    def test_a_log_that_cannot_be_read_is_told_alike_by_every_command(self, chaos, stored_run, log):
+        (stored_run / "events.jsonl").write_text(log)
+        told = {chaos(*command, "cut") for command in (("report",), ("serve",), ("compare", "cut"), ("replay",))}
+        ((code, out, err),) = told
         assert (code, out) == (3, "")
-        assert "no events" in err
+        assert f"no events in it ({len(log.splitlines())} unreadable lines)" in err
+
+    def test_a_run_that_is_not_there_is_told_alike_by_every_command(self, chaos, stored_run):
+        told = {chaos(*command, "cat") for command in (("report",), ("serve",), ("compare", "cat"), ("replay",))}
+        ((code, out, err),) = told
+        assert (code, out) == (4, "")
+        assert "there is no run 'cat'" in err
 
     def test_log_of_events_that_no_run_writes(self, chaos, stored_run):
         log = stored_run / "events.jsonl"

@@ -8,7 +8,7 @@ from chaos.cli import run_cli
 from chaos.command_job import CommandConfig, CommandJob, check_command, ranks_of_command
 from chaos.errors import UsageError
 from chaos.experiment import experiment_hash, from_mapping, from_options, load, to_yaml
-from chaos.schedule import plan_incidents
+from chaos.schedule import make_plan
 from chaos.schema import json_schema
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
@@ -29,7 +29,7 @@ def complaints(**given):
 
 
 def incidents_of(experiment):
-    return plan_incidents(experiment, experiment.cluster(), registry=REGISTRY)
+    return make_plan(experiment, experiment.cluster(), registry=REGISTRY).incidents
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from chaos.errors import UsageError
 from chaos.experiment import from_mapping
 from chaos.replay import Recorded, explicit, explicit_faults
-from chaos.schedule import plan_incidents
+from chaos.schedule import make_plan
 from mecefo_runtime.events import Event
 
 pytestmark = pytest.mark.unit
@@ -18,7 +18,7 @@ def event(kind, step=None, **fields):
 def recorded(*faults, injected=(), **more):
     """The log of a run of `faults` on the default job."""
     experiment = from_mapping({"name": "x", "seed": 3, "faults": list(faults), **more})
-    incidents = plan_incidents(experiment, experiment.cluster())
+    incidents = make_plan(experiment, experiment.cluster()).incidents
     return Recorded.of(
         [
             event("run_started", experiment=experiment.model_dump(mode="json")),
@@ -30,7 +30,7 @@ def recorded(*faults, injected=(), **more):
 
 def replayed(recording, only=()):
     experiment = from_mapping(explicit(recording, explicit_faults(recording, only), "again"))
-    return experiment, plan_incidents(experiment, experiment.cluster())
+    return experiment, make_plan(experiment, experiment.cluster()).incidents
 
 
 def core(incident):
@@ -50,7 +50,7 @@ def test_what_was_drawn_is_named():
     assert all(fault.on is not None and fault.on.random is None for fault in experiment.faults)
     assert (experiment.seed, experiment.job) == (3, recorded()[0] and experiment.job)
     other_seed = experiment.model_copy(update={"seed": 99})
-    assert [core(i) for i in plan_incidents(other_seed, other_seed.cluster())] == [core(i) for i in planned]
+    assert [core(i) for i in make_plan(other_seed, other_seed.cluster()).incidents] == [core(i) for i in planned]
 
 
 def test_a_fault_at_a_time_comes_at_the_step_at_which_it_was_injected():

@@ -100,7 +100,7 @@ def test_standing_still_without_a_coordinator_is_restart():
 def test_a_regroup_that_waits_for_a_coordinator_is_restart():
     events = run()
     gone, back = (next(e.monotonic_seconds for e in events if e.kind == kind) for kind in ("detected", "isolated"))
-    coordinator = Event("process_exited", "conductor", 0, gone, 1, fields={"role": "coordinator", "expected": False})
+    coordinator = Event("process_exited", "conductor", 0, gone, 1, fields={"role": "coordinator", "exit": -9})
     restarted = Event("coordinator_restarted", "coordinator", 0, back, 1)
     assert badput([*events, coordinator, restarted])["restart"] == pytest.approx(synthetic.ISOLATE_SECONDS)
 
@@ -267,3 +267,21 @@ def test_an_attempt_that_was_not_fit_is_thrown_away():
     at = step.fields["began_monotonic"] - 0.01
     unfit = replace(step, kind="step_unfit", monotonic_seconds=at, fields={"verdict": "repeat"})
     assert badput([*late, unfit]) == pytest.approx(QUIET | {"repeated_work": 0.04})
+
+
+def left_out(events: list[Event], steps: range) -> list[Event]:
+    """The same, with `steps` left out as unfit."""
+    return [shifted(e, skipped=True) if e.kind == "step_committed" and e.step in steps else e for e in events]
+
+
+def test_a_step_that_was_left_out_is_no_productive_time():
+    events = left_out(run(steps=40, faults=()), range(20, 25))
+    assert badput(events) == pytest.approx(QUIET | {"repeated_work": 5 * 0.1})
+    assert books(events).productive_seconds == pytest.approx(35 * 0.1)
+
+
+def test_a_job_that_leaves_every_step_out_after_a_fault_noticed_it():
+    events = [event for event in run(faults=[Fault(repair_steps=None)], twin=False) if event.kind != "detected"]
+    seconds = badput(left_out(events, range(20, 61)))
+    assert "detection" not in seconds
+    assert seconds["repeated_work"] > 41 * 0.1

@@ -1,6 +1,7 @@
 import io
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from harness.live import LiveView, PlainView, Screen, open_view
 from harness.progress import Progress
 from mecefo_runtime.events import Event
 from tests.harness import synthetic
-from tests.harness.synthetic import Fault
+from tests.harness.synthetic import Fault, shifted
 
 pytestmark = pytest.mark.unit
 
@@ -168,6 +169,12 @@ class TestLiveView:
     def test_the_speed_is_set_against_the_one_before_the_fault(self):
         text = live(synthetic.run(twin=False, cut_off_after_step=30)).render().plain
         assert "32,768 tokens/s (-20% against 40,960 before the fault)" in text
+
+    def test_the_warm_up_of_a_job_that_goes_on_from_a_checkpoint_is_left_out(self):
+        events = [replace(e, step=e.step and e.step + 40) for e in synthetic.run(twin=False, cut_off_after_step=30)]
+        slow = [shifted(e, tokens=1) if e.kind == "step_committed" and e.step in range(41, 46) else e for e in events]
+        few = [e for e in slow if e.kind != "step_committed" or (e.step or 0) <= 49 or (e.step or 0) > 60]
+        assert "against 40,960 before the fault" in live(few).render().plain
 
     def test_the_twin_has_its_own_bar(self):
         assert "twin" not in live(synthetic.run(twin=False)).render().plain

@@ -2,6 +2,7 @@ import pytest
 
 from harness.regroups import coordinator_downs, read_stalls
 from harness.timeline import build
+from mecefo_runtime.coordinator import JOB_FAILED
 from mecefo_runtime.events import MAIN_JOB, Event
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault, run
@@ -62,9 +63,11 @@ def test_the_time_without_a_coordinator():
     assert until - since == pytest.approx(synthetic.RESTART_SECONDS)
 
 
-def test_a_coordinator_that_exits_on_its_own_is_missed_and_an_expected_exit_is_not():
-    gone = event("process_exited", 3.0, role="coordinator", expected=False)
-    asked = event("process_exited", 5.0, role="coordinator", expected=True)
-    rank = event("process_exited", 1.0, role="rank", expected=False)
-    assert coordinator_downs([rank, gone, event("coordinator_restarted", 4.0), asked], 10.0) == ((3.0, 4.0),)
+@pytest.mark.parametrize("code", [0, JOB_FAILED], ids=["job completed", "job failed"])
+def test_a_coordinator_that_exits_on_its_own_is_missed_and_one_that_ends_with_the_job_is_not(code):
+    gone = event("process_exited", 3.0, role="coordinator", exit=-9)
+    last = event("process_exited", 5.0, role="coordinator", exit=code)
+    rank = event("process_exited", 1.0, role="rank", exit=-9)
+    assert coordinator_downs([rank, gone, event("coordinator_restarted", 4.0), last], 10.0) == ((3.0, 4.0),)
     assert coordinator_downs([gone], 10.0) == ((3.0, 10.0),)
+    assert coordinator_downs([event("process_exited", 3.0, role="coordinator", exit=1)], 10.0) == ((3.0, 10.0),)

@@ -33,6 +33,31 @@ def test_begins_with_the_verdict_and_why():
     assert lines[2] == "  - throughput_drop is 26.8%."
 
 
+def test_what_the_job_noticed_after_it_had_recovered_is_no_part_of_the_recovery():
+    seconds = {"verify": 0.1, "detect": 1.9, "isolate": 0.5, "regroup": None, "transfer": None, "first_step": None}
+    late = incident(recovery_seconds=1.5, detection_seconds=2.0, phases_seconds=seconds)
+    told = section(text(summary(incidents=[late])), "How the job came through").splitlines()
+    rows = [line.strip() for line in told[1:]]
+    assert rows[0].startswith("recovery, from fault to next committed step")
+    assert any(row.startswith("loss noticed by the job, after the fault") and "2.00 s" in row for row in rows)
+    assert not any(row.startswith("broken step given up") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "is_known"),
+    [({}, True), ({"faults": (Fault(recovers=False),), "job_fails": True}, False), ({"ended": "interrupted"}, False)],
+    ids=["completed", "died", "interrupted"],
+)
+def test_of_a_job_that_did_not_come_to_its_end_it_says_only_what_is_known(knobs, is_known):
+    events = synthetic.run(twin=False, **knobs)
+    found = summarize(events)
+    report, page = " ".join(text(found, events).split()), html.render(found, events)
+    assert ("Steps lost: 0;" in report) is is_known
+    assert ("Steps done again: 0;" in report) is not is_known
+    assert ("drop over the whole run" in report) is is_known
+    assert (">steps lost<" in page) is is_known
+
+
 @pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive", "halted", "error", "dirty"])
 def test_every_verdict_is_explained(verdict):
     report = text(summary(verdict=verdict))

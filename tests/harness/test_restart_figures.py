@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.accounting import BADPUT_CAUSES
+from harness.exporter.fold import Fold
 from harness.gates import BUILTIN_GATES, builtin_gates
 from harness.report import history, wording
 from harness.report.curves import trace
@@ -154,3 +156,13 @@ def test_the_report_tells_when_it_was_where_it_had_been():
     (incident,) = summarize(log())["incidents"]
     told = wording.how_it_recovered(incident)
     assert told is not None and told.startswith(f"It went on from step {CHECKPOINT + 1}, which had been committed")
+
+
+def test_the_same_is_exported():
+    state = Fold()
+    for one in log():
+        state.feed(one)
+    summary = summarize(log())
+    seconds = state.badput.stretches.seconds
+    assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
+    assert seconds["productive"] == pytest.approx(summary["productive_seconds"])

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.errors import UsageError
 from harness.comparison.stored import find_samples
 from harness.runs import RunNotFound, StoreError, find_run, list_runs, new_run_folder, safe_name
 from mecefo_runtime.events import Event
@@ -189,10 +188,9 @@ class TestFindRun:
 
         monkeypatch.setattr(Path, "stat", stat)
         for reference in ("kill-node", f"kill-node/{folder.name}", str(folder), str(folder / "events.jsonl")):
-            with pytest.raises(StoreError, match=r"cannot read .* \(Permission denied\)"):
-                find_run(tmp_path, reference)
-            with pytest.raises(UsageError, match="Permission denied"):
-                find_samples(tmp_path, reference)
+            for find in (find_run, find_samples):
+                with pytest.raises(StoreError, match=r"cannot read .* \(Permission denied\)"):
+                    find(tmp_path, reference)
         (tmp_path / "latest").unlink()
         assert find_run(tmp_path, "latest") == other
         assert len(list_runs(tmp_path)) == 2

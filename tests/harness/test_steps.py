@@ -72,6 +72,12 @@ def test_the_baseline_leaves_the_warm_up_out_and_is_not_longer_than_fifty():
     assert [step.step for step in baseline(steps, steps[89].committed_seconds)] == list(range(41, 91))
 
 
+def test_a_job_that_goes_on_from_a_checkpoint_warms_up_too():
+    resumed = [event for event in run(steps=100, faults=(), twin=False) if event.step is None or event.step > 40]
+    steps = read_steps(resumed, MAIN_JOB).first
+    assert [step.step for step in baseline(steps, steps[19].committed_seconds)] == list(range(46, 61))
+
+
 def test_an_early_fault_leaves_the_warm_up_in():
     steps = read_steps(PLAIN, MAIN_JOB).first
     assert [step.step for step in baseline(steps, steps[7].committed_seconds)] == list(range(1, 9))

@@ -1,11 +1,19 @@
-"""Device errors by rank, as an exporter would show them."""
+"""Device errors by rank, as an exporter shows them."""
 
 import pytest
 
-from harness.telemetry import DeviceErrors, device_errors
+from harness.exporter.fold import Fold
+from harness.telemetry import DeviceErrors
 from mecefo_runtime.events import TWIN_JOB, Event
 
 pytestmark = pytest.mark.unit
+
+
+def devices(*events):
+    state = Fold()
+    for event in events:
+        state.feed(event)
+    return state.devices
 
 
 def telemetry(rank, xid, *, sbe=0, dbe=1, job="main"):
@@ -14,19 +22,18 @@ def telemetry(rank, xid, *, sbe=0, dbe=1, job="main"):
 
 
 def test_counters_add_up_by_rank():
-    events = [
+    assert devices(
         telemetry(1, 63, sbe=4, dbe=0),
         Event("step_committed", "rank", 0.0, 0.0, 1, step=1),
         telemetry(0, 48),
         telemetry(1, 48, dbe=2),
         telemetry(1, 48),
         telemetry(1, 79, job=TWIN_JOB),
-    ]
-    assert device_errors(events) == {
+    ) == {
         0: DeviceErrors(0, 1, 48, {48: 1}),
         1: DeviceErrors(4, 3, 48, {63: 1, 48: 2}),
     }
 
 
 def test_without_faults_there_is_nothing_to_show():
-    assert device_errors([Event("step_committed", "rank", 0.0, 0.0, 1, step=1)]) == {}
+    assert devices(Event("step_committed", "rank", 0.0, 0.0, 1, step=1)) == {}

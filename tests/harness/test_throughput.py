@@ -50,6 +50,18 @@ def test_a_job_that_died_stood_still_to_its_end():
     assert figures(run(faults=(Fault(recovers=False),), job_fails=True)).drop_ratio == 1.0
 
 
+@pytest.mark.parametrize(
+    "events",
+    [run(faults=(Fault(recovers=False),), job_fails=True), run(ended="interrupted"), run(cut_off_after_step=50)],
+    ids=["died", "interrupted", "cut off"],
+)
+def test_a_job_that_did_not_come_to_its_end_has_no_drop_over_the_whole_run(events):
+    found = figures(events)
+    assert found.whole_run_drop_ratio is None
+    assert found.before == pytest.approx(FULL_SPEED)
+    assert found.drop_ratio is not None
+
+
 def test_a_step_in_flight_at_the_repair_counts_by_its_share():
     events = [
         replace(e, monotonic_seconds=e.monotonic_seconds + 0.025) if e.kind == "repair_started" else e for e in run()

@@ -161,6 +161,16 @@ def test_an_incident_that_never_fired_says_why():
     assert any("was not injected: the job ended before step 700" in said for said in summary["reasons"])
 
 
+def test_faults_that_chance_planned_and_that_did_not_fire_were_planned():
+    events = run(faults=[Fault(fires=False)])
+    never = replace(events[0], kind="not_due", fields={"incident": 0, "reason": "the job ended"})
+    summary = summarize([*events, never])
+    assert summary["verdict"] == "inconclusive"
+    assert summary["reasons"][0] == (
+        "none of the planned faults fired (incident 0: the job ended), so none took effect"
+    )
+
+
 def test_phases_in_an_impossible_order_prove_nothing():
     assert verdict_of(no(run(), "detected"))[0] == "inconclusive"
 

@@ -209,6 +209,72 @@ def test_steps_that_are_redone_are_lost():
     assert_agrees(state, summarize(whole))
 
 
+@pytest.mark.parametrize("undone_at", [-0.1, 0.5], ids=["undone before they were back", "undone after it"])
+def test_a_fault_that_cuts_off_or_freezes_ends_when_it_is_undone(undone_at):
+    """Not when the ranks that were given up are back: until then, and no longer, steps are charged to it."""
+    events = run(faults=[Fault(kind="isolate-node")], twin=False, jitter_ratio=0.2)
+    back = next(event.monotonic_seconds for event in events if event.kind == "rejoined")
+    told = []
+    for event in events:
+        if event.kind == "injected":
+            event = replace(event, fields={**event.fields, "goes_on": True, "is_loss": False})
+        elif event.kind == "undone":
+            event = replace(event, monotonic_seconds=back + undone_at)
+        if event.kind != "repair_started":
+            told.append(event)
+    told.sort(key=lambda event: event.monotonic_seconds)
+    summary, seconds = summarize(told), fold(told).badput.stretches.seconds
+    assert summary["badput_seconds"]["degraded_speed"] > 0
+    assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
+
+
+def test_a_fault_of_an_instant_ends_when_those_are_back_who_were_given_up_for_it():
+    """A rank that is held on a busy machine may be taken for dead: it comes back by itself, without a repair."""
+    events = [
+        replace(event, fields={**event.fields, "is_loss": False}) if event.kind == "injected" else event
+        for event in run(faults=[Fault(kind="bit-flip")], twin=False, jitter_ratio=0.2)
+        if event.kind not in ("repair_started", "undone")
+    ]
+    back = next(event for event in events if event.kind == "rejoined")
+    at = back.monotonic_seconds + 1.0
+    undone = replace(back, kind="undone", source="injector", monotonic_seconds=at, fields={"incident": 0})
+    whole = sorted([*events, undone], key=lambda event: event.monotonic_seconds)
+    summary = summarize(whole)
+    assert_agrees(fold(whole), summary)
+    assert summary["num_steps_after"] > 10
+    assert summary["throughput_drop_ratio"] == pytest.approx(summarize(events)["throughput_drop_ratio"])
+
+
+@pytest.mark.parametrize("kind", ["interrupted", "halted", "aborted"])
+def test_a_job_that_was_ended_may_have_been_about_to_notice(kind):
+    story = run(faults=[Fault(recovers=False)], job_fails=True, twin=False)
+    (injected,) = [event for event in story if event.kind == "injected"]
+    before = [event for event in story if event.monotonic_seconds <= injected.monotonic_seconds]
+    later = [replace(injected, monotonic_seconds=injected.monotonic_seconds + after) for after in (1.0, 2.0, 3.0)]
+    events = [
+        *before,
+        replace(later[0], kind=kind, fields={}),
+        replace(later[1], kind="job_ended", fields={"outcome": "stopped"}),
+        replace(later[2], kind="run_ended", fields={"reason": kind}),
+    ]
+    seconds = fold(events).badput.stretches.seconds
+    assert seconds["detection"] == 0 == summarize(events)["badput_seconds"]["detection"]
+
+
+def test_a_fault_at_the_last_step_leaves_nothing_to_notice():
+    events = [event for event in run(steps=20, twin=False) if event.kind not in ("detected", "isolated")]
+    injected = next(event.monotonic_seconds for event in events if event.kind == "injected")
+    began = injected - 0.01
+    late = [
+        replace(e, fields={**e.fields, "began_monotonic": began}) if e.kind == "step_committed" and e.step == 20 else e
+        for e in events
+        if e.kind not in ("layout", "regrouped") or e.monotonic_seconds < injected
+    ]
+    summary, seconds = summarize(late), fold(late).badput.stretches.seconds
+    assert summary["badput_seconds"]["detection"] == 0
+    assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
+
+
 def test_a_step_that_is_said_twice_counts_once():
     events = run(faults=(), steps=10, twin=False)
     state = Fold()
