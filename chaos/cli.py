@@ -206,7 +206,7 @@ def plan(subject: str | None, as_json: bool, **options: Any) -> int:
 
 
 @cli.command()
-@click.argument("reference", metavar="RUN", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest")
 @OUT_OPTION
 @JSON_OPTION
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Also write the page to FILE.")
@@ -282,7 +282,20 @@ for command in (doctor, faults, gates, heal, replay, serve, shrink):
 
 def main() -> None:
     """Entry point of the `chaos` command."""
+    _open_closed_streams()
     sys.exit(run_cli(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Where a standard stream is closed (`chaos run ... >&-`), what is written to it goes nowhere.
+
+    The next file that is opened would be taken for it otherwise, by every process that is started.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest that is free: this one.
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
 
 
 def run_cli(arguments: list[str]) -> int:
@@ -292,10 +305,8 @@ def run_cli(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.Abort:
-        return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("chaos: interrupted", err=True)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
         error.show()

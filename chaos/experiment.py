@@ -145,9 +145,8 @@ def read_options(
     kinds = installed_faults() if registry is None else registry
     if subject is None:
         return _of_profile(options, kinds, strategies)
-    is_file = subject not in kinds and (subject.endswith((".yaml", ".yml")) or _is_file(subject))
     labels: dict[KeyPath, str] = {}
-    if is_file:
+    if subject not in kinds and _is_path(subject):
         document = read(Path(subject))
         values, source = dict(document.values), Source(document.path, document.lines, labels)
     elif subject in kinds:
@@ -156,17 +155,19 @@ def read_options(
         labels.update({("faults", 0, key): _label(key) for key in FAULT_KEYS if key not in ("kind", "draw")})
         labels.update({("faults", 0, key): f"--param {key}" for key in kinds[subject].Parameters.model_fields})
     else:
-        raise UsageError(
-            f"there is no fault {shown(subject)}: there are {', '.join(kinds)}, or write the path of a .yaml file",
-            suggestion=nearest(subject, kinds),
-        )
+        raise _no_fault(subject, kinds, ", or write the path of a .yaml file")
     return _with_options(subject, values, options, source, labels, kinds, strategies)
 
 
-def _is_file(subject: str) -> bool:
-    # A name that is too long to be one's is none.
-    with suppress(OSError):
-        return Path(subject).is_file()
+def _no_fault(kind: str, kinds: Registry, or_else: str = "") -> UsageError:
+    guess = nearest(kind, kinds)
+    others = "; `chaos faults` lists all" if guess else f": there are {', '.join(kinds)}{or_else}"
+    return UsageError(f"there is no fault {shown(kind)}{others}", suggestion=guess)
+
+
+def _is_path(subject: str) -> bool:
+    with suppress(OSError):  # a name that is too long to be a file's
+        return "/" in subject or subject.endswith((".yaml", ".yml")) or (subject != "" and Path(subject).exists())
     return False
 
 
@@ -282,6 +283,9 @@ def _parameters(pairs: Collection[str], values: Mapping[str, Any], kinds: Regist
         found.update({key: texts[key] for key in texts if key in wants_text})
     except UsageError:
         pass
+    for key, text in texts.items():
+        if not text and found[key] is None:
+            raise UsageError("has no value: write KEY=VALUE, such as delay=50ms", key=f"--param {_named(key)}")
     return found
 
 
@@ -354,8 +358,8 @@ def _gather_parameters(
     if not isinstance(kind, str):
         return common
     if kind not in kinds:
-        message = f"there is no fault {shown(kind)}: there are {', '.join(kinds)}"
-        problems.append(source.problem((*where, "kind"), message, nearest(kind, kinds)))
+        error = _no_fault(kind, kinds)
+        problems.append(source.problem((*where, "kind"), error.message, error.suggestion))
         return common
     parameters = kinds[kind].Parameters
     try:

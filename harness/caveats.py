@@ -153,6 +153,8 @@ def _of_the_holds(summary: Mapping[str, Any], timeline: Timeline | None) -> list
 def _of_the_losses(summary: Mapping[str, Any]) -> list[str]:
     if summary["twin_loss"] is None:
         why = "the twin left no loss to compare with" if summary["twin_planned"] else "the run had no fault-free twin"
+        if summary["twin_planned"] and summary["twin_outcome"] is None and summary["job_outcome"] != "completed":
+            why = "the fault-free twin comes after the job, and the job did not come to its end"
         return [f"No loss deviation: {why}."] if summary["incidents"] else []
     if summary["num_loss_steps"] < LOSS_STEPS:
         return [

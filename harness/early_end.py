@@ -16,7 +16,7 @@ from chaos.gate_spec import AbortingGate, AnyGate
 from harness.detections import assign_detections
 from harness.gates import Gate, GateError, written
 from harness.integrity import samples_lost_of
-from harness.metrics import Metric
+from harness.metrics import OF_THE_TWIN, Metric
 from harness.steps import shows_recovery
 from harness.words import num_degraded_layers
 from mecefo_runtime.events import MAIN_JOB, Emitter, Event
@@ -28,14 +28,20 @@ _GROWING_PHASES = ("recovery_seconds", "progress_seconds", "detection_seconds")
 _GROWING = ("<", "<=", "==")
 
 
-def check_gates(gates: Iterable[AnyGate]) -> None:
-    """Let those gates pass that can be understood and, where they are to end the run, can do so.
+def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
+    """Let those gates pass that can be understood, answered and, where they are to end the run, can do so.
 
     Raises:
-        GateError: one of them is no gate, or whether it fails is not known before the end.
+        GateError: one of them is no gate, is of a figure that needs the twin where there is none, or whether it fails
+            is not known before the end.
     """
     for gate in gates:
         parsed = Gate.parse(str(gate))
+        if not has_twin and parsed.metric.name in OF_THE_TWIN:
+            raise GateError(
+                f"'{parsed.expression}' could never be answered: {parsed.metric.name} needs the fault-free twin, and "
+                "this run has none"
+            )
         if isinstance(gate, AbortingGate) and (reason := _why_not(parsed)):
             raise GateError(
                 f"'{parsed.expression}' cannot end a run early: {reason}. Only gates that can may be told to: "

@@ -145,8 +145,11 @@ def write_reports(folder: Path) -> dict[str, Any]:
         REPORT_FILE: html.render(summary, events, folder=folder),
         JUNIT_FILE: junit.render(summary),
     }
-    for name, text in files.items():
-        write_whole(folder / name, text)
+    try:
+        for name, text in files.items():
+            write_whole(folder / name, text)
+    except EnvironmentFailure as error:
+        raise EnvironmentFailure(f"{error}. The log is whole: `chaos report {folder}` judges the run by it") from error
     return summary
 
 
@@ -197,7 +200,7 @@ def _check_conditions(experiment: Experiment) -> None:
     problems = []
     for index, gate in enumerate(experiment.gates):
         try:
-            check_gates([gate])
+            check_gates([gate], has_twin=experiment.twin)
         except GateError as error:
             problems.append(UsageError(str(error), key=f"gates[{index}]"))
     for index, condition in enumerate(experiment.halt):

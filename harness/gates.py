@@ -328,7 +328,7 @@ def _aggregate_and_period(words: Sequence[str], metric: Metric | Series, express
     names = [word for word in words if word not in PERIODS]
     for name in names:
         if name not in AGGREGATES and not _PERCENTILE.fullmatch(name):
-            raise _unknown("aggregate", name, [*AGGREGATES, "p95", *PERIODS], expression)
+            raise _unknown("aggregate", name, [*AGGREGATES, "p0 to p100", *PERIODS], expression)
     if len(names) > 1 or len(words) > len(names) + 1:
         raise GateError(f"{expression!r}: one aggregate and one of {', '.join(PERIODS)} at most")
     if isinstance(metric, Series):
@@ -384,5 +384,5 @@ def written(value: float, unit: Unit) -> str:
 
 def _unknown(what: str, name: str, known: list[str], expression: str) -> GateError:
     guess = nearest(name, known)
-    hint = f"did you mean {guess!r}? " if guess else ""
-    return GateError(f"{expression!r}: there is no {what} {name!r}; {hint}known are: {', '.join(known)}")
+    others = f"did you mean {guess!r}?" if guess else f"known are: {', '.join(known)}"
+    return GateError(f"{expression!r}: there is no {what} {name!r}; {others}")

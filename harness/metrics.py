@@ -111,6 +111,9 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 
+OF_THE_TWIN = ("loss_deviation_ratio", "loss_curve_max_deviation_ratio", "twin_loss")
+"""What a run without a fault-free twin has no value of."""
+
 
 def find(name: str) -> Metric | None:
     """The metric of that name, with or without the unit at its end; None when there is none."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +15,8 @@ from chaos.errors import UsageError, nearest, shown
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault
+
+_MAX_WIDTH = 100
 
 
 @click.command()
@@ -30,8 +35,13 @@ def faults(kind: str | None, as_json: bool) -> int:
     if as_json:
         print_json(rows)
         return 0
-    print_text("\n\n".join(map(_text, rows)))
+    print_text("\n\n".join(_text(row, _width()) for row in rows))
     return 0
+
+
+def _width() -> int | None:
+    """Of the terminal, in cells; None where nobody looks at one, and a line stays whole for whatever searches it."""
+    return min(_MAX_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def describe(fault: type[Fault[Any]]) -> dict[str, Any]:
@@ -88,7 +98,7 @@ def accepts(field: dict[str, Any]) -> str:
     return " ".join([str(field.get("type", "value")), *bounds])
 
 
-def _text(row: dict[str, Any]) -> str:
+def _text(row: dict[str, Any], width: int | None) -> str:
     needs = ", ".join(row["needs"]) or "nothing"
     lines = [
         row["kind"],
@@ -101,7 +111,9 @@ def _text(row: dict[str, Any]) -> str:
         default = "required" if parameter["required"] else f"default {default_text(parameter['default'])}"
         about = f": {parameter['description']}" if parameter["description"] else ""
         lines.append(f"    {name} ({parameter['accepts']}; {default}){about}")
-    return "\n".join(lines)
+    if width is None:
+        return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, max(width, 20), subsequent_indent=" " * 6) for line in lines)
 
 
 def default_text(value: object) -> str:

@@ -13,7 +13,7 @@ from chaos.commands.stored import read_run
 
 
 @click.command()
-@click.argument("reference", metavar="RUN", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest")
 @click.option("--only", "only", type=int, multiple=True, metavar="INCIDENT", help="Only this incident. Repeatable.")
 @OUT_OPTION
 @JSON_OPTION

@@ -12,7 +12,7 @@ from chaos.commands.options import OUT_OPTION
 
 
 @click.command()
-@click.argument("reference", metavar="RUN", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest")
 @OUT_OPTION
 @click.option(
     "--port", metavar="PORT|HOST:PORT", default="auto", help="Where to serve. Default: a free port of the loopback."

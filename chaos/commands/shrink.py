@@ -18,7 +18,7 @@ _STEP = "step="
 
 
 @click.command()
-@click.argument("reference", metavar="RUN", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest")
 @OUT_OPTION
 @click.option(
     "--max-runs", type=click.IntRange(min=1), default=DEFAULT_MAX_RUNS, show_default=True, help="At most so many runs."

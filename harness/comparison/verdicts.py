@@ -151,9 +151,17 @@ def judge_against(
                 what = f"worse, or chance? {listed}: too few runs to tell; --repeat 3 on both sides does"
             if gone:
                 what = f"no longer known: {', '.join(gone)}"
+            if useless := [*_without_figures(now, "here"), *_without_figures(base, "in the baseline")]:
+                what = "; ".join(useless)
             outcomes.append(("inconclusive", f"{name}{what}"))
     fine = "no figure that decides got worse than the noise and the tolerance"
     return Against(tuple(judged), _verdict(outcomes, fine, ()), tuple(dict.fromkeys(notes)))
+
+
+def _without_figures(sample: Sample, where: str) -> list[str]:
+    """That no run of `sample` has figures that count, and what became of them; nothing where one has."""
+    verdicts = ", ".join(dict.fromkeys(run.verdict for run in sample.runs))
+    return [] if sample.usable else [f"no run {where} has figures that count: {verdicts or 'there is none'}"]
 
 
 def _is(change: Change, word: str) -> bool:

@@ -53,7 +53,9 @@ class JobExporter:
                 raise EnvironmentFailure(f"port {port} is in use: choose another with {option}") from error
             # Python adds to the reason what we say ourselves.
             reason = str(error.strerror or error).partition(" (while")[0]
-            raise EnvironmentFailure(f"cannot serve metrics on {host}:{port}: {reason}") from error
+            raise EnvironmentFailure(
+                f"cannot serve metrics on {host}:{port} ({reason}): choose another address with {option}"
+            ) from error
         # Where the ranks are to serve theirs: beside the job's.
         self.ranks_where = AUTO if host == LOOPBACK else host if ":" not in host else f"[{host}]"
         self._targets: Targets | None = None

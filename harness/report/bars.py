@@ -171,7 +171,7 @@ def _legend_items(curves: Curves, history: History) -> list[tuple[str, str]]:
     else:
         items = [("part-holds", "holds these layers")]
     if any(piece.degraded for piece in pieces):
-        items.append(("key-degraded", "~ so many of them approximated"))
+        items.append(("key-degraded", "~ approximated: the hatched share"))
     if any(piece.layers is not None and not piece.layers for piece in pieces):
         items.append(("part-idle", "idle"))
     if any(piece.layers is None and piece.attempt is None for piece in pieces):

@@ -68,7 +68,7 @@ def speed_over_time(curves: Curves, history: History, width: int) -> Markup:
     if history.before:
         items.append(("curve-before", "median before the first fault" if history.struck else "median"))
     if history.struck:
-        items += [_IN_FORCE, ("band-stopped", "no step got on")]
+        items += _band_items(history)
     legend, height = drawing.legend([*items, *_sign_items(curves.marks), *ribbon_legend], width, below.bottom + 38)
     lowest = min(rates, key=lambda rate: rate[1])
     description = (
@@ -104,7 +104,7 @@ def speed_by_step(curves: Curves, history: History, width: int) -> Markup:
     legend, height = drawing.legend(
         [
             ("curve-main", "speed of the step, the wait before it included"),
-            *((_IN_FORCE,) if history.struck else ()),
+            *_step_band_items(curves, history),
             *_sign_items(curves.marks),
         ],
         width,
@@ -151,8 +151,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
         items.append(("mark-bad", "no finite number"))
     if any(loss > high for _, loss in (*main, *twin)):
         items.append(("sign-fault", f"runs off the top, to {max(loss for _, loss in (*main, *twin)):.3g}"))
-    if history.struck:
-        items.append(_IN_FORCE)
+    items += _step_band_items(curves, history)
     legend, height = drawing.legend([*items, *_sign_items(curves.marks)], width, apart_frame.bottom + 38)
     return drawing.figure(
         "loss",
@@ -277,14 +276,32 @@ def _bands(history: History, frame: Frame, x: Scale) -> Iterable[str]:
     height = frame.bottom - frame.top
     for since, until in history.in_force:
         yield drawing.rect(x(since), frame.top, max(1.0, x(until) - x(since)), height, "band-inforce")
-    within = [
+    for since, until in _stopped(history):
+        yield drawing.rect(x(since), frame.top, max(1.0, x(until) - x(since)), height, "band-stopped")
+
+
+def _stopped(history: History) -> list[tuple[float, float]]:
+    """(from, until) of each stretch in which no step got on while a fault was in force."""
+    return [
         (max(since, start), min(until, end))
         for since, until in history.stopped
         for start, end in history.in_force
         if max(since, start) < min(until, end)
     ]
-    for since, until in within:
-        yield drawing.rect(x(since), frame.top, max(1.0, x(until) - x(since)), height, "band-stopped")
+
+
+def _band_items(history: History) -> list[tuple[str, str]]:
+    """The bands that can be seen: where no step got on as long as a fault was in force, one hides the other."""
+    in_force, stopped = (sum(until - since for since, until in part) for part in (history.in_force, _stopped(history)))
+    items = [_IN_FORCE] if in_force > 1.01 * stopped else []
+    return [*items, ("band-stopped", "no step got on")] if stopped else items
+
+
+def _step_band_items(curves: Curves, history: History) -> list[tuple[str, str]]:
+    """The same by step: a fault between two of them has no width."""
+    return (
+        [_IN_FORCE] if any(curves.step_at(until) > curves.step_at(since) for since, until in history.in_force) else []
+    )
 
 
 def _step_bands(curves: Curves, history: History, frame: Frame, x: Scale) -> Iterable[str]:

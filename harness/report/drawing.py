@@ -169,7 +169,7 @@ def legend(items: Sequence[tuple[str, str]], width: int, top: float) -> tuple[li
     left = 62.0 if width >= WIDE else 6.0
     x, row = left, 0
     for sign, words in items:
-        needed = 22 + _CHAR_WIDTH * len(words) + 16
+        needed = 22 + _CHAR_WIDTH * len(words) + 20
         if x > left and x + needed > width:
             x, row = left, row + 1
         middle = top + row * _LEGEND_LINE + 8

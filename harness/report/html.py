@@ -143,7 +143,10 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         change = f"{-summary['throughput_drop_ratio']:+.1%}".replace("-", "\N{MINUS SIGN}")
         tiles.append((change, "speed", "under the fault, against the speed before it"))
     if summary.get("steps_lost") is not None:
-        tiles.append((str(summary["steps_lost"]), lost_words(summary), steps_text(summary)))
+        lost, again, label = summary["steps_lost"], summary.get("steps_repeated"), lost_words(summary)
+        done = "done" if again == lost else f"{again} of them done"
+        what = f"{done} again; " if again and lost and "again" not in label else ""
+        tiles.append((str(lost), label, f"{what}{steps_text(summary)}"))
     if summary.get("loss_deviation_ratio") is not None:
         deviation = wording.percent(summary["loss_deviation_ratio"], 2)
         tiles.append((deviation, "loss deviation", "from the same run without faults"))
@@ -187,7 +190,8 @@ def _own_time(raw: Mapping[str, Any]) -> str:
     if not raw.get("wall_clock_seconds"):
         return ""
     rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(raw) if seconds]
-    return f"Of the job's time it answers for {name_seconds(raw['wall_clock_seconds'])}: {', '.join(rows)}."
+    seconds = name_seconds(raw["wall_clock_seconds"])
+    return f"Of the job's time {seconds} belong to this fault, up to the next one or to the end: {', '.join(rows)}."
 
 
 def _milestones(way: Way) -> Sequence[tuple[str, str]]:

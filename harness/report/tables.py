@@ -16,7 +16,7 @@ from harness.words import name_seconds
 _FILES: Mapping[str, str] = {
     "events.jsonl": "the event log, from which everything here is computed",
     "summary.json": "every figure",
-    "experiment.yaml": "what was asked for; `chaos run` takes it again",
+    "experiment.yaml": "what was asked for: chaos run does it again",
     "junit.xml": "the gates as test cases",
     "ledger.jsonl": "what was done to the machine, and undone",
     "logs": "what the processes printed",

@@ -5,6 +5,7 @@ It fits 80 columns and says nothing by colour alone.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,13 @@ class _Report:
             word = wording.gate_word(gate)
             style = {"pass": "green", "FAIL": "bold red"}.get(word, "yellow")
             always = "  always checked" if gate.get("builtin") else ""
-            label = f"{one_line(gate.get('expression')):<{self._label_cells - 10}} "
-            self._line(("  ", ""), (f"{word:<5}", style), (f" {label}{wording.gate_value(gate)}{always}", ""))
+            label = f"{one_line(gate.get('expression')):<{self._label_cells - 10}}"
+            answer = f"{wording.gate_value(gate)}{always}"
+            if len(label) + len(answer) + 9 <= self._width:
+                self._line(("  ", ""), (f"{word:<5}", style), (f" {label} {answer}", ""))
+            else:
+                self._line(("  ", ""), (f"{word:<5}", style), (f" {label}", ""))
+                self._paragraph(answer, indent=8)
 
     def _caveats(self) -> None:
         if caveats := self._summary.get("caveats"):
@@ -225,11 +231,14 @@ class _Report:
 
     def _head(self, text: str) -> None:
         self._line(("", ""))
-        self._line((text, "bold"))
+        for line in textwrap.wrap(text, self._width):
+            self._line((line, "bold"))
 
     def _row(self, label: str, value: str, share: float | None = None, style: str = "") -> None:
         """A label, a value and, where there is room for it, a bar of `share` of the longest one."""
-        label = label if len(label) <= self._label_cells else label[: self._label_cells - 1] + "."
+        *before, label = textwrap.wrap(label, self._label_cells) or [""]
+        for line in before:
+            self._line((f"  {line}", style))
         text = f"  {label:<{self._label_cells}} {value:<11}"
         room = min(_MAX_BAR_CELLS, self._width - len(text) - 1)
         bar = "" if share is None or room < 4 else ("█" if self._unicode else "#") * round(share * room)

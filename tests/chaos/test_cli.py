@@ -1,6 +1,7 @@
 """The command line without a job: what is refused and how, what is planned, what is printed where."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,10 @@ class TestHelp:
         code, out, _ = chaos(command, "--help")
         assert code == 0
         assert f"chaos {command}" in out
+
+    @pytest.mark.parametrize("command", ["report", "replay", "serve", "shrink"])
+    def test_the_newest_run_need_not_be_named(self, chaos, command):
+        assert f"Usage: chaos {command} [OPTIONS] [RUN]" in chaos(command, "--help")[1]
 
     def test_version(self, chaos):
         code, out, _ = chaos("--version")
@@ -165,6 +170,21 @@ MISTAKES = {
     "data that is not there": (("run", *KILL, "--data", "nowhere"), ["nowhere"]),
     "file that is not there": (("run", "nowhere.yaml"), ["nowhere.yaml"]),
     "run that is not there": (("report", "nonsense"), ["nonsense"]),
+    "folder instead of a file": (("run", "../"), ["chaos: ..: cannot read the file: Is a directory"]),
+    "file without its ending that is not there": (("run", "./nowhere"), ["nowhere: cannot read the file: No such"]),
+    "parameter with an empty value": (("run", *KILL, "-p", "grace="), ["--param grace: has no value"]),
+    "gate of a twin that there is none of": (
+        ("run", *KILL, "--no-twin", "--gate", "loss_deviation < 3%"),
+        ["--gate: 'loss_deviation < 3%' could never be answered", "this run has none"],
+    ),
+    "gate of a twin of somebody else's job": (
+        ("run", "raise", "--at", "step=5", "--gate", "twin_loss < 3", "--", sys.executable, "train.py"),
+        ["--gate: 'twin_loss < 3' could never be answered"],
+    ),
+    "gate of a percentile that is none": (
+        ("run", *KILL, "--gate", "recovery_seconds p200 < 3"),
+        ["there is no aggregate 'p200'", "p0 to p100"],
+    ),
     "fault of too long a name": (("run", "x" * 5000), ["there is no fault 'xxx"]),
     "parameter that cannot be shown": (("run", *KILL, "-p", "\u202e=1"), ["--param '\\u202e'", "unknown key"]),
     "gate that nothing can fail": (("run", *KILL, "--gate", "steps_lost < 1e400"), ["1e400"]),
@@ -345,6 +365,15 @@ class TestOneDocument:
             assert row["kind"] in out
             assert row["summary"] in out
 
+    def test_faults_on_a_narrow_terminal(self, chaos, monkeypatch):
+        wide = chaos("faults", "slow-link")[1]
+        assert max(map(len, wide.splitlines())) > 60
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        narrow = chaos("faults", "slow-link")[1]
+        assert max(map(len, narrow.splitlines())) <= 60
+        assert narrow.split() == wide.split()
+
     def test_schema(self, chaos):
         code, out, _ = chaos("schema")
         assert code == 0
@@ -464,10 +493,30 @@ def test_a_mistake_of_ours_shows_its_traceback_and_is_no_failed_gate(capsys, mon
     assert "ZeroDivisionError: ours" in err
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_like_those_that_nobody_reads(closed, tmp_path):
+    # Whatever is opened must not take their place.
+    code = "import os\nfrom chaos import cli\ncli.run_cli = lambda _: os.pipe()[0] < 3 or print('x')\ncli.main()"
+    root = Path(__file__).resolve().parents[2]
+    shell = f"cd {shlex.quote(str(root))} && {shlex.quote(sys.executable)} -c {shlex.quote(code)} {closed}"
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else "x\n")
+
+
 def test_interrupted_before_anything(capsys, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("chaos.schema.json_schema", interrupt)
     assert run_cli(["schema"]) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err.strip() == "chaos: interrupted"
+
+
+def test_interrupted_while_it_is_read_in(tmp_path):
+    # As Ctrl-C does that comes in the middle of an import.
+    code = "import sys\nimport chaos.__main__ as it\nsys.meta_path.insert(0, Stop)\nit.main()"
+    stop = "class Stop:\n    def find_spec(*_):\n        raise KeyboardInterrupt\n"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", stop + code], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "chaos: interrupted\n")

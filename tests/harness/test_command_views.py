@@ -1,6 +1,7 @@
 """What people see of somebody else's job: its unit, its attempts, steps that nobody knew beforehand."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from harness.live import LiveView, PlainView
 from harness.report import html, wording
 from harness.report.terminal import render
 from harness.summary import summarize
+from tests.harness import synthetic
 from tests.harness.test_attempts import LAST, restarted
 
 pytestmark = pytest.mark.unit
@@ -69,3 +71,20 @@ def test_the_live_view_shows_attempt_and_steps():
         view.feed(event)
     text = view.render().plain
     assert f" {LAST} steps, completed" in text and "samples/s" in text and "attempt" in text
+
+
+def test_the_page_names_the_bands_that_are_seen_and_steps_that_were_done_again():
+    def signs(page, picture):
+        (body,) = re.findall(rf'<svg[^>]*"{picture}-860-t.*?</svg>', page, re.DOTALL)
+        return {words for words in ("a fault in force, or its ranks away", "no step got on") if words in body}
+
+    # No step came between the fault and the restart: all of the band is the other one, and by step there is none.
+    page = html.render(summarize(restarted()), restarted())
+    assert signs(page, "speed-over-time") == {"no step got on"}
+    assert signs(page, "speed-by-step") == set()
+    assert "done again; committed" in page
+    survived = synthetic.run()
+    page = html.render(summarize(survived), survived)
+    assert signs(page, "speed-over-time") == {"a fault in force, or its ranks away", "no step got on"}
+    assert signs(page, "loss") == signs(page, "speed-by-step") == {"a fault in force, or its ranks away"}
+    assert "again; committed" not in page

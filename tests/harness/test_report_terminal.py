@@ -1,4 +1,5 @@
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -141,10 +142,17 @@ def test_ends_with_where_it_is_and_how_to_repeat_it():
     assert "chaos run experiment.yaml" in text(summary())
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_fits_its_width(width):
     report = text(summary(caveats=["word " * 60], reasons=["reason " * 60]), synthetic.run(), width=width)
     assert max(map(len, report.splitlines())) <= width
+
+
+def test_no_word_is_cut_where_it_is_narrow():
+    narrow, wide = (text(summary(), synthetic.run(), width=width) for width in (40, 80))
+    # Curves and bars are as wide as there is room.
+    words = [re.findall(r"[a-z_]{2,}", report) for report in (narrow, wide)]
+    assert words[0] == words[1]
 
 
 def test_needs_neither_colour_nor_unicode():

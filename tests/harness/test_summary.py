@@ -95,6 +95,7 @@ def test_numbers_that_json_cannot_tell_become_null():
         ({"faults": (Fault(repair_steps=None),)}, "did not come back to 95%"),
         ({"faults": (Fault(step=8),)}, "median over 7 steps only"),
         ({"cut_off_after_step": 30}, "log was cut off"),
+        ({"ended": "interrupted"}, "the fault-free twin comes after the job, and the job did not come to its end"),
         ({"faults": (Fault(verified=False),)}, "it counts in no figure"),
         ({"faults": (Fault(), Fault(step=50, node=2))}, "put down to the earlier one"),
     ],

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from chaos.errors import UsageError
+from chaos.errors import EnvironmentFailure, UsageError
 from harness.comparison.stored import find_samples, verdict_but_gates
 from harness.execute import write_reports
 from harness.runs import SET_FILE, list_runs, new_run_folder, new_set_folder
@@ -31,6 +31,15 @@ def test_a_run_is_judged_again_from_its_log(tmp_path):
         assert found.values("throughput_drop_ratio") == [summary["throughput_drop_ratio"]]
         assert found.values("recovery_seconds") == [summary["incidents"][0]["recovery_seconds"]]
         assert found.experiment
+
+
+def test_reports_that_cannot_be_written_leave_the_log_to_judge_by(tmp_path):
+    folder, _ = stored_run(tmp_path)
+    (folder / "report.html").unlink()
+    (folder / "report.html" / "in the way").mkdir(parents=True)
+    with pytest.raises(EnvironmentFailure) as failure:
+        write_reports(folder)
+    assert f"report.html: Is a directory. The log is whole: `chaos report {folder}`" in str(failure.value)
 
 
 def test_a_copied_summary_will_do(tmp_path):

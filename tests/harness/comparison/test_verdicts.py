@@ -119,6 +119,14 @@ class TestAgainst:
             "mecefo: recovery_seconds got worse: 2.00 s, in the baseline 1.00 s (noise 0 ms)",
         )
 
+    def test_what_was_stopped_has_nothing_to_compare(self):
+        halted = replace(sample(1.0), runs=[run("halted")])
+        found = self.judge(halted, sample(1.0, 1.0, 1.0))
+        assert found.verdict.exit_code == 5
+        assert found.verdict.reasons == ("no run here has figures that count: halted",)
+        found = self.judge(sample(1.0), replace(sample(1.0), runs=[run("error"), run("dirty")]))
+        assert found.verdict.reasons == ("no run in the baseline has figures that count: error, dirty",)
+
     def test_nothing_in_common(self):
         two = [sample(1.0, label="a"), sample(1.0, label="b")]
         assert judge_against(two, [sample(1.0, label="c")], DECIDING, 0.05).verdict.exit_code == 5

@@ -125,7 +125,9 @@ def test_a_port_in_use_is_refused_by_name():
 
 
 def test_the_address_of_another_machine_is_refused():
-    with pytest.raises(EnvironmentFailure, match=r"cannot serve metrics on 192\.0\.2\.1:9400: Cannot assign"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"on 192\.0\.2\.1:9400 \(Cannot assign.*: choose another address with"
+    ):
         JobExporter("192.0.2.1:9400")
 
 
