@@ -83,7 +83,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "keep": "the newest so many are kept",
         "folder": "where they go; into the run's folder where it is left out",
         "resume": "begin with the newest one in `folder`",
-        "max_fruitless_restarts": "strategy checkpoint: the job ends after so many restarts in a row without a step",
+        "max_fruitless_restarts": "strategy checkpoint: the job ends after so many restarts without a new step",
     },
     "Limits": {
         "max_nodes": "at most so many nodes at once",

@@ -298,6 +298,8 @@ class Conductor:
                 self._on_step(event)
             case "restarting":
                 self._repairs.on_restarting(event.fields["ranks"])
+            case "regrouped" | "job_failed":
+                self._repairs.on_settled()
             case "injected":
                 self._repairs.on_injected(int(event.fields["incident"]), int(event.step or 0))
 
@@ -315,7 +317,7 @@ class Conductor:
         for condition in self._halts:
             if event.job == MAIN_JOB and condition.check(event):
                 self._emitter.emit("halted", step=step, condition=condition.text)
-                self._finish("halted", f"halt condition: {condition.text}")
+                self._finish("halted", condition.text)
 
     # ---- the end ----
 
@@ -352,7 +354,7 @@ class Conductor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._emitter.emit("interrupted", signal=number.name)
-        self._finish("interrupted", f"interrupted by {number.name}")
+        self._finish("interrupted", number.name)
 
 
 def _facts(job: AnyConfig) -> dict[str, Any]:

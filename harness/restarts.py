@@ -39,6 +39,11 @@ class Restarts(Repairs):
         self.on_standstill()
         self._task = asyncio.get_running_loop().create_task(self._restart(tuple(ranks)))
 
+    def on_settled(self) -> None:
+        """All ranks are in the job, and the coordinator misses whoever ends from now on; or the job has failed."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def close(self) -> None:
         """Start nothing any more."""
         if self._task is not None:
@@ -62,11 +67,11 @@ class Restarts(Repairs):
         while self.are_due:
             await asyncio.sleep(POLL_SECONDS)
         self._emitter.emit("restart_started", ranks=list(ranks))
+        # Until they are in the job, not merely until they run: nobody but us misses one that ends before its hello.
         while True:
-            new = {owned.rank for owned in running.rank_processes(ranks) if owned.process.is_running()}
-            if len(new) == len(ranks):
-                return
-            for rank in ranks:
-                if rank not in new:
-                    running.repair_rank(rank)
+            if not self.are_due:
+                new = {owned.rank for owned in running.rank_processes(ranks) if owned.process.is_running()}
+                for rank in ranks:
+                    if rank not in new:
+                        running.repair_rank(rank)
             await asyncio.sleep(ORDER_AGAIN_SECONDS)

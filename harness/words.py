@@ -132,7 +132,7 @@ class Narrator:
 
     def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "heal":
-            return "state that differed is replaced by the peers'"
+            return "state that differed or was spoilt is replaced by the peers'"
         if fields.get("reason") not in ("loss", "retry", "balance"):
             return None
         if (fetched := fields.get("num_fetched_in_background")) and fields["reason"] == "loss":

@@ -89,7 +89,8 @@ def plan_background(
     """Let `target` be ready to run while `layout` runs, from `resume_step` on.
 
     What a rank holds and will hold again it keeps up to date from the first step. What it lacks is fetched in pipeline
-    order, no more than `bytes_per_step` in one step by any rank (at least one unit); sources share the sending evenly.
+    order, by any rank no more than `bytes_per_step` a step on average, and never more than a unit ahead of that;
+    sources share the sending evenly.
     """
     held = {rank: frozenset(units) for rank, units in holdings.items()}
     running = {rank: frozenset(layout.units(rank)) for rank in layout.ranks()}

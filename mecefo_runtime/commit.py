@@ -53,7 +53,7 @@ def decide(reports: Sequence[Report]) -> Decision:
         return Decision(committed, None)
     totals = next((r["totals"] for r in ready if r["totals"] is not None), None) or _totals(ready)
     # A step that is not finite would not have been committed by the members either (see `health`).
-    if totals is None or not isfinite(totals["squared_norm"]):
+    if totals is None or not (isfinite(totals["squared_norm"]) and isfinite(totals["tally"]["loss_sum"])):
         return Decision(committed, None)
     return Decision(committed + 1, {"step": committed + 1, "totals": totals})
 

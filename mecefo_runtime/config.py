@@ -84,8 +84,8 @@ class HealthConfig:
     `nonfinite`: its loss or gradient is not finite. `outlier`: its gradient's norm is more than `outlier_ratio` times
     the median of the last `window_steps`. `repeat` computes it again, `max_repeats` times; if that does not help, a
     step that is not finite is skipped, and an outlier is committed for what it is. `skip` leaves it out at once.
-    `evict` repeats too, and then evicts the rank that spoilt it, if it is known. `commit` looks away.
-    `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
+    `evict` repeats too, and then evicts the rank that spoilt it; if it is not known, it does as `repeat`. `commit`
+    looks away. `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
     """
 
     nonfinite: Unfit = "repeat"
@@ -116,7 +116,7 @@ class CheckpointConfig:
     """Durable checkpoints: one every `every_steps` into `folder`, of which the newest `keep` are kept.
 
     With `resume` the job begins with the newest one that is there. With a strategy that starts all ranks again after a
-    loss, the job ends when no step was committed after any of `max_fruitless_restarts` in a row.
+    loss, the job ends when none of `max_fruitless_restarts` in a row came further than the job had been.
     """
 
     folder: str
@@ -198,7 +198,7 @@ class JobConfig:
 
     @property
     def max_fruitless_restarts(self) -> int:
-        """So many restarts in a row may come to no committed step."""
+        """So many restarts in a row may come no further than the job had been."""
         return MAX_FRUITLESS_RESTARTS if self.checkpoint is None else self.checkpoint.max_fruitless_restarts
 
     @property

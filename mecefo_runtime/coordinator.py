@@ -197,7 +197,7 @@ class Coordinator:
             case "unhealthy":
                 membership.on_unhealthy(int(message["epoch"]), int(message["rank"]), str(message["reason"]))
             case "committed":
-                membership.on_committed(int(message["epoch"]))
+                membership.on_committed(int(message["step"]))
             case "finished":
                 membership.on_finished(rank)
             case "lost":
@@ -259,7 +259,7 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
         yield message
 
 
-def _newest_or_stop(job: JobConfig, refused: Collection[str]) -> Durable | None:
+def _newest_or_stop(job: JobConfig, refused: Collection[Durable]) -> Durable | None:
     try:
         return newest_durable(job, refused)
     except ForeignCheckpoint as error:

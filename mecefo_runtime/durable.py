@@ -14,18 +14,19 @@ from mecefo_runtime.data import read_corpus
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A complete checkpoint: the state after `step`, in `folder`."""
+    """A complete checkpoint: the state after `step`, in `folder`, saved by the course of training `lineage`."""
 
     step: int
     folder: str
+    lineage: str = ""
 
 
 class ForeignCheckpoint(RuntimeError):
     """A checkpoint is sound, but of another model or of other data."""
 
 
-def newest_durable(job: JobConfig, refused: Collection[str] = ()) -> Durable | None:
-    """The newest complete checkpoint of `job` in a folder that is not in `refused`; None when there is none.
+def newest_durable(job: JobConfig, refused: Collection[Durable] = ()) -> Durable | None:
+    """The newest complete checkpoint of `job` that is not in `refused`; None when there is none.
 
     Raises:
         ForeignCheckpoint: it is of another job; the message names the difference.
@@ -33,12 +34,13 @@ def newest_durable(job: JobConfig, refused: Collection[str] = ()) -> Durable | N
     if job.checkpoint is None:
         return None
     for checkpoint in complete_folders(Path(job.checkpoint.folder)):
-        if str(checkpoint.path) not in refused:
+        found = Durable(checkpoint.step, str(checkpoint.path), checkpoint.stamp.lineage)
+        if found not in refused:
             try:
                 checkpoint.require(Identity.of(job, read_corpus(job.data)))
             except CheckpointMismatch as error:
                 raise ForeignCheckpoint(str(error)) from error
-            return Durable(checkpoint.step, str(checkpoint.path))
+            return found
     return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from mecefo_runtime.commit import Decision, decide
 from mecefo_runtime.costs import Costs
+from mecefo_runtime.durable import Durable
 from mecefo_runtime.layout import Layout
 from mecefo_runtime.orders import form_orders, layout_fields
 from mecefo_runtime.regroup import Plan, Rules, Survivors, plan_epoch
@@ -56,7 +57,8 @@ class Epochs:
         self.layout: Layout | None = None
         # Until an epoch has begun with it: what ranks hold meanwhile is partly from before and partly from there.
         self.must_restore = False
-        self.refused: dict[str, str] = {}
+        self.refused: dict[Durable, str] = {}
+        self._restoring: Durable | None = None
 
     @property
     def awaited(self) -> int:
@@ -178,12 +180,20 @@ class Epochs:
         self._rejoining = sorted(set(plan.members) - self.entered) if self.number else []
         self._resume_step = plan.decision.committed_step + 1
         self.members, self.layout = frozenset(plan.members), plan.layout
-        self.must_restore = plan.restore is not None
+        self._restoring, self.must_restore = plan.restore, plan.restore is not None
         if plan.restore is not None or not self._lineage:
             # Checkpoints from before must not be completed by what is written from now on.
             self._lineage = os.urandom(8).hex()
         members = {rank: self._connected[rank] for rank in plan.members}
-        orders = form_orders(plan, members, epoch=self.target, reason=self.reason, lineage=self._lineage)
+        orders = form_orders(
+            plan,
+            members,
+            epoch=self.target,
+            reason=self.reason,
+            lineage=self._lineage,
+            # Where all ranks end after a loss, nobody is left then to say how far the job had come.
+            tells_commits=self._rules.stops_on_loss,
+        )
         for rank, member in members.items():
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, orders)
@@ -193,6 +203,12 @@ class Epochs:
             for reason in self._rules.unfit_checkpoints(plan.restore.step):
                 self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
             self._effects.emit("checkpoint_restored", step=plan.restore.step, folder=plan.restore.folder)
+
+    def refuse(self, folder: str, error: str) -> None:
+        """A member found that the checkpoint in `folder`, with which the epoch was to begin, is damaged."""
+        # Not the folder: what is saved there from now on is another checkpoint.
+        if self._restoring is not None and self._restoring.folder == folder:
+            self.refused[self._restoring] = error
 
     # ---- its beginning ----
 

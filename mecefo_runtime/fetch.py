@@ -28,7 +28,6 @@ class Fetching:
         self._receiving: list[tuple[UnitState, Tensor, int, tuple[Operation, Operation]]] = []
         # Replaced, never changed: another thread looks at it.
         self.received: frozenset[str] = frozenset()
-        self.moved_bytes = 0
 
     def begin(self, step: int) -> None:
         """Start what moves during `step`. A step that is computed again begins it only once."""
@@ -41,7 +40,6 @@ class Fetching:
                 unit = self._bank.units[shadow.unit]
                 work = self._groups.send(unit.storage, shadow.rank, tag)
                 self._sending.append((work, _Checksum(unit), shadow.rank, tag + 1))
-                self.moved_bytes += unit.storage.nbytes
             elif shadow.rank == self._groups.rank:
                 assert shadow.source is not None
                 unit = self._bank.units[shadow.unit]
@@ -51,7 +49,6 @@ class Fetching:
                     self._groups.start_receive(checksum, shadow.source, tag + 1),
                 )
                 self._receiving.append((unit, checksum, shadow.source, works))
-                self.moved_bytes += unit.storage.nbytes
 
     def finish(self) -> None:
         """Wait for what has begun; afterwards the optimizer may change what was sent and received.

@@ -3,7 +3,7 @@
 The leader judges every step in the commit exchange, from what each member says of its own part, and everybody obeys.
 A step that is not finite, or whose gradient is far larger than usual, is computed again, skipped, or costs the rank
 that spoilt it its place. Where parameters of two holders differ, the one that differs gets its peers'; so does one
-whose optimizer state would spoil them.
+whose parameters are not finite, or would not be after the optimizer's next step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PartHealth:
 
     `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: something not finite came out of its
     compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_spoilt`: its
-    optimizer state would make parameters of this step that are not finite.
+    parameters are not finite, or its optimizer state would make such in this step.
     """
 
     gradient_norm: float = 0.0
@@ -73,12 +73,14 @@ class Judge:
         self._norms: deque[float] = deque(maxlen=config.window_steps)
         self._repeated_step = 0
         self._num_repeats = 0
+        self._healed_step = 0
+        self._num_heals = 0
 
     def judge(self, step: int, loss_sum: float, squared_norm: float, parts: Mapping[int, PartHealth]) -> Judgement:
         """The verdict on `step`, whose gradients have been summed; `parts` by rank."""
         spoilt = tuple(rank for rank, part in sorted(parts.items()) if part.is_spoilt)
         if spoilt:
-            return Judgement(Verdict.HEAL, spoilt, f"{_name(spoilt)}: the optimizer's state would spoil the parameters")
+            return self._spoilt(step, spoilt)
         differing = tuple(rank for rank, part in sorted(parts.items()) if part.differs)
         if differing:
             return Judgement(Verdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")
@@ -93,11 +95,21 @@ class Judge:
         if config.outlier != "commit" and norm > config.outlier_ratio * usual:
             suspects = outliers_among(parts)
             reason = f"the gradient's norm is {norm:.3g}, usual is {usual:.3g}"
-            if config.outlier != "repeat" or self._repeats_of(step) < config.max_repeats:
+            # With nobody to evict, and computed again, it is what the data says: else all that follow were skipped too.
+            is_final = config.outlier == "skip" or (config.outlier == "evict" and bool(suspects))
+            if is_final or self._repeats_of(step) < config.max_repeats:
                 return self._unfit(step, config.outlier, suspects, reason)
-            # Computed again it came out the same: it is what the data says.
         self._norms.append(norm)
         return Judgement(Verdict.COMMIT)
+
+    def _spoilt(self, step: int, suspects: tuple[int, ...]) -> Judgement:
+        reason = f"{_name(suspects)}: parameters or optimizer state are spoilt"
+        num_heals = self._num_heals if self._healed_step == step else 0
+        if num_heals <= self._config.max_repeats:
+            self._healed_step, self._num_heals = step, num_heals + 1
+            return Judgement(Verdict.HEAL, suspects, reason)
+        # Something spoils them again and again: the job must not stand still over it.
+        return self._given_up(self._config.nonfinite, suspects, f"{reason}, {num_heals + 1} times")
 
     def _unfit(self, step: int, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
         if suspects:
@@ -108,9 +120,11 @@ class Judge:
         if num_repeats < self._config.max_repeats:
             self._repeated_step, self._num_repeats = step, num_repeats + 1
             return Judgement(Verdict.REPEAT, suspects, reason)
-        if policy == "evict" and len(suspects) == 1:
-            return Judgement(Verdict.EVICT, suspects, reason)
-        return Judgement(Verdict.SKIP, suspects, f"{reason}, {num_repeats + 1} times")
+        return self._given_up(policy, suspects, f"{reason}, {num_repeats + 1} times")
+
+    def _given_up(self, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
+        is_known = policy == "evict" and len(suspects) == 1
+        return Judgement(Verdict.EVICT if is_known else Verdict.SKIP, suspects, reason)
 
     def _repeats_of(self, step: int) -> int:
         return self._num_repeats if self._repeated_step == step else 0

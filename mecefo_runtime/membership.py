@@ -118,6 +118,8 @@ class Membership:
             self._transitions.lose(rank, "connection")
         self._connected[rank] = member
         self._restart.on_hello(rank, member.attempt)
+        # To a coordinator that was started in the place of another, nobody told it.
+        self._restart.on_committed(int(message["committed_step"]))
         for gone in (self._transitions.silent, self._gathering.absent, self._links.cut_off):
             gone.discard(rank)
         if message.get("is_done"):
@@ -188,7 +190,7 @@ class Membership:
             return
         wait_seconds = FORM_RETRY_SECONDS if self.stage is Stage.FORMING else 1.5 * self._heartbeat_timeout_seconds
         if refused is not None:
-            self._epochs.refused[refused] = error
+            self._epochs.refuse(refused, error)
         self._effects.emit("warning", message=f"rank {rank} broke off: {error}")
         self._restart.on_trouble(rank, error)
         if unreachable:
@@ -255,16 +257,14 @@ class Membership:
         """The members blame `rank` for steps that cannot be committed: it has to go."""
         if self.stage not in (Stage.TRAINING, Stage.JOINING) or epoch != self.epoch or rank not in self._connected:
             return
-        self._effects.send(rank, {"type": "stop", "reason": f"evicted: {why}"})
+        self._effects.send(rank, {"type": "stop", "reason": why})
         self._transitions.lose(rank, "health")
         self._effects.hang_up(rank)
         self._transitions.proceed()
 
-    def on_committed(self, epoch: int) -> None:
-        """The first step of `epoch` is committed."""
-        # Its leader may be faster than the last news that a member is in.
-        if epoch in (self._epochs.number, self._epochs.target):
-            self._restart.on_committed()
+    def on_committed(self, step: int) -> None:
+        """`step` is committed, in whatever epoch."""
+        self._restart.on_committed(step)
 
     def on_finished(self, rank: int) -> None:
         """A member committed the last step."""

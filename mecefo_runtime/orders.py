@@ -13,8 +13,13 @@ from mecefo_runtime.step_time import step_seconds
 from mecefo_runtime.wire import Message
 
 
-def form_orders(plan: Plan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str) -> Message:
-    """The message that makes `members`, by rank, form `epoch`; the same for all."""
+def form_orders(
+    plan: Plan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str, tells_commits: bool
+) -> Message:
+    """The message that makes `members`, by rank, form `epoch`; the same for all.
+
+    `tells_commits`: the leader is to tell the coordinator of every step that is committed.
+    """
     return {
         "type": "form",
         "epoch": epoch,
@@ -29,6 +34,7 @@ def form_orders(plan: Plan, members: Mapping[int, Member], *, epoch: int, reason
         "device_way": choose_way({rank: member.nccl_device for rank, member in members.items()}),
         "measure_transfer": all(member.bytes_per_second is None for member in members.values()),
         "lineage": lineage,
+        "tells_commits": tells_commits,
         "restore": None if plan.restore is None else plan.restore.folder,
         "reason": reason,
     }

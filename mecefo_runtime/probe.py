@@ -37,18 +37,22 @@ class ProbeDesk:
     def __init__(self, host: str) -> None:
         self._listener = socket.create_server((host, 0), backlog=1024)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._closed = threading.Event()
         threading.Thread(target=self._serve, name="probe", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
-            connection.close()
+                # The end of the desk, or only of that connection, or no descriptor is left for it at the moment.
+                self._closed.wait(AGAIN_SECONDS)
+            else:
+                connection.close()
 
     def close(self) -> None:
         """Answer no more."""
+        self._closed.set()
         # shutdown, unlike close alone, wakes the thread that waits in accept.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

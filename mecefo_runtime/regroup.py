@@ -34,18 +34,18 @@ class Rules:
     """How a job wants its epochs made.
 
     `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
-    another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those in
-    the folders that it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is
-    given that are not complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from
-    the newest checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come
-    to no committed step, the job ends.
+    another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those that
+    it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is given that are not
+    complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
+    checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come
+    to no step that had not been committed before, the job ends.
     """
 
     cluster: Cluster
     planner: Planner
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = 1.0
-    newest_checkpoint: Callable[[Collection[str]], Durable | None] = lambda refused: None
+    newest_checkpoint: Callable[[Collection[Durable]], Durable | None] = lambda refused: None
     unfit_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
@@ -56,8 +56,8 @@ class Survivors:
     """Who is there: `reports` of the members that are left, by rank, and the ranks of `newcomers`, who have nothing.
 
     `layout` is what ran last, None before the job began; `regroup_seconds` is how long the last regroup took, 0 where
-    there was none. `must_restore`: a checkpoint is what the epoch begins with; not from one of the folders in
-    `refused`, which were found to be damaged.
+    there was none. `must_restore`: a checkpoint is what the epoch begins with; not one of `refused`, which were found
+    to be damaged, as the values say.
     """
 
     reports: Mapping[int, Report]
@@ -66,7 +66,7 @@ class Survivors:
     layout: Layout | None
     regroup_seconds: float = 0.0
     must_restore: bool = False
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[Durable, str] = field(default_factory=dict)
 
     @property
     def stateful(self) -> list[Report]:
@@ -221,9 +221,11 @@ def _without_lacking(
 
 
 def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica, ...]:
-    """`replicas` with the whole step's microbatches, in proportion to what they have now."""
-    total = sum(replica.num_microbatches for replica in replicas)
-    exact = [num_microbatches * replica.num_microbatches / total if total else 0.0 for replica in replicas]
+    """`replicas` with the whole step's microbatches, in proportion to what they have now; if that is none, evenly."""
+    weights = [replica.num_microbatches for replica in replicas]
+    if not any(weights):
+        weights = [1] * len(weights)
+    exact = [num_microbatches * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(replicas)), key=lambda index: (shares[index] - exact[index], index))
     for index in by_remainder[: num_microbatches - sum(shares)]:
@@ -247,7 +249,7 @@ def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], targe
     return Plan(members, target, Decision(durable.step, None), restore=durable)
 
 
-def newest_said(rules: Rules, refused: Collection[str]) -> str:
+def newest_said(rules: Rules, refused: Collection[Durable]) -> str:
     """Which checkpoint is the newest, as the end of a sentence; nothing if there is none."""
     durable = rules.newest_checkpoint(refused)
     return "" if durable is None else f". The newest checkpoint is of step {durable.step}: {durable.folder}"

@@ -1,7 +1,7 @@
 """The strategy that takes nothing over: after a loss all ranks end, and whoever runs the nodes starts them again.
 
-What was lost once may be lost every time. So it is counted who was, since a step was committed, and a job that only
-starts and never trains is given up.
+What was lost once may be lost every time. So it is counted who was, since training last came further than ever before:
+a job that only starts, or only repeats the steps since its checkpoint, is given up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STOPPED = "a rank is lost: all start again"
 class Restart:
     """Whether a restart `is_under_way`: all ranks were told to end, and none is waited for but its successor.
 
-    `max_fruitless`: after so many restarts in a row without a committed step there is not another one.
+    `max_fruitless`: after so many in a row that came no further than the job had been, there is not another one.
     """
 
     def __init__(self, num_ranks: int, max_fruitless: int, connected: Roster, effects: Effects) -> None:
@@ -32,7 +32,8 @@ class Restart:
         self.is_under_way = False
         # Who said hello or ended last, by attempt: whoever ends with a later one had said none.
         self._attempts: dict[int, int] = {}
-        # Since a step was committed:
+        # The newest step that was ever committed, and what happened since then.
+        self._furthest_step = 0
         self._num_fruitless = 0
         self._losses: Counter[int] = Counter()
         self._early_ends: Counter[int] = Counter()
@@ -80,8 +81,11 @@ class Restart:
         """`rank` has left its epoch, for a reason that may be nobody's loss."""
         self._trouble = f"rank {rank} broke off: {error}"
 
-    def on_committed(self) -> None:
-        """A step was committed."""
+    def on_committed(self, step: int) -> None:
+        """`step` was committed. One that had been committed before is repeated work, and no progress."""
+        if step <= self._furthest_step:
+            return
+        self._furthest_step = step
         self._num_fruitless = 0
         for counted in (self._losses, self._early_ends, self._cut_links):
             counted.clear()
@@ -99,7 +103,8 @@ class Restart:
         if self._num_fruitless < self._max_fruitless:
             return None
         last = "last restart" if self._max_fruitless == 1 else f"last {self._max_fruitless} restarts"
-        return f"no step was committed after the {last}: {self._blamed()}"
+        what = f"no step beyond {self._furthest_step}" if self._furthest_step else "no step"
+        return f"{what} was committed after the {last}: {self._blamed()}"
 
     def _blamed(self) -> str:
         if self._early_ends:

@@ -87,10 +87,10 @@ class UnitState:
         return torch.dot(self.first_moments, self.second_moments)
 
     def is_spoilt(self) -> bool:
-        """Whether AdamW's next step would make parameters that are not finite, whatever the gradient."""
+        """Whether parameters are not finite, or would not be after AdamW's next step, whatever the gradient."""
         # Second moments and step counts, whose neighbours they are, are never negative; what is no number is not >= 0.
-        roots = self.storage[2 * self.num_parameters :]
-        return not (bool(self.first_moments.isfinite().all()) and bool((roots >= 0).all()))
+        end = 2 * self.num_parameters
+        return not (bool(self.storage[:end].isfinite().all()) and bool((self.storage[end:] >= 0).all()))
 
     def checksum(self) -> int:
         """CRC-32 of parameters and optimizer state."""

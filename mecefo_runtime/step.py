@@ -183,9 +183,10 @@ class Stepper:
             "totals": None,
         }
         differs = bool(self.distrusted)
-        # What came out of this rank's compute may have come of a step that its state had spoilt.
+        # Parameters that are not finite show in what is computed with them, here and in the ranks behind.
+        is_suspected = bool(origin[0]) or not isfinite(own[0])
         told = zip(signs, numbers[len(norms) :], strict=True)
-        suspected = (name for name, sign in told if origin[0] or not isfinite(sign))
+        suspected = (name for name, sign in told if is_suspected or not isfinite(sign))
         spoilt = frozenset(name for name in suspected if bank.units[name].is_spoilt())
         self.distrusted |= spoilt
         return PartHealth(own[0], bool(origin[0]), differs, bool(spoilt)), ready

@@ -80,9 +80,10 @@ class Trainer:
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
         self._background_step = 0
-        self._resume_step = 1
         # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
         self._lineage = ""
+        # Whether the coordinator wants to hear of every step from the leader.
+        self._tells_commits = False
         require_device(job.device)
         place = rank if local_rank is None else local_rank
 
@@ -243,9 +244,9 @@ class Trainer:
         self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, members, orders["lineage"]
+        self._tells_commits = orders["tells_commits"]
         self._figures.enter(orders["epoch"], layout, self._rank)
-        self._resume_step = orders["resume_step"]
-        self._stepper.progress.committed_step = self._resume_step - 1
+        self._stepper.progress.committed_step = orders["resume_step"] - 1
         self._stepper.distrusted = frozenset()
         self._status = "training"
         self._membership.enter(orders["epoch"])
@@ -362,8 +363,8 @@ class Trainer:
         record = self._stepper.progress.record
         if self._rank == epoch.leader and record is not None:
             self._emit_committed(record, repeated=False)
-            if step == self._resume_step:
-                self._membership.send({"type": "committed", "epoch": epoch.number})
+            if self._tells_commits:
+                self._membership.send({"type": "committed", "step": step})
         if self._saving is not None:
             self._saving.tell(is_leader=self._rank == epoch.leader)
             if self._saving.is_due(step) and outcome.can_save:

@@ -267,14 +267,13 @@ class Transitions:
         self._stop_waiting()
         self.epochs.end_all(is_again=self.restart.is_under_way)
         self.restart.begin(self.epochs.number, self.links.cut_off)
-        self.links.cut_off.clear()
         self.losses.clear()
         self.gathering.begin_anew()
 
     def _give_up(self, complaint: str) -> None:
         self.restart.is_under_way = False
         newest = newest_said(self._rules, self.epochs.refused) or ". There is no checkpoint"
-        self._fail(f"training cannot go on: {complaint}{newest}")
+        self._fail(f"{complaint}{newest}")
 
     def _stop_waiting(self) -> None:
         """Whatever this epoch was waited for is over."""
@@ -294,11 +293,11 @@ class Transitions:
             farewell = self.epochs.form(has_completed=has_completed)
         except RuleBroken as error:
             if not (self._is_successor and self._evict_sleepers()):
-                self._fail(f"training cannot go on, and this is a bug of the runtime: {error}")
+                self._fail(f"a bug of the runtime: {error}")
             else:
                 self.proceed()
         except CannotGoOn as error:
-            self._fail(f"training cannot go on: {error}")
+            self._fail(str(error))
         else:
             if farewell is not None:
                 self._end(farewell)

@@ -57,7 +57,10 @@ def run_worker(environment: Mapping[str, str]) -> int:
     metrics = environment.get("MECEFO_METRICS", "")
     try:
         Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host, local_rank, metrics).run()
-    except (DeviceError, Stopped) as reason:
-        print(f"rank {rank}: {reason}", file=sys.stderr)
+    except DeviceError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        return 1
+    except Stopped as reason:
+        print(f"rank {rank}: told to end: {reason}", file=sys.stderr)
         return 1
     return 0

@@ -104,7 +104,7 @@ def check_stop(record: Record) -> list[str]:
     reasons = [str(event.fields["reason"]) for event in record.events if event.kind == "job_failed"]
     if record.outcome != "failed" or len(reasons) != 1:
         return [f"should have stopped: {record.outcome} {reasons}"]
-    if not reasons[0].startswith("training cannot go on: ") or "lost" not in reasons[0]:
+    if reasons[0].startswith("a bug") or "lost" not in reasons[0]:
         return [f"stopped for another reason: {reasons[0]}"]
     return []
 

@@ -117,10 +117,13 @@ def test_a_process_that_nobody_struck_has_crashed():
 
 @pytest.mark.unit
 def test_a_job_that_lost_too_much_must_say_so():
-    reason = "training cannot go on: no living rank holds head. Every holder was lost at once"
+    reason = "no living rank holds head: every holder was lost at once, and there is no checkpoint"
     assert check_stop(Record(outcome="failed", events=[event("job_failed", reason=reason)])) == []
     assert check_stop(Record(outcome="completed")) != []
-    assert check_stop(Record(outcome="failed", events=[event("job_failed", reason="a bug")])) != []
+    assert (
+        check_stop(Record(outcome="failed", events=[event("job_failed", reason="a bug of the runtime: what was lost")]))
+        != []
+    )
 
 
 @pytest.mark.unit

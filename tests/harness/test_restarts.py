@@ -100,6 +100,43 @@ def test_who_does_not_hear_it_is_killed_and_all_are_started(monkeypatch):
     asyncio.run(story())
 
 
+def test_one_that_ends_before_its_hello_is_started_again_until_all_are_in_the_job(monkeypatch):
+    async def story():
+        job = FakeJob(2)
+        restarting, events = conducted(job, None, monkeypatch)
+        restarting.on_restarting(range(2))
+        for number in range(2, 5):
+            await until(lambda number=number: len(job.started) >= number)
+            await asyncio.sleep(3 * restarts.ORDER_AGAIN_SECONDS)
+            assert len(job.started) == number, "all of them run"
+            job.processes[1].is_up = False
+        await until(lambda: len(job.started) >= 5)
+        assert sorted(job.started) == [0, 1, 1, 1, 1]
+        restarting.on_settled()
+        job.processes[1].is_up = False
+        await asyncio.sleep(3 * restarts.ORDER_AGAIN_SECONDS)
+        assert len(job.started) == 5, "the coordinator misses it now"
+        await restarting.close()
+        assert kinds(events) == ["isolated", "restart_started"]
+
+    asyncio.run(story())
+
+
+def test_one_that_a_fault_ends_before_its_hello_waits_for_its_repair(monkeypatch):
+    async def story():
+        job = FakeJob(2)
+        restarting, events = conducted(job, Duration(seconds=0.2), monkeypatch)
+        restarting.on_restarting(range(2))
+        await until(lambda: len(job.started) >= 2)
+        restarting.on_injected(0, 5)
+        job.processes[1].is_up = False
+        await until(lambda: len(job.started) >= 3)
+        assert "repair_started" in kinds(events)
+        await restarting.close()
+
+    asyncio.run(story())
+
+
 def test_nothing_starts_before_the_repair_and_a_repair_in_steps_comes_as_late_as_they_take(monkeypatch):
     async def story():
         job = FakeJob(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.restarts import ORDER_AGAIN_SECONDS
 from tests.integration.runs import (
     ChaosRun,
     Finished,
@@ -116,7 +117,8 @@ def test_a_repair_that_never_comes_is_refused(tmp_path):
 
 
 def test_a_rank_that_ends_at_every_start_ends_the_job_and_is_named(tmp_path):
-    patch = """import sys
+    # Later than it is looked whether all of them run, and before its hello.
+    patch = f"""import sys, time
 if 'harness.backends.forkserver' in sys.orig_argv:
     from mecefo_runtime.trainer import Trainer
 
@@ -124,11 +126,37 @@ if 'harness.backends.forkserver' in sys.orig_argv:
 
     def fail(self, job, rank, node, attempt, *others):
         if rank == 2 and attempt > 1:
+            time.sleep({1.5 * ORDER_AGAIN_SECONDS})
             raise RuntimeError("no memory")
         begin(self, job, rank, node, attempt, *others)
 
     Trainer.__init__ = fail
 """
+    reason = reason_of_failure(tmp_path, patch)
+    assert reason.startswith("rank 2 ended 3 times in a row before training could begin")
+    assert "The newest checkpoint is of step 8" in reason
+
+
+def test_a_rank_that_dies_at_the_same_step_every_time_ends_the_job_and_is_named(tmp_path):
+    patch = """import os, sys
+if 'harness.backends.forkserver' in sys.orig_argv:
+    from mecefo_runtime.step import Stepper
+
+    run = Stepper.run
+
+    def fail(self, epoch, step):
+        if self._rank == 2 and step == 12 and os.environ["MECEFO_ATTEMPT"] != "1":
+            os._exit(9)
+        return run(self, epoch, step)
+
+    Stepper.run = fail
+"""
+    reason = reason_of_failure(tmp_path, patch)
+    assert reason.startswith("no step beyond 11 was committed after the last 2 restarts: rank 2 was lost, 2 times")
+
+
+def reason_of_failure(tmp_path, patch: str) -> str:
+    """Of a job whose rank 1 is killed at step 12, and whose ranks are as `patch` makes them."""
     path = tmp_path / "fruitless.yaml"
     path.write_text(f"""
 name: fruitless
@@ -141,5 +169,6 @@ faults: [{{kind: kill-process, on: rank=1, at: {{step: 12}}, repair: 200ms}}]
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1)
     (failed,) = run.of("job_failed")
     assert failed.source == "coordinator"
-    assert "rank 2 ended 3 times in a row before training could begin" in failed.fields["reason"]
-    assert "The newest checkpoint is of step 8" in failed.fields["reason"]
+    told = [line for line in run.stderr.splitlines() if "the job cannot go on: " in line]
+    assert any(f"the job cannot go on: {failed.fields['reason']}"[:60] in line for line in told)
+    return str(failed.fields["reason"])

@@ -134,6 +134,21 @@ def test_optimizer_state_that_would_spoil_the_parameters_is_healed_before_it_doe
     assert_holders_agree(run)
 
 
+def test_parameters_that_are_not_finite_are_healed_in_the_step_that_computes_with_them(tmp_path):
+    run = train(
+        tmp_path,
+        "kind: set-nan, on: rank=2, at: {step: 6}, where: parameters, tensor: 'layer.3.*.q.weight'",
+        # Between the verdict and the optimizer: the next step is the first one that shows it.
+        "kind: set-inf, on: rank=1, at: {step: 12, phase: optimizer}, where: parameters, tensor: '*.gate.weight'",
+    )
+    assert_passed(run)
+    told = [(event.step, event.fields["verdict"], event.fields["suspects"]) for event in run.of("step_unfit")]
+    assert told == [(6, "heal", [2]), (13, "heal", [1])]
+    assert [evidence(run, incident)["outcome"] for incident in (0, 1)] == ["consumed"] * 2
+    assert not any(event.fields["skipped"] for event in run.of("step_committed"))
+    assert_holders_agree(run)
+
+
 def test_a_stuck_bit_comes_again_until_the_end_of_the_job(tmp_path):
     run = train(
         tmp_path,

@@ -39,6 +39,15 @@ def test_what_a_rank_keeps_costs_nothing_and_what_it_lacks_comes_in_pipeline_ord
     assert not background.of(2) and not background.of(3)
 
 
+def test_sources_share_the_sending() -> None:
+    running = layout_of([(1, 0, 6)], [(2, 0, 6)])
+    target = layout_of([(0, 0, 6)], [(1, 0, 6)], [(2, 0, 6)])
+    background = plan_background(running, target, {}, SIZES, 1e9, resume_step=1)
+    sources = [shadow.source for shadow in background.of(0)]
+    assert len(sources) == len(UNITS)
+    assert sources.count(1) == sources.count(2)
+
+
 def test_a_unit_larger_than_a_step_can_move_still_moves() -> None:
     background = plan_background(WITHOUT_FIRST, TAKEN_OVER, HOLDINGS, SIZES, 1.0, resume_step=1)
     steps = [shadow.step for shadow in background.shadows if shadow.source is not None]

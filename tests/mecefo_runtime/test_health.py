@@ -88,6 +88,13 @@ def test_an_outlier_is_computed_again_and_committed_if_it_comes_out_the_same() -
     assert judge.judge(6, 1.0, 99.0**2, parts).verdict is Verdict.COMMIT
 
 
+def test_outliers_that_go_on_become_what_is_usual() -> None:
+    judge = warmed_up(judge_of(outlier_ratio=50.0))
+    for step in (6, 7, 8):
+        assert [judge.judge(step, 1.0, 99.0**2, USUAL).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.COMMIT]
+    assert judge.judge(9, 1.0, 99.0**2, USUAL).verdict is Verdict.COMMIT, "three of the last five"
+
+
 def test_an_outlier_can_be_skipped_or_cost_the_rank_its_place() -> None:
     parts = with_part(3, PartHealth(99.0))
     assert warmed_up(judge_of(outlier="skip")).judge(6, 1.0, 99.0**2, parts).verdict is Verdict.SKIP
@@ -96,8 +103,16 @@ def test_an_outlier_can_be_skipped_or_cost_the_rank_its_place() -> None:
     assert warmed_up(judge_of(outlier="commit")).judge(6, 1.0, 99.0**2, parts).verdict is Verdict.COMMIT
 
 
+def test_an_outlier_that_nobody_is_to_blame_for_is_committed_where_one_would_be_evicted() -> None:
+    judge = warmed_up(judge_of(outlier="evict"))
+    everybody = {rank: PartHealth(99.0) for rank in range(4)}
+    assert [judge.judge(6, 1.0, 99.0**2, everybody).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.COMMIT]
+
+
 def test_what_is_usual_is_not_known_at_first_and_follows_the_training() -> None:
-    assert judge_of().judge(1, 1.0, 1e12, USUAL).verdict is Verdict.COMMIT
+    early = judge_of()
+    for step, norm in enumerate((1.0, 1.0, 1.0, 1.0, 1e6), start=1):
+        assert early.judge(step, 1.0, norm**2, USUAL).verdict is Verdict.COMMIT, "four of five say little"
     judge = warmed_up(judge_of(outlier_ratio=10.0), norm=8.0)
     assert judge.judge(6, 1.0, 70.0**2, USUAL).verdict is Verdict.COMMIT
     assert judge.judge(7, 1.0, 90.0**2, USUAL).verdict is Verdict.REPEAT
@@ -111,6 +126,8 @@ def test_differing_parameters_outrank_everything_else() -> None:
 def test_outliers_among_ranks() -> None:
     assert outliers_among({0: PartHealth(1.0), 1: PartHealth(2.0), 2: PartHealth(80.0), 3: PartHealth(0.0)}) == (2,)
     assert outliers_among(USUAL) == ()
+    idle = {rank: PartHealth(0.0) for rank in (4, 5, 6, 7, 8)}
+    assert outliers_among({**USUAL, **idle}) == (), "who computes nothing says nothing of what is usual"
 
 
 @given(st.floats(0, 1e300) | st.just(nan) | st.just(inf), st.booleans(), st.booleans(), st.booleans())
@@ -122,7 +139,18 @@ def test_what_a_member_says_survives_the_exchange(norm: float, is_origin: bool, 
 def test_whose_optimizer_state_is_spoilt_is_healed_before_it_steps() -> None:
     judgement = judge_of().judge(7, 1.0, 1.0, with_part(2, PartHealth(1.0, differs=True, is_spoilt=True)))
     assert (judgement.verdict, judgement.suspects) == (Verdict.HEAL, (2,))
-    assert judgement.reason == "rank 2: the optimizer's state would spoil the parameters"
+    assert judgement.reason == "rank 2: parameters or optimizer state are spoilt"
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("repeat", Verdict.SKIP), ("evict", Verdict.EVICT)])
+def test_what_is_spoilt_again_and_again_does_not_stop_the_job(policy: str, expected: Verdict) -> None:
+    judge = judge_of(nonfinite=policy, max_repeats=1)
+    parts = with_part(2, PartHealth(nan, is_origin=True, is_spoilt=True))
+    judgements = [judge.judge(7, nan, nan, parts) for _ in range(3)]
+    assert [judgement.verdict for judgement in judgements] == [Verdict.HEAL, Verdict.HEAL, expected]
+    assert judgements[-1].suspects == (2,)
+    assert judgements[-1].reason.endswith("are spoilt, 3 times")
+    assert judge.judge(8, nan, nan, parts).verdict is Verdict.HEAL
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,14 @@ def world() -> WorldWithLinks:
     return world
 
 
+def test_of_each_rank_that_goes_its_own_links_are_told(world):
+    world.cut_links((0, 1), (2, 3))
+    world.coordinator.on_unreachable(1, 1)
+    world.obey()
+    told = {tuple(fields["lost"]): fields["cut_links"] for kind, fields in world.events if kind == "detected"}
+    assert told == {(1,): [[0, 1]], (3,): [[2, 3]]}
+
+
 def test_a_cut_link_costs_one_of_its_ends_which_is_said(world):
     world.cut_links((2, 5))
     world.coordinator.on_unreachable(2, 1)

@@ -140,20 +140,57 @@ def test_a_rank_that_is_lost_after_every_restart_ends_the_job_which_names_it() -
         lose(world, 5)
     assert world.kinds().count("restarting") == 3
     assert world.coordinator.failure == (
-        "training cannot go on: no step was committed after the last 3 restarts: rank 5 was lost, 3 times. "
+        "no step beyond 10 was committed after the last 3 restarts: rank 5 was lost, 3 times. "
         "The newest checkpoint is of step 8: /checkpoints/step-8"
     )
     assert stopped(world)[-7:] == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_a_single_step_is_enough_to_go_on_restarting() -> None:
+def test_a_single_new_step_is_enough_to_go_on_restarting() -> None:
     world = training(CHECKPOINT, max_fruitless_restarts=2)
     for attempt in range(2, 8):
         lose(world, 5)
         come(world, *ALL, attempt=attempt)
-        world.commit(9)
+        for step in range(9, 10 + attempt):
+            world.commit(step)
     assert world.coordinator.failure is None
     assert world.kinds().count("restarting") == 6
+
+
+def test_who_dies_at_the_same_step_every_time_ends_the_job_whatever_is_repeated_before() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=3)
+    for attempt in (2, 3, 4, 5):
+        assert world.coordinator.failure is None
+        lose(world, 5)
+        if attempt < 5:
+            come(world, *ALL, attempt=attempt)
+            for step in (9, 10):
+                world.commit(step)
+    assert world.coordinator.failure is not None
+    assert "no step beyond 10 was committed after the last 3 restarts: rank 5 was lost, 4 times" in (
+        world.coordinator.failure
+    )
+
+
+def test_a_restarted_coordinator_learns_how_far_the_job_had_come() -> None:
+    world = training(CHECKPOINT, max_fruitless_restarts=2)
+    world.coordinator = world._new_coordinator(begun_epoch=1)
+    world.start()
+    for attempt in (2, 3):
+        lose(world, 5)
+        come(world, *ALL, attempt=attempt)
+        world.commit(10)
+    lose(world, 5)
+    assert world.coordinator.failure is not None
+    assert "no step beyond 10" in world.coordinator.failure
+
+
+@pytest.mark.parametrize(("strategy", "is_told"), [("checkpoint", True), ("exact", False)])
+def test_only_where_all_end_together_every_step_is_told(strategy: str, is_told: bool) -> None:
+    world = World(strategy)
+    for rank in world.ranks.values():
+        world.coordinator.on_hello(rank.rank, rank.report())
+    assert [message["tells_commits"] for _, message in world.sent if message["type"] == "form"] == [is_told] * 8
 
 
 def test_what_is_lost_while_the_others_are_awaited_counts_too() -> None:

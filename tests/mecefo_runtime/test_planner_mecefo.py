@@ -367,6 +367,55 @@ def test_a_current_layout_of_other_ranks_does_not_stay():
     assert plan(Situation(cluster, alive, PLAIN, current=needless)) == after
 
 
+@pytest.mark.parametrize(
+    ("cluster", "lost", "limit"),
+    [
+        (Cluster(8, 1, 4, 2, num_layers=5, num_microbatches=25), {5, 7}, 0.3),
+        (Cluster(9, 1, 3, 3, num_layers=7, num_microbatches=19), {1, 3}, 0.5),
+    ],
+)
+def test_a_current_layout_that_degrades_too_many_samples_does_not_stay(cluster, lost, limit):
+    alive = frozenset(range(cluster.num_ranks)) - lost
+    # It degrades fewer layers in all than one that keeps to the limit, in more of the samples.
+    current = plan(Situation(cluster, alive, PLAIN))
+    situation = Situation(cluster, alive, PLAIN, current, degraded_share_limit=limit)
+    assert not fits(current, situation)
+    assert fits(plan(situation), situation)
+
+
+def test_a_current_layout_that_memory_does_not_hold_does_not_stay():
+    cluster = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=16)
+    tight = replace(PLAIN, memory_bytes=410)
+    situation = Situation(cluster, frozenset(range(4)) - {cluster.rank_at(0, 1)}, tight)
+    found = plan(situation)
+    (span,) = found.replicas[0].spans
+    assert span.recomputed
+    # As few degraded layers, and faster.
+    hit = replace(found.replicas[0], spans=(replace(span, recomputed=frozenset()),))
+    current = replace(found, replicas=(hit, found.replicas[1]))
+    assert plan(replace(situation, current=current)) == found
+
+
+@pytest.mark.parametrize(
+    ("data_parallel", "num_microbatches", "shares", "ends"),
+    [(2, 7, (3, 4), (9, 20)), (4, 8, (0, 3, 3, 2), (10, 20))],
+    ids=["other stages than configured", "nothing to do"],
+)
+def test_a_current_layout_stays_only_if_every_replica_works_and_whole_ones_keep_their_stages(
+    data_parallel, num_microbatches, shares, ends
+):
+    cluster = Cluster(data_parallel, 2, data_parallel, 2, num_layers=20, num_microbatches=num_microbatches)
+    alive = frozenset(range(cluster.num_ranks)) - {cluster.rank_at(0, 1)}
+    situation = Situation(cluster, alive, PLAIN, degraded_share_limit=0.0)
+    found = plan(situation)
+    replicas = [replace(replica, num_microbatches=share) for replica, share in zip(found.replicas, shares, strict=True)]
+    first, last = (span.rank for span in replicas[-1].spans)
+    replicas[-1] = replace(replicas[-1], spans=(Span(first, 0, ends[0]), Span(last, ends[0], ends[1])))
+    current = Layout(20, tuple(replicas))
+    assert step_seconds(current, PLAIN) <= step_seconds(found, PLAIN), "it is as fast"
+    assert plan(replace(situation, current=current)) == found
+
+
 def test_microbatches_go_where_they_are_done_soonest():
     cluster = Cluster(4, 4, data_parallel=4, pipeline=4, num_layers=8, num_microbatches=4 * 40)
     lost = {cluster.rank_at(2, stage) for stage in (0, 1, 3)}

@@ -43,6 +43,26 @@ def test_a_peer_that_does_not_answer_is_unreachable_within_the_time(desk):
             sock.close()
 
 
+def test_a_connection_that_ends_before_it_is_taken_does_not_end_the_desk(monkeypatch):
+    real, failures = socket.socket, [ConnectionAbortedError(), OSError(errno.EMFILE, "too many")]
+
+    class Flaky(real):
+        def accept(self):
+            if failures:
+                raise failures.pop()
+            return super().accept()
+
+    monkeypatch.setattr("socket.socket", Flaky)
+    desk = ProbeDesk("127.0.0.1")
+    try:
+        host, _, port = desk.address.partition(":")
+        with socket.create_connection((host, int(port)), timeout=20.0) as connection:
+            assert connection.recv(1) == b"", "nobody took it"
+        assert not failures
+    finally:
+        desk.close()
+
+
 def test_a_closed_desk_is_unreachable(desk):
     desk.close()
     assert find_unreachable({7: desk.address}) == [7]

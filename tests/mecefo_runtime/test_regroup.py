@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mecefo_runtime.commit import Decision
 from mecefo_runtime.durable import Durable
-from mecefo_runtime.layout import Cluster, Layout, plan_transfers
+from mecefo_runtime.layout import Cluster, Layout, Replica, Span, plan_transfers
 from mecefo_runtime.planners import find
 from mecefo_runtime.regroup import (
     BALANCE,
@@ -18,6 +18,7 @@ from mecefo_runtime.regroup import (
     Plan,
     Rules,
     Survivors,
+    _without_lacking,
     plan_epoch,
     transfer_seconds,
     unit_bytes,
@@ -61,6 +62,22 @@ def test_state_that_moves_slowly_is_fetched_while_the_whole_replicas_go_on() -> 
     hit = CLUSTER.cell_of(5)[0]
     assert {replica.replica for replica in plan.layout.replicas} == {0, 1, 2, 3} - {hit}
     assert plan.layout.num_microbatches == CLUSTER.num_microbatches
+    # The balance afterwards is one more regroup.
+    assert after_loss({5}, costs=SLOW, regroup_seconds=1e6).transfers
+
+
+@pytest.mark.parametrize(
+    ("had", "get"), [((3, 3, 2), (4, 4, 2)), ((5, 2, 1), (6, 3, 1)), ((2, 0, 0), (10, 0, 0)), ((0, 0, 0), (4, 3, 3))]
+)
+def test_who_goes_on_alone_takes_all_of_a_step_in_the_same_proportions(had: tuple[int, ...], get: tuple[int, ...]):
+    cluster = Cluster(4, 1, data_parallel=4, pipeline=1, num_layers=2, num_microbatches=10)
+    # Of the last replica the rank is gone.
+    replicas = tuple(Replica(rank, (Span(rank, 0, 2),), share) for rank, share in enumerate((*had, 10 - sum(had))))
+    layout = Layout(2, replicas)
+    holdings = {rank: frozenset(layout.units(rank)) for rank in range(3)}
+    left = _without_lacking(cluster, layout, frozenset(range(3)), holdings)
+    assert left is not None
+    assert tuple(replica.num_microbatches for replica in left.replicas) == get
 
 
 def test_what_is_forced_is_done_whatever_it_costs() -> None:

@@ -43,6 +43,9 @@ def strike(unit: UnitState, where: str, value: float) -> None:
         # Seen when the next step comes to nothing.
         ("second_moments", -1e-3, False),
         ("step_counts", nan, False),
+        ("parameters", nan, False),
+        ("parameters", inf, False),
+        ("parameters", -inf, False),
     ],
 )
 def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, value: float, is_seen: bool) -> None:
@@ -58,7 +61,13 @@ def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, v
 
 @pytest.mark.parametrize(
     ("where", "value"),
-    [("first_moments", 1e30), ("second_moments", inf), ("second_moments", 0.0), ("step_counts", 0.0)],
+    [
+        ("parameters", 1e30),
+        ("first_moments", 1e30),
+        ("second_moments", inf),
+        ("second_moments", 0.0),
+        ("step_counts", 0.0),
+    ],
 )
 def test_state_that_is_merely_wrong_is_not_taken_for_spoilt(where: str, value: float) -> None:
     bank = trained_bank()
