@@ -258,22 +258,25 @@ def _parameters(pairs: Collection[str], values: Mapping[str, Any], kinds: Regist
     """The parameters that `pairs` give, each as a file would have it; as text where the fault takes only that."""
     found: dict[str, Any] = {}
     texts: dict[str, str] = {}
+    faults = values.get("faults")
+    fault = faults[0] if isinstance(faults, list) and faults else None
+    kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
     for pair in pairs:
         key, equals, text = pair.partition("=")
         label = f"--param {shown(pair)}"
         if not key or not equals:
             raise UsageError("write KEY=VALUE, such as delay=50ms", key=label)
         if key in FAULT_KEYS:
-            raise UsageError(f"{key} is said of every fault: write --{key} {text}", key=label)
+            message = f"{key} is said of every fault: write --{key} {text}"
+            if kind is not None and kind.Parameters.model_fields:
+                message += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
+            raise UsageError(message, key=label)
         if key in texts:
             raise UsageError(f"{key} is there twice", key=label)
         try:
             found[key], texts[key] = plain(text), text
         except UsageError as error:
             raise UsageError(error.message, key=label) from error
-    faults = values.get("faults")
-    fault = faults[0] if isinstance(faults, list) and faults else None
-    kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
     try:
         if kind is not None:
             kind.Parameters.model_validate(found)

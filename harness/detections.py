@@ -35,14 +35,15 @@ def assign_detections(
 
 
 def own_stalls(incident: int, detections: Mapping[int, float], stalls: Sequence[Stall]) -> tuple[Stall, ...]:
-    """The stalls that may be of `incident`: all, but for those that others brought about when it was never detected.
+    """The stalls that may be of `incident`: not those that others brought about, over before it was detected.
 
-    A rank that is slow, or whose numbers are wrong, is lost to nobody; what is struck with it may be.
+    A rank that is slow, or whose numbers are wrong, is lost to nobody; what is struck with it may be. A link that comes
+    and goes may be noticed long after a rank that died at the same moment.
     """
-    if incident in detections:
-        return tuple(stalls)
+    detected = detections.get(incident)
     return tuple(
         stall
         for stall in stalls
-        if not any(stall.began_seconds <= at <= stall.ended_seconds for at in detections.values())
+        if (detected is not None and detected <= stall.ended_seconds)
+        or not any(stall.began_seconds <= at <= stall.ended_seconds for at in detections.values())
     )

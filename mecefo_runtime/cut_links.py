@@ -76,10 +76,12 @@ class CutLinks:
         severed = inquiry.severed(self._connected.survivors(members))
         return Finding(tuple(sorted(fewest_to_evict(severed))), severed, inquiry.must_regroup)
 
-    def send_away(self, rank: int, epoch: int) -> None:
-        """It may come back when it can reach those who stay."""
+    def send_away(self, rank: int, epoch: int, severed: Collection[Pair]) -> None:
+        """It may come back when it can reach those who stay; the `severed` pairs with it are why it goes."""
         self.cut_off.add(rank)
-        self._effects.send(rank, {"type": "evicted", "epoch": epoch, "is_cut_off": True})
+        peers = sorted(peer for pair in severed if rank in pair for peer in pair if peer != rank)
+        message = {"type": "evicted", "epoch": epoch, "is_cut_off": True, "cut_off_from": peers}
+        self._effects.send(rank, message)
 
     def tell_peers(self, rank: int, members: Collection[int]) -> None:
         """Whom of `members` it has to reach before it may come back."""

@@ -8,13 +8,11 @@ peers.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from mecefo_runtime.operations import Operation, Owner, breaking_epoch
 from mecefo_runtime.rendezvous import FORM_TIMEOUT_SECONDS, RendezvousStore
+from mecefo_runtime.sockets import open_sockets
 
 # torch's stubs know neither gloo's options nor its operations.
 _Gloo: Any = ProcessGroupGloo
@@ -103,7 +102,7 @@ class Gloo:
         Only connections to or from a listener that gloo published in this epoch are touched. Listening sockets are not:
         shutting one of those down crashes the process.
         """
-        return sum(_shut_down(descriptor, self._store.listeners) for descriptor in _open_sockets())
+        return sum(_shut_down(sock, self._store.listeners) for sock in open_sockets())
 
     def close(self) -> None:
         """Let go of the groups, whose sockets are shut down at once, so that the peers notice.
@@ -118,23 +117,12 @@ class Gloo:
         threading.Thread(target=doomed.clear, name="undertaker", daemon=True).start()
 
 
-def _open_sockets() -> Iterator[int]:
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            if entry.readlink().name.startswith("socket:"):
-                yield int(entry.name)
-
-
-def _shut_down(descriptor: int, listeners: set[tuple[str, int]]) -> bool:
+def _shut_down(sock: socket.socket, listeners: set[tuple[str, int]]) -> bool:
     with suppress(OSError):
-        duplicate = socket.socket(fileno=os.dup(descriptor))
-        try:
-            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            ends = {duplicate.getsockname()[:2], duplicate.getpeername()[:2]}
-            if ends & listeners:
-                duplicate.shutdown(socket.SHUT_RDWR)
-                return True
-        finally:
-            duplicate.close()
+        if sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        ends = {sock.getsockname()[:2], sock.getpeername()[:2]}
+        if ends & listeners:
+            sock.shutdown(socket.SHUT_RDWR)
+            return True
     return False

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from mecefo_runtime.link_watch import LinkWatch
 from mecefo_runtime.operations import EpochBroken
-from mecefo_runtime.probe import find_unreachable
-from mecefo_runtime.wire import Connection, Message, WireError
+from mecefo_runtime.probe import find_unreachable, find_unsteady
+from mecefo_runtime.wire import Connection, Message, WireError, parse_address
 
 RECONNECT_SECONDS = 0.02
 CONNECT_TIMEOUT_SECONDS = 1.0
@@ -51,6 +51,7 @@ class Membership:
         self._identity = identity
         self._heartbeat_seconds = heartbeat_timeout_seconds / 4
         self._link_timeout_seconds = heartbeat_timeout_seconds / 2
+        self._steady_seconds = 2 * heartbeat_timeout_seconds
         self._describe = describe
         self._abort = abort
         self._committed_step = committed_step
@@ -67,11 +68,16 @@ class Membership:
         self.is_evicted = False
         # Evicted because of its links: not to come back before it can reach the others.
         self.is_cut_off = False
+        self._cut_off_from: set[int] = set()
         self._peers: Message | None = None
         # Of the epoch that this rank is in or on its way into: {} when it is in none.
         self._formed: Message = {}
         self._link_watch = LinkWatch(
-            heartbeat_timeout_seconds, self._progress, lambda: self._others(self._formed), self._report
+            heartbeat_timeout_seconds,
+            self._progress,
+            lambda: self._others(self._formed),
+            self._report,
+            parse_address(identity["address"])[0],
         )
         self.orders: Message | None = None
         self.farewell: Message | None = None
@@ -198,21 +204,34 @@ class Membership:
             self.send({"type": "unreachable", "epoch": formed["epoch"], "ranks": unreachable})
 
     def _answer(self, question: Message) -> None:
-        unreachable = find_unreachable(self._others(question), self._link_timeout_seconds)
+        others = self._others(question)
+        stalled = set(self._link_watch.find_stalled()) & set(others)
+        unreachable = sorted({*find_unreachable(others, self._link_timeout_seconds), *stalled})
         self.send({"type": "probed", "inquiry": question["inquiry"], "unreachable": unreachable})
 
     def _await_links(self) -> None:
-        """While cut off: wait until all whom the coordinator names can be reached, or the job is over."""
-        while self.is_cut_off and self.farewell is None:
+        """While cut off: wait until all whom the coordinator names can be reached, or the job is over.
+
+        Where they can be from the first moment, the link comes and goes: then it has to stay for a while.
+        """
+
+        def is_over() -> bool:
+            return self.farewell is not None
+
+        must_stay: bool | None = None
+        while self.is_cut_off and not is_over():
             self._peers = None
             self.send({"type": "cut_off"})
             with self.changed:
                 self.changed.wait_for(lambda: self._peers or self.farewell, self._link_timeout_seconds)
                 peers = self._peers
-            if peers is not None and not find_unreachable(
-                self._others(peers), self._link_timeout_seconds, lambda: self.farewell is not None
-            ):
-                return
+            if peers is not None:
+                others = self._others(peers)
+                can_reach = not find_unreachable(others, self._link_timeout_seconds, is_over)
+                must_stay = can_reach if must_stay is None else must_stay
+                lost = {rank: others[rank] for rank in sorted(self._cut_off_from & set(others))}
+                if can_reach and not (must_stay and find_unsteady(lost, self._steady_seconds, is_over)):
+                    return
             time.sleep(LINK_CHECK_SECONDS)
 
     def start_over(self) -> None:
@@ -301,6 +320,7 @@ class Membership:
                         self._leave()
                 case "evicted":
                     self.is_evicted, self.is_cut_off = True, bool(message.get("is_cut_off"))
+                    self._cut_off_from = set(message.get("cut_off_from", ()))
                     self._leave()
                 case "peers":
                     self._peers = message

@@ -7,13 +7,15 @@ moment, and says which peer it is.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import groupby
 
 from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.wire import parse_address
@@ -21,6 +23,9 @@ from mecefo_runtime.wire import parse_address
 PROBE_TIMEOUT_SECONDS = 1.0
 # On a link that loses packets, the kernel would try again only after a second.
 AGAIN_SECONDS = 0.1
+# How often a link is tried to see whether it stays, and how many in a row that are lost say that it was gone meanwhile.
+STEADY_EVERY_SECONDS = 0.01
+NUM_LOST_IN_A_ROW = 4
 
 
 class PeersUnreachable(EpochBroken):
@@ -82,6 +87,52 @@ def find_unreachable(
         finally:
             attempts.close()
     return sorted(set(addresses) - attempts.reached)
+
+
+def find_unsteady(
+    addresses: Mapping[int, str],
+    seconds: float,
+    is_over: Callable[[], bool] = lambda: False,
+    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
+) -> list[int]:
+    """The ranks of `addresses` to whom the link was gone for a moment, once or more, while it was tried for `seconds`.
+
+    Whoever has several connections in a row not taken within the time-out is among them. When `is_over`, nobody wants
+    to know any more: none.
+    """
+
+    async def find() -> list[int]:
+        tried = (_is_steady(address, seconds, is_over, timeout_seconds) for address in addresses.values())
+        steady = await asyncio.gather(*tried)
+        return sorted(rank for rank, stays in zip(addresses, steady, strict=True) if not stays)
+
+    return asyncio.run(find())
+
+
+async def _is_steady(address: str, seconds: float, is_over: Callable[[], bool], timeout_seconds: float) -> bool:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    attempts: list[asyncio.Task[bool]] = []
+    while clock() < deadline and not is_over():
+        attempts.append(asyncio.create_task(_takes_connection(address, timeout_seconds)))
+        await asyncio.sleep(STEADY_EVERY_SECONDS)
+    taken = await asyncio.gather(*attempts)
+    return is_over() or not was_gone(taken)
+
+
+async def _takes_connection(address: str, timeout_seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            _, writer = await asyncio.open_connection(*parse_address(address))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def was_gone(taken: Iterable[bool]) -> bool:
+    """Whether so many connections, tried one after the other, were not taken that it is hardly by chance."""
+    return any(not is_taken and len(list(run)) >= NUM_LOST_IN_A_ROW for is_taken, run in groupby(taken))
 
 
 class _Attempts:

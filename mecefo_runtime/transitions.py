@@ -133,7 +133,7 @@ class Transitions:
             return
         for rank in finding.evicted:
             self.lose(rank, "peers", finding.severed)
-            self.links.send_away(rank, self.epochs.number)
+            self.links.send_away(rank, self.epochs.number, finding.severed)
         if finding.evicted:
             self.proceed()
         elif finding.must_regroup:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from chaos.errors import ChaosError, EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
 from chaos.faults.base import Act, ConnectionHost, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
@@ -74,7 +74,7 @@ class LinkFault(Fault[ParametersT]):
         """See that the links carry traffic, NCCL's included, then add the rules."""
         links = _links_of(act)
         refuse_what_no_rule_touches(links, read_routes(host.run_folder / LOGS_FOLDER))
-        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS) for link in links]
+        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
         self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
             if before.is_cut:
@@ -308,9 +308,10 @@ class FlapParameters(BaseModel):
 
     @field_validator("down", "up")
     @classmethod
-    def _is_short(cls, period: float) -> float:
+    def _is_short(cls, period: float, field: ValidationInfo) -> float:
         if period > MAX_PERIOD_SECONDS:
-            raise UsageError(f"{period:g}s is no flapping: choose at most {MAX_PERIOD_SECONDS:g}s, or use drop-link")
+            message = f"{period:g}s is no flapping: choose at most {MAX_PERIOD_SECONDS:g}s, or use drop-link"
+            raise UsageError(message, key=field.field_name)
         return period
 
 
@@ -326,6 +327,7 @@ class FlapLink(LinkFault[FlapParameters]):
     def __init__(self, parameters: FlapParameters) -> None:
         super().__init__(parameters)
         self._turns: asyncio.Task[None] | None = None
+        self._is_lifted = asyncio.Event()
 
     async def apply(self, act: Act, host: Host) -> None:
         """Begin with down."""
@@ -333,18 +335,23 @@ class FlapLink(LinkFault[FlapParameters]):
         self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), _host(host)))
 
     async def lift(self, act: Act, host: Host) -> None:
-        """No further turn; where it stopped is for `undo`."""
+        """No further turn. Where it stopped is for `undo`, which rules that are being added must not come after."""
+        self._is_lifted.set()
         if self._turns is not None:
-            self._turns.cancel()
-            with suppress(asyncio.CancelledError, ChaosError):
+            with suppress(ChaosError):
                 await self._turns
 
     async def _turn(self, rules: list[dict[str, Any]], host: LinkHost) -> None:
-        while True:
-            await asyncio.sleep(self.parameters.down)
+        while not await self._is_lifted_within(self.parameters.down):
             remove_rules([*rules])
-            await asyncio.sleep(self.parameters.up)
+            if await self._is_lifted_within(self.parameters.up):
+                return
             await host.apply_rules(rules)
+
+    async def _is_lifted_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_lifted.wait(), seconds)
+        return self._is_lifted.is_set()
 
     async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
         """Down, up, and down again, each within the time that one of them may take."""

@@ -47,11 +47,20 @@ class Look:
         }
 
 
-async def look(host: LinkHost, link: tuple[int | str, int | str], num_probes: int, timeout_seconds: float) -> Look:
-    """Send `num_probes` over `link`, each of which counts as lost after `timeout_seconds`."""
+async def look(
+    host: LinkHost,
+    link: tuple[int | str, int | str],
+    num_probes: int,
+    timeout_seconds: float,
+    num_at_once: int = _AT_ONCE,
+) -> Look:
+    """Send `num_probes` over `link`, `num_at_once`, each of which counts as lost after `timeout_seconds`.
+
+    One by one tells best how quick the link is: those that are sent together all wait for the same busy machine.
+    """
     seen: list[Mapping[str, Any]] = []
     while len(seen) < num_probes:
-        batch = min(_AT_ONCE, num_probes - len(seen))
+        batch = min(num_at_once, num_probes - len(seen))
         seen += await asyncio.gather(*(host.probe(link, timeout_seconds) for _ in range(batch)))
     times = [float(probe["round_trip_seconds"]) for probe in seen if probe["reached"]]
     return Look(len(seen), len(seen) - len(times), median(times) if times else None, min(times, default=None))

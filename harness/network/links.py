@@ -121,8 +121,13 @@ class NamespaceLinks(AskedLinks):
                 stderr=asyncio.subprocess.PIPE,
                 env=environment(),
             )
-            async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
-                _, said = await process.communicate(text.encode())
+            try:
+                async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
+                    _, said = await process.communicate(text.encode())
+            finally:
+                # Whoever gives up undoes: no rule may come after that.
+                with suppress(ProcessLookupError):
+                    process.kill()
         except (OSError, TimeoutError) as error:
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error!r}") from error
         if process.returncode:

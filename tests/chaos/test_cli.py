@@ -106,6 +106,11 @@ MISTAKES = {
     "period and rate": (("run", "kill-node", "--every", "5s", "--rate", "1/min"), ["every", "rate", "contradict"]),
     "count of what fires once": (("run", *KILL, "--count", "3"), ["--count", "every or rate"]),
     "unknown parameter": (("run", *KILL, "-p", "dely=3"), ["--param dely", "unknown key"]),
+    "parameter that is none": (
+        ("run", "slow-link", "--at", "step=5", "-p", "rate=1mbit"),
+        ["--param 'rate=1mbit'", "--rate", "slow-link itself takes", "bandwidth"],
+    ),
+    "flapping that is none": (("run", "flap-link", "--at", "step=5", "-p", "down=2min"), ["--param down", "drop-link"]),
     "parameter without a value": (("run", *KILL, "-p", "delay"), ["--param 'delay'", "KEY=VALUE"]),
     "unknown profile": (("run", "--profile", "lama3"), ["--profile", "did you mean 'llama3'"]),
     "trigger of a profile": (("run", "--profile", "llama3", "--at", "step=5"), ["--at", "none is named"]),

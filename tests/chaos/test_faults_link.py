@@ -27,6 +27,7 @@ pytestmark = pytest.mark.unit
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=8)
 LINK = ResolvedTarget(ranks=(0, 2), links=((0, 2),))
 HOP_SECONDS = 0.001
+LATE_SECONDS = 0.5
 BYTES_PER_SECOND = 1e9
 GROUPS = "0,1|2,3"
 PARAMETERS = {
@@ -47,6 +48,11 @@ class Network:
         self.rules = []
         self.is_deaf = False
         self.turns = []
+        # From which turn on rules come late, as from a process that goes on whoever waits for it; and those under way.
+        self.late_from = None
+        self.late = []
+        self.num_probing = 0
+        self.most_probing_untouched = 0
         self._rng = Random(1)
 
     # ---- a LinkHost ----
@@ -59,10 +65,27 @@ class Network:
 
     async def apply_rules(self, records):
         self.turns.append("down")
+        if self.late_from is not None and self.turns.count("down") >= self.late_from:
+            self.late.append(asyncio.create_task(asyncio.sleep(LATE_SECONDS)))
+            self.late[-1].add_done_callback(lambda _: self._add(records))
+            await asyncio.shield(self.late[-1])
+        else:
+            self._add(records)
+
+    def _add(self, records):
         if not self.is_deaf:
             self.rules += [record for record in records if record not in self.rules]
 
     async def probe(self, link, timeout_seconds):
+        self.num_probing += 1
+        if not self.turns:
+            self.most_probing_untouched = max(self.most_probing_untouched, self.num_probing)
+        try:
+            return await self._probe(link, timeout_seconds)
+        finally:
+            self.num_probing -= 1
+
+    async def _probe(self, link, timeout_seconds):
         # The clock of the loop is the test's: see `run`.
         seconds, lost = 2 * HOP_SECONDS, False
         for rule in self._on(link):
@@ -138,6 +161,8 @@ def inject(folder, network, kind, parameters=None):
             while not events.keys() & {"undone", "undo_failed"} and (network or "unverified" not in events):
                 await asyncio.sleep(0.005)
             await injector.finish()
+            if network:
+                await asyncio.gather(*network.late)
 
     asyncio.run(asyncio.wait_for(run(), 30.0))
     return events, in_force
@@ -190,6 +215,20 @@ def test_a_flapping_link_goes_down_and_up_until_the_end(tmp_path, network):
     assert [turn["state"] for turn in events["verified"]["evidence"]["links"][0]["turns"]] == ["down", "up", "down"]
     assert network.turns[:4] == ["down", "up", "down", "up"]
     assert network.turns[-1] == "up"
+
+
+def test_a_turn_that_is_under_way_when_flapping_ends_leaves_no_rule(tmp_path, network):
+    # The first two are waited for, to be seen.
+    network.late_from = 3
+    events, _ = inject(tmp_path, network, "flap-link")
+    assert "undone" in events
+    assert network.rules == []
+
+
+def test_how_quick_a_link_was_before_is_asked_by_one_packet_at_a_time(tmp_path, network):
+    # Of several at once all are as late as the machine is busy, and what a delay adds to that would seem too little.
+    inject(tmp_path, network, "slow-link")
+    assert network.most_probing_untouched == 1
 
 
 def test_a_link_that_carries_nothing_before_is_no_ground_for_a_verdict(tmp_path, network):

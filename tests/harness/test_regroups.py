@@ -1,6 +1,7 @@
 import pytest
 
-from harness.regroups import coordinator_downs, read_stalls
+from harness.detections import own_stalls
+from harness.regroups import Stall, coordinator_downs, read_stalls
 from harness.timeline import build
 from mecefo_runtime.coordinator import JOB_FAILED
 from mecefo_runtime.events import MAIN_JOB, Event
@@ -71,3 +72,20 @@ def test_a_coordinator_that_exits_on_its_own_is_missed_and_one_that_ends_with_th
     assert coordinator_downs([rank, gone, event("coordinator_restarted", 4.0), last], 10.0) == ((3.0, 4.0),)
     assert coordinator_downs([gone], 10.0) == ((3.0, 10.0),)
     assert coordinator_downs([event("process_exited", 3.0, role="coordinator", exit=1)], 10.0) == ((3.0, 10.0),)
+
+
+@pytest.mark.parametrize(
+    ("detected", "is_own"), [(9.5, True), (10.5, True), (11.0, True), (20.0, False), (None, False)]
+)
+def test_a_regroup_that_was_over_before_a_fault_was_detected_is_that_of_the_loss_that_brought_it_about(
+    detected, is_own
+):
+    stall = Stall(10.0, 11.0, 11.0, 0.0, is_loss=True)
+    detections = {1: 10.2} if detected is None else {0: detected, 1: 10.2}
+    assert own_stalls(0, detections, [stall]) == ((stall,) if is_own else ())
+    assert own_stalls(1, detections, [stall]) == (stall,)
+
+
+def test_a_regroup_that_nobody_was_lost_for_may_be_of_any_fault():
+    stall = Stall(10.0, 11.0, 11.0, 0.0, is_loss=False)
+    assert own_stalls(0, {0: 20.0}, [stall]) == (stall,)

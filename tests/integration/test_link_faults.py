@@ -38,6 +38,11 @@ DO_NOTHING = f"""{IN_COMMAND}
 
     NamespaceLinks.apply_rules = do_nothing
 """
+ASK_ALWAYS = """
+from mecefo_runtime import link_watch
+
+link_watch.STALLED_AFTER = 0
+"""
 
 
 def test_a_job_on_networks_of_its_own_survives_as_on_the_loopback(tmp_path):
@@ -127,8 +132,9 @@ def test_a_slow_link_is_not_a_dead_one(tmp_path):
 
 
 def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
+    # Not even if it is asked all the time which connections wait, as otherwise after a long time without a step.
     bad = ("slow-link", "--on", "link=0-2", "-p", "delay=200ms", "-p", "loss=0.05", "--for", "5steps")
-    run = run_chaos(tmp_path, *bad, *AT, "--steps", "40", *SMALL)
+    run = run_chaos(tmp_path, *bad, *AT, "--steps", "40", *SMALL, patch=ASK_ALWAYS)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, 40)
     assert run.of("detected") == []
@@ -136,6 +142,17 @@ def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
     speed = run.summary["throughput_tokens_per_second"]
     assert speed["during"] < speed["before"] / 2
     assert "slower steps under the fault" in (run.folder / "report.html").read_text()
+
+
+def test_a_link_that_comes_and_goes_so_fast_that_it_can_always_be_reached_costs_one_rank_until_it_stays(tmp_path):
+    # While it is up there is always time for a probe, which is tried every 100 ms, and rarely for what TCP sends again.
+    flap = ("flap-link", "--on", "link=0-2", "-p", "down=300ms", "-p", "up=150ms", "--for", "100000steps")
+    run = run_chaos(tmp_path, *flap, *AT, "--steps", "120", *SMALL)
+    assert run.summary["verdict"] == "pass", run.summary["reasons"]
+    assert_sound(run, 120)
+    assert [event.fields["lost"] for event in run.of("detected")] == [[2]]
+    assert run.of("detected")[0].fields["cut_links"] == [[0, 2]]
+    assert run.of("rejoined") == []
 
 
 def test_two_runs_at_once_each_cut_links_of_their_own(tmp_path):

@@ -1,17 +1,19 @@
-"""Peers are tried only while nothing goes on, and named only when they cannot be reached."""
+"""Peers are tried only while nothing goes on, and named only when they cannot be reached, or their link stalls."""
 
 from __future__ import annotations
 
 import queue
 import socket
+import time
 
 import pytest
 
-from mecefo_runtime.link_watch import LinkWatch
+from mecefo_runtime.link_watch import STALLED_AFTER, LinkWatch
 from mecefo_runtime.probe import ProbeDesk
 
 pytestmark = pytest.mark.unit
 
+HOST = "127.0.0.1"
 PATIENCE_SECONDS = 0.08
 LONG_SECONDS = 10.0
 
@@ -26,7 +28,7 @@ def nobody():
 
 def test_who_cannot_be_reached_is_named_when_nothing_goes_on(nobody):
     desk, told = ProbeDesk("127.0.0.1"), queue.SimpleQueue()
-    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: desk.address, 2: nobody}, told.put)
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: desk.address, 2: nobody}, told.put, HOST)
     watch.start()
     try:
         assert told.get(timeout=LONG_SECONDS) == [2]
@@ -51,7 +53,7 @@ def test_nobody_is_tried_while_anything_goes_on(nobody):
         tried.put("tried")
         return {2: nobody}
 
-    watch = LinkWatch(PATIENCE_SECONDS, progress, peers, tried.put)
+    watch = LinkWatch(PATIENCE_SECONDS, progress, peers, tried.put, HOST)
     watch.start()
     try:
         # Three times its patience.
@@ -68,7 +70,7 @@ def test_who_can_be_reached_is_not_named():
         looks.put("looked")
         return {1: desk.address}
 
-    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", peers, told.put)
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", peers, told.put, HOST)
     watch.start()
     try:
         for _ in range(3):
@@ -77,3 +79,44 @@ def test_who_can_be_reached_is_not_named():
     finally:
         watch.close()
         desk.close()
+
+
+def test_who_can_be_reached_over_a_link_that_stalls_is_named_when_nothing_has_gone_on_for_long(monkeypatch):
+    desk, told = ProbeDesk(HOST), queue.SimpleQueue()
+    asked = []
+
+    def find_stalled(peers, own_host, seconds):
+        asked.append((list(peers), own_host, seconds))
+        return [1]
+
+    monkeypatch.setattr("mecefo_runtime.link_watch.find_stalled", find_stalled)
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: desk.address}, told.put, "127.0.0.9")
+    began_seconds = time.monotonic()
+    watch.start()
+    try:
+        assert told.get(timeout=LONG_SECONDS) == [1]
+        assert time.monotonic() - began_seconds >= STALLED_AFTER * PATIENCE_SECONDS
+        assert asked[0] == ([1], "127.0.0.9", PATIENCE_SECONDS)
+    finally:
+        watch.close()
+        desk.close()
+
+
+def test_links_that_stall_are_not_asked_for_while_anything_goes_on(monkeypatch):
+    monkeypatch.setattr("mecefo_runtime.link_watch.find_stalled", lambda *_: [1])
+    steps, many, told = iter(range(10**9)), queue.SimpleQueue(), queue.SimpleQueue()
+
+    def progress() -> int:
+        step = next(steps)
+        if step == 10 * STALLED_AFTER:
+            many.put(step)
+        return step
+
+    watch = LinkWatch(PATIENCE_SECONDS, progress, dict, told.put, HOST)
+    watch.start()
+    try:
+        many.get(timeout=LONG_SECONDS)
+        assert watch.find_stalled() == []
+        assert told.empty()
+    finally:
+        watch.close()

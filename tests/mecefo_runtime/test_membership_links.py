@@ -90,6 +90,16 @@ def test_a_cut_link_costs_one_of_its_ends_which_is_said(world):
     assert detected == [{"step": None, "epoch": 1, "lost": [5], "how": "peers", "cut_links": [[2, 5]]}]
 
 
+def test_who_goes_is_told_over_which_links(world):
+    world.cut_links((2, 5), (5, 7), (1, 6))
+    world.coordinator.on_unreachable(2, 1)
+    asked, world.sent = world.sent, []
+    for rank, question in asked:
+        world.coordinator.on_probed(rank, question["inquiry"], world.unreachable(rank, question["addresses"]))
+    evicted = {rank: message["cut_off_from"] for rank, message in world.sent if message["type"] == "evicted"}
+    assert evicted == {5: [2, 7], 6: [1]}
+
+
 def test_of_a_partition_the_smaller_group_goes_whoever_told_of_it(world):
     world.cut_links(*((small, large) for small in (0, 1, 2) for large in (3, 4, 5, 6, 7)))
     world.coordinator.on_unreachable(7, 1)

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from mecefo_runtime.probe import ProbeDesk, find_unreachable
+from mecefo_runtime.probe import NUM_LOST_IN_A_ROW, ProbeDesk, find_unreachable, find_unsteady, was_gone
 
 pytestmark = pytest.mark.unit
 
@@ -97,6 +97,26 @@ def _losing_first_connection():
 
 def test_nobody_is_looked_for_when_nobody_wants_to_know(silent):
     assert find_unreachable({2: silent}, timeout_seconds=60.0, is_over=lambda: True) == []
+
+
+def test_a_link_is_steady_while_connections_are_taken_and_unsteady_when_several_in_a_row_are_not(desk, silent):
+    addresses = {5: silent, 3: desk.address}
+    assert find_unsteady(addresses, seconds=0.3, timeout_seconds=0.1) == [5]
+    desk.close()
+    assert find_unsteady(addresses, seconds=0.3, timeout_seconds=0.1) == [3, 5]
+
+
+def test_whether_a_link_is_steady_is_not_looked_for_when_nobody_wants_to_know(silent):
+    assert find_unsteady({2: silent}, seconds=60.0, is_over=lambda: True) == []
+
+
+def test_connections_that_are_lost_here_and_there_are_chance_and_a_row_of_them_is_not():
+    lost, row = [False], [False] * NUM_LOST_IN_A_ROW
+    assert not was_gone([])
+    assert not was_gone([True, *row[1:], True, *lost, True, *row[1:]])
+    assert was_gone([True, *row])
+    assert was_gone([*row, True])
+    assert was_gone([True, *row, *lost, True])
 
 
 @pytest.fixture

@@ -1,0 +1,42 @@
+"""Adding rules from outside: whoever gives up leaves no process behind that adds them later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from harness.network.links import NamespaceLinks
+from harness.network.plan import HeldNetworks
+from mecefo_runtime.process import ProcessId
+
+pytestmark = pytest.mark.unit
+
+RECORD: dict[str, Any] = {"at": "rank 0", "queue": None, "rules": []}
+LONG_SECONDS = 30.0
+
+
+def test_rules_that_are_being_added_when_the_fault_is_given_up_are_not_added_after_that(tmp_path: Path, monkeypatch):
+    told = tmp_path / "pid"
+    # The rules have come to it.
+    slow = ["sh", "-c", f"cat > {tmp_path}/rules; echo $$ > {told}.new; mv {told}.new {told}; exec sleep 600"]
+    monkeypatch.setattr("harness.network.links.inside", lambda record, command: slow)
+
+    async def give_up() -> ProcessId:
+        links = NamespaceLinks(cast(HeldNetworks, None), "mark")
+        adding = asyncio.create_task(links.apply_rules([RECORD]))
+        while not told.exists():
+            await asyncio.sleep(0.01)
+        tool = ProcessId.of(int(told.read_text()))
+        adding.cancel()
+        # Kept, as a task that has ended is by whoever looks after it: what it holds does not end by being forgotten.
+        with pytest.raises(asyncio.CancelledError) as given_up:
+            await adding
+        assert given_up.tb is not None
+        while tool.is_running():
+            await asyncio.sleep(0.01)
+        return tool
+
+    assert not asyncio.run(asyncio.wait_for(give_up(), LONG_SECONDS)).is_running()
