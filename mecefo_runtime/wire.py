@@ -6,6 +6,7 @@ freezes (seen with TCPStore); here every read and write has a deadline. Nothing 
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
@@ -78,11 +79,38 @@ def connect(address: str, timeout_seconds: float) -> socket.socket:
     return sock
 
 
+class Guarded:
+    """Which socket a descriptor was at first: whoever closes all descriptors may be given its number for its own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._identity = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        status = os.fstat(self._socket.fileno())
+        return status.st_dev, status.st_ino
+
+    def check(self) -> None:
+        """See that it still is; else the number is left to whom it belongs.
+
+        Raises:
+            OSError: it is closed, or another one by now.
+        """
+        try:
+            is_same = self._now() == self._identity
+        except OSError:
+            is_same = False
+        if not is_same:
+            self._socket.detach()
+            raise OSError(errno.EBADF, "its descriptor was closed by somebody else")
+
+
 class Connection:
     """A blocking connection that one thread reads and any thread may write."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._guarded = Guarded(sock)
         self._reader = sock.makefile("rb")
         self._rest = b""
         self._lock = threading.Lock()
@@ -119,6 +147,7 @@ class Connection:
 
     def _write(self, data: bytes) -> None:
         with self._lock:
+            self._guarded.check()
             self._socket.sendall(data)
 
     def receive(self) -> Message:
@@ -128,6 +157,7 @@ class Connection:
             WireError: the connection ended.
         """
         try:
+            self._guarded.check()
             line = self._reader.readline(MAX_LINE_BYTES)
         except (OSError, ValueError) as error:
             raise WireError(str(error)) from error
@@ -161,6 +191,7 @@ class Connection:
     def close(self) -> None:
         """End the connection in both directions; a thread that reads it wakes up."""
         try:
+            self._guarded.check()
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             # Already gone: what we wanted.

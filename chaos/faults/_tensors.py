@@ -117,7 +117,8 @@ class TensorFault(InsideFault[ParametersT]):
                 judgement = {key: fields[key] for key in ("verdict", "suspects", "reason")} | {"step": event.step}
                 return {"summary": f"{where}; {verdict}", **told, "judgement": judgement}
             case _:
-                raise EffectNotSeen(f"{where}; {_NOT_USED.get(outcome, outcome)}{_because(told)}")
+                why = "whether it was used is not known" if outcome == "failed" and told.get("struck") else outcome
+                raise EffectNotSeen(f"{where}; {_NOT_USED.get(why, why)}{_because(told)}")
 
     async def _judgement(self, step: int, *, is_healed: bool) -> Event | None:
         """What the job's judge of steps said about `step` (or, of a state that was healed, about any step)."""
@@ -140,7 +141,7 @@ _NOT_USED: Mapping[str, str] = {
 
 
 def _because(told: Mapping[str, Any]) -> str:
-    return f": {told['reason']}" if told.get("reason") else ""
+    return f": {str(told['reason']).rstrip('.')}" if told.get("reason") else ""
 
 
 def struck_text(told: Mapping[str, Any]) -> str:

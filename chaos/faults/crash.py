@@ -70,11 +70,11 @@ class _Crash(ProcessFault[ParametersT]):
         except EffectNotSeen as error:
             alive = [owned for owned in act.processes if owned.process.is_running()]
             raise EffectNotSeen(f"{error}; {self._why_alive(alive)}") from None
-        wrong = [owned for owned in act.processes if codes[owned.process] != self._wanted_code()]
+        wrong = [owned for owned in act.processes if not self._is_wanted(owned, codes[owned.process], host)]
         if wrong:
             ends = ", ".join(f"{owned}: {ending(codes[owned.process])}" for owned in wrong)
             raise EffectNotSeen(f"gone, but not by {self._what()}: {ends}")
-        told = [self._told(owned, host) for owned in act.processes]
+        told = [self._told(owned, codes[owned.process], host) for owned in act.processes]
         names = ", ".join(f"{owned}: {words}" for owned, words in zip(act.processes, told, strict=True))
         return {
             "summary": f"{self._what()} on the training thread; gone from the process table: {names}",
@@ -87,6 +87,10 @@ class _Crash(ProcessFault[ParametersT]):
     def _wanted_code(self) -> int:
         """The exit code that it must have, negative for a signal."""
 
+    def _is_wanted(self, owned: OwnedProcess, code: int | None, host: Host) -> bool:
+        """Whether a process that ended with `code` (None: nobody told) ended of this."""
+        return code == self._wanted_code()
+
     @abstractmethod
     def _what(self) -> str:
         """What ends it, in words."""
@@ -98,8 +102,8 @@ class _Crash(ProcessFault[ParametersT]):
             for owned in alive
         )
 
-    def _told(self, owned: OwnedProcess, host: Host) -> str:
-        return ending(self._wanted_code())
+    def _told(self, owned: OwnedProcess, code: int | None, host: Host) -> str:
+        return ending(code)
 
     async def lift(self, act: Act, host: Host) -> None:
         """Take it back where it has not struck yet."""
@@ -207,20 +211,36 @@ class Raise(_Crash[RaiseParameters]):
     def _why_alive(self, alive: list[OwnedProcess]) -> str:
         return "the script caught it, or has not come to its end of it"
 
-    def _told(self, owned: OwnedProcess, host: Host) -> str:
-        logs = host.run_folder / LOGS_FOLDER
-        own, of_node, of_all = (logs / name for name in (f"rank-{owned.rank}.log", _node_log(owned), JOB_LOG))
-        log = next((log for log in (own, of_node) if log.exists()), of_all)
+    def _is_wanted(self, owned: OwnedProcess, code: int | None, host: Host) -> bool:
+        # A script with an excepthook of its own, or that trains in a thread, ends otherwise: its log tells.
+        return code == 1 or (code is not None and code >= 0 and bool(self._line(self._log(owned, host))))
+
+    def _told(self, owned: OwnedProcess, code: int | None, host: Host) -> str:
+        log = self._log(owned, host)
         if not log.exists():
-            return "exit code 1 (it keeps no log here that could name the exception)"
-        name = self.parameters.exception.rpartition(".")[2]
-        last = [line for line in _tail(log).splitlines() if name in line and self.parameters.message in line]
-        if last:
-            return f"exit code 1, and the log has '{last[-1].strip()}'"
-        if log != own:
+            return f"{ending(code)} (it keeps no log here that could name the exception)"
+        if line := self._line(log):
+            return f"{ending(code)}, and the log has '{line}'"
+        if log.name != _own_log(owned):
             # Somebody else's script may log its errors elsewhere.
-            return f"exit code 1 (logs/{log.name} does not name the exception)"
-        raise EffectNotSeen(f"{owned} ended with exit code 1, but its log does not name {self._what()}")
+            return f"{ending(code)} (logs/{log.name} does not name the exception)"
+        raise EffectNotSeen(f"{owned} ended with {ending(code)}, but its log does not name {self._what()}")
+
+    def _log(self, owned: OwnedProcess, host: Host) -> Path:
+        logs = host.run_folder / LOGS_FOLDER
+        own, of_node, of_all = (logs / name for name in (_own_log(owned), _node_log(owned), JOB_LOG))
+        return next((log for log in (own, of_node) if log.exists()), of_all)
+
+    def _line(self, log: Path) -> str:
+        """The last line that names the exception; empty where none does."""
+        name = self.parameters.exception.rpartition(".")[2]
+        text = _tail(log) if log.exists() else ""
+        found = [line for line in text.splitlines() if name in line and self.parameters.message in line]
+        return found[-1].strip() if found else ""
+
+
+def _own_log(owned: OwnedProcess) -> str:
+    return f"rank-{owned.rank}.log"
 
 
 def _node_log(owned: OwnedProcess) -> str:

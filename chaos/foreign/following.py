@@ -56,6 +56,10 @@ class Following:
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
         self._rounds = Rounds()
         self._nesting = Nesting()
+        # What the script called first in the newest step.
+        self._called: Callable[[], object] = lambda: None
+        # The optimizer has called its closure.
+        self._is_evaluating = False
         self._thread: int | None = None
         self._is_over = False
         self.hooks = Hooks(self)
@@ -65,6 +69,10 @@ class Following:
     def created(self, optimizer: Optimizer) -> None:
         """It has an optimizer more."""
         self._made[id(optimizer)] = weakref.ref(optimizer)
+
+    def is_elsewhere(self) -> bool:
+        """See `Observer`."""
+        return self._thread not in (None, threading.get_ident())
 
     def on_data(self, source: object) -> None:
         """See `Observer`. Once it is known what is trained from, other loaders (evaluation) are no part of a step."""
@@ -86,6 +94,7 @@ class Following:
         """See `Observer`."""
         self._on_training_thread()
         self._take_up_count()
+        self._called = weakref.ref(module)
         self._reach(_DATA)
         self._guard(self._figures.forward, module, arguments)
         self._reach(_FORWARD)
@@ -122,7 +131,11 @@ class Following:
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
             self._take_up_count()
-            self._reach(_OPTIMIZER)
+            self._is_evaluating = True
+            try:
+                self._reach(_OPTIMIZER)
+            finally:
+                self._is_evaluating = False
             return result
 
         if len(arguments) > 1:
@@ -151,7 +164,7 @@ class Following:
 
     def on_save(self) -> None:
         """See `Observer`: in a step that is over and before the next one, as far as that is seen."""
-        if self._agent is not None and threading.get_ident() == self._thread:
+        if self._agent is not None and self._thread == threading.get_ident():
             self._agent.announce(self.step - 1, "checkpoint")
 
     def on_departure(self) -> None:
@@ -241,7 +254,7 @@ class Following:
             world_size=identity.world_size,
             local_rank=identity.local_rank,
         )
-        agent.expose(ForeignSubject(self._training_optimizers))
+        agent.expose(ForeignSubject(self._training_optimizers, self._is_step_unseen, self._called_module))
         self._report = Report(address, token, identity)
         agent.before_hold = self._report.flush
         self._report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")
@@ -256,6 +269,14 @@ class Following:
     def _training_optimizers(self) -> list[Optimizer]:
         """Those that have stepped, in the order of their first steps; all, before the first step."""
         return _living(self._stepped) or _living(self._made)
+
+    def _called_module(self) -> torch.nn.Module | None:
+        module = self._called()
+        return module if isinstance(module, torch.nn.Module) else None
+
+    def _is_step_unseen(self) -> bool:
+        """Whether the beginning of the optimizer's step is over where `optimizer` is announced."""
+        return self._is_evaluating or self.hooks.has_compiled_steps
 
     def _on_training_thread(self) -> None:
         if self._thread is None:
@@ -275,6 +296,8 @@ class Following:
         has_failed = hasattr(sys, "last_value")
         if os.getpid() != pid:
             return
+        # No other one trains any more.
+        self._thread = threading.get_ident()
         self.hooks.tell_compiled_step()
         if self._report is not None:
             if has_failed:

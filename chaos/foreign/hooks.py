@@ -18,6 +18,10 @@ from torch.utils.hooks import RemovableHandle
 class Observer(Protocol):
     """What is told of the training, on the thread that does it."""
 
+    def is_elsewhere(self) -> bool:
+        """Whether this is a thread that is known not to train."""
+        ...
+
     def on_data(self, source: object) -> None:
         """A batch is about to be fetched; `source` is the same for all batches of one loader."""
         ...
@@ -79,7 +83,7 @@ class Hooks:
         self._forward: RemovableHandle | None = None
         self._is_compiled_call_hooked = False
         self._compiled_steps = _CompiledSteps()
-        self._has_compiled_steps = False
+        self.has_compiled_steps = False
         self._num_stepped = 0
 
     def attach(self) -> None:
@@ -122,10 +126,12 @@ class Hooks:
 
     def tell_compiled_step(self) -> None:
         """Tell of a compiled step that is over, if there is one: before anything else is told, and at the very end."""
+        if self._compiled_steps.optimizer is None or self._observer.is_elsewhere():
+            # A thread that saves, or fetches ahead, is not the one that trains.
+            return
         optimizer, self._compiled_steps.optimizer = self._compiled_steps.optimizer, None
-        if optimizer is not None:
-            self._has_compiled_steps = True
-            self._observer.on_compiled_step(optimizer)
+        self.has_compiled_steps = True
+        self._observer.on_compiled_step(optimizer)
 
     def await_forward(self) -> None:
         """Tell of the next forward, once.
@@ -177,7 +183,7 @@ class Hooks:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             self.tell_compiled_step()
             observer.on_backward(tensors, grad_tensors)
-            if self._has_compiled_steps:
+            if self.has_compiled_steps:
                 # Of the end of the step nothing else tells in time.
                 self.await_forward()
             return original(tensors, grad_tensors, *args, **kwargs)

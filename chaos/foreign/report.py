@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -14,7 +16,7 @@ from typing import Any
 
 from chaos.foreign.identity import Identity
 from mecefo_runtime.events import Emitter, Event
-from mecefo_runtime.wire import connect, encode, limit_send_time
+from mecefo_runtime.wire import Guarded, connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 LOCK_SECONDS = 2.0
@@ -31,6 +33,7 @@ class Report:
         limit_send_time(sock)
         sock.sendall(encode({"token": token, "role": "events"}))
         self._socket: socket.socket | None = sock
+        self._guarded = Guarded(sock)
         self._emitter = Emitter(self._take, "rank", rank=identity.rank, node=identity.node, attempt=identity.attempt)
         # As `Event.to_json` writes it: what differs from step to step is put in between.
         head, _, tail = (
@@ -79,8 +82,11 @@ class Report:
         try:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             if self._socket is not None and lines:
+                self._guarded.check()
                 self._socket.sendall("".join(lines).encode())
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                print(f"chaos: no more is seen of this process: {error.strerror}", file=sys.stderr)
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None

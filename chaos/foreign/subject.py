@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from chaos.inside.base import TensorKind
+from chaos.inside.values import local_part
 
 # What wraps a model, by class, and the child under which the model itself then is: left out of names, as state dicts of
 # the unwrapped model do.
@@ -30,12 +31,23 @@ class ForeignSubject:
     parameter in no module is `parameter_NUMBER`, counted from 0 in the order in which the optimizers have them.
     """
 
-    def __init__(self, optimizers: Callable[[], Iterable[Optimizer]]) -> None:
+    def __init__(
+        self,
+        optimizers: Callable[[], Iterable[Optimizer]],
+        is_within_step: Callable[[], bool] = lambda: False,
+        called: Callable[[], nn.Module | None] = lambda: None,
+    ) -> None:
         self._optimizers = optimizers
+        # The module that the script calls in each step: the model, where the optimizers have copies of its parameters,
+        # or there are none.
+        self._called = called
+        # Whether phases are announced from within an optimizer's step or after it, so that its hooks are too late: with
+        # a closure, or compiled.
+        self.is_within_step = is_within_step
         # The models that were found last, and for which parameters (by id): to go through all objects of the process
         # takes as long as many steps do, and would be taken for an effect of the fault.
         self._found: list[weakref.ref[nn.Module]] = []
-        self._found_for: list[int] = []
+        self._found_for: list[int] | None = None
         # What the optimizers have of each: FSDP puts another tensor in its place, gathered from all, while it computes.
         self._parts: dict[str, weakref.ref[Tensor]] = {}
 
@@ -48,29 +60,29 @@ class ForeignSubject:
         found: dict[str, Tensor] = {}
         names = self._parameter_names()
         if kind == "parameters":
-            return {name: _local(parameter.data) for parameter, name in names.items()}
+            return {name: local_part(parameter.data) for parameter, name in names.items()}
         if kind == "gradients":
-            return {name: _local(p.grad) for p, name in names.items() if p.grad is not None}
-        for optimizer in map(_innermost, self._optimizers()):
+            return {name: local_part(p.grad) for p, name in names.items() if p.grad is not None and _is_dense(p.grad)}
+        for optimizer in _updating(self._optimizers()):
             for parameter in _parameters(optimizer):
+                if parameter.grad is not None and not _is_dense(parameter.grad):
+                    continue
                 for key, value in optimizer.state.get(parameter, {}).items():
                     # Adam's count of steps is a tensor too, and no state of the parameter's elements.
                     if isinstance(value, Tensor) and key != "step" and parameter in names:
-                        found[f"{names[parameter]}.{key}"] = _local(value)
+                        found[f"{names[parameter]}.{key}"] = local_part(value)
         return found
 
     def updater(self, name: str) -> tuple[Optimizer, Tensor, int]:
         """Who updates a parameter: its optimizer, the tensor as that one knows it, the parameter's first element there.
 
         Raises:
-            LookupError: no optimizer updates it, or only a part of it that lies here.
+            LookupError: no optimizer updates it.
         """
         names = self._parameter_names()
-        for optimizer in map(_innermost, self._optimizers()):
+        for optimizer in _updating(self._optimizers()):
             for parameter in _parameters(optimizer):
                 if names.get(parameter) == name:
-                    if _local(parameter.data).shape != parameter.shape:
-                        raise LookupError(f"{name} is spread over several ranks")
                     return optimizer, parameter, 0
         raise LookupError(f"no optimizer here updates a parameter {name}")
 
@@ -110,7 +122,7 @@ class ForeignSubject:
         wanted = [id(parameter) for optimizer in self._optimizers() for parameter in _parameters(optimizer)]
         models = [model for found in self._found if (model := found()) is not None]
         if wanted != self._found_for or len(models) < len(self._found):
-            models = self._find_models()
+            models = self._find_models() or [_unwrapped(model) for model in (self._called(),) if model is not None]
             self._found, self._found_for = [weakref.ref(model) for model in models], wanted
         return models
 
@@ -158,21 +170,20 @@ def _unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def _innermost(optimizer: Optimizer) -> Optimizer:
-    """The one that updates, of one that wraps it (ZeRO, Accelerate): with the parameters that this rank updates."""
-    for name in ("optim", "optimizer"):
-        wrapped = getattr(optimizer, name, None)
-        if isinstance(wrapped, Optimizer):
-            return _innermost(wrapped)
-    return optimizer
+def _updating(optimizers: Iterable[Optimizer], outer: tuple[Optimizer, ...] = ()) -> Iterator[Optimizer]:
+    """Those that update, of those that wrap others (ZeRO, Accelerate, SAM): with the parameters that this rank has."""
+    for optimizer in optimizers:
+        attributes = vars(optimizer).values()
+        values = [one for value in attributes for one in (value if isinstance(value, list | tuple) else (value,))]
+        inner = [one for one in values if isinstance(one, Optimizer) and one not in outer]
+        yield from _updating(inner, (*outer, optimizer)) if inner else (optimizer,)
+
+
+def _is_dense(gradient: Tensor) -> bool:
+    """Whether its elements have places: those of a sparse one do not."""
+    return gradient.layout == torch.strided
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The part of a distributed tensor that this rank holds, of the same storage; others as they are."""
-    part = getattr(tensor, "_local_tensor", None)
-    return part if isinstance(part, torch.Tensor) else tensor

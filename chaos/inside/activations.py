@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
 from chaos.inside.strike import Mark, Strike
-from chaos.inside.values import is_same_bits, read
+from chaos.inside.values import is_same_bits, local_part, read
 
 
 class StrikeActivations(Strike):
@@ -27,7 +27,6 @@ class StrikeActivations(Strike):
         self._struck: Mark | None = None
         self._output: Tensor | None = None
         self._step, self._phase = step, phase
-        self._told: dict[str, Any] = {}
         self._watch(self._trained)
         return {"module": self._name, "step": step, "phase": phase}
 
@@ -42,10 +41,10 @@ class StrikeActivations(Strike):
         modules = subject.modules()
         if self._name not in modules:
             return
-        self._hook(modules[self._name].register_forward_hook(self._on_output))
+        self._hook(modules[self._name].register_forward_hook(self._watcher(self._on_output)))
         if not self._is_told:
             for name, module in modules.items():
-                self._hook(module.register_forward_pre_hook(self._on_input(name), with_kwargs=True))
+                self._hook(module.register_forward_pre_hook(self._watcher(self._on_input(name)), with_kwargs=True))
 
     def _announced(self, step: int, phase: str) -> None:
         if self._output is not None and phase in ("optimizer", "regroup") and not self._is_told:
@@ -53,15 +52,10 @@ class StrikeActivations(Strike):
         self._step, self._phase = step, phase
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        try:
-            self._strike(output)
-        except Exception as error:
-            self._fail(error)
-
-    def _strike(self, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(first, Tensor):
+        whole = output[0] if isinstance(output, tuple) and output else output
+        if not isinstance(whole, Tensor):
             raise EffectRefused(f"{self._name} puts out no tensor")
+        first = local_part(whole)
         if self._struck is not None:
             if self._is_sticky and first.numel() > int(self._struck.indices.max()) and self._struck.strike_again(first):
                 self._num_strikes += 1
@@ -74,8 +68,8 @@ class StrikeActivations(Strike):
             "step": self._step,
             "phase": self._phase,
         }
-        if first.requires_grad:
-            self._hook(first.register_hook(self._on_gradient))  # type: ignore[no-untyped-call]
+        if whole.requires_grad:
+            self._hook(whole.register_hook(self._watcher(self._on_gradient)))  # type: ignore[no-untyped-call]
 
     def _on_input(self, name: str) -> Any:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,6 +96,7 @@ class StrikeActivations(Strike):
     def _is_within(self, given: Tensor) -> bool:
         """Whether the struck elements lie in the memory that `given` spans."""
         assert self._output is not None and self._struck is not None
+        given = local_part(given)
         if given.untyped_storage().data_ptr() != self._output.untyped_storage().data_ptr():
             return False
         if given.data_ptr() == self._output.data_ptr() and given.numel() == self._output.numel():

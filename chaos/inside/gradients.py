@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chaos.inside.base import EffectRefused, Subject
-from chaos.inside.shadow import Shadow, Update
+from chaos.inside.shadow import Shadow
 from chaos.inside.strike import Strike
 from chaos.inside.values import describe, is_same_bits, most_different, read, shown
 
@@ -38,6 +38,11 @@ class GradientWatch:
         self._carried: bool | None = None
         self._shadow: Shadow | None = None
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether somebody was seen to take it in, or nobody has come to that yet."""
+        return self._reduced is None or self._shadow is not None
+
     def before_optimizer(self, gradient: Tensor, shadow: Shadow | None) -> None:
         """The gradient is reduced, and the optimizer comes next."""
         self._reduced = read(gradient, self.indices)
@@ -51,14 +56,10 @@ class GradientWatch:
             return None
         taken_in = read(gradient, self.indices)
         own, struck = read(self._own, self.indices), read(self._struck, self.indices)
-        update = Update(
-            before=self._shadow.parameters,
-            actual=self._shadow.now(),
-            struck=self._shadow.predict(taken_in),
-            clean=self._shadow.predict(would_be(own, struck, self._reduced, taken_in, self._usual)),
-        )
-        consumption = "unchanged" if self._shadow.is_untouched() else update.judge()
-        if self._carried is False:
+        clean = would_be(own, struck, self._reduced, taken_in, self._usual)
+        consumption, shows = self._shadow.judge(taken_in, clean)
+        was_replaced = bool((taken_in.isfinite() & ~self._reduced.isfinite()).any())
+        if self._carried is False or was_replaced:
             consumption = "otherwise"
         most = int(most_different(own, struck)[0])
         return {
@@ -70,7 +71,7 @@ class GradientWatch:
                 "reduced": shown(float(self._reduced[most])),
                 "taken_in": shown(float(taken_in[most])),
             },
-            "update": update.to_dict(),
+            **shows,
         }
 
 
@@ -116,7 +117,16 @@ class _GradientStrike(Strike):
     """What both strikes on gradients have in common: once struck, the way of the gradient."""
 
     _watch: GradientWatch | None = None
-    _told: dict[str, Any]
+    _place = (0, "")
+
+    def _before_step(self) -> None:
+        """Its optimizer is about to step, by its own word."""
+        raise NotImplementedError
+
+    def _after_step(self) -> None:
+        """It has stepped."""
+        if self._watch is not None and not self._is_told:
+            self._finish(self._watch, "commit")
 
     def _gradients(self) -> dict[str, Tensor]:
         return dict(self._tensors("gradients"))
@@ -130,11 +140,17 @@ class _GradientStrike(Strike):
             if phase == "optimizer":
                 watch.before_optimizer(gradient, self._shadow(watch.name, watch.indices))
             return
-        made = None
         if step == watch.step and phase == "commit":
-            made = watch.after_optimizer(self._trained.tensors("gradients")[watch.name])
-        if made is None:
+            self._finish(watch, phase)
+        else:
             self._tell("left", **self._told, next_phase=phase, next_step=step)
+
+    def _finish(self, watch: GradientWatch, phase: str) -> None:
+        if phase == "commit" and not watch.has_optimizer:
+            raise EffectRefused(f"no optimizer is known that takes in the gradient of {watch.name}")
+        made = watch.after_optimizer(self._trained.tensors("gradients")[watch.name])
+        if made is None:
+            self._tell("left", **self._told, next_phase=phase, next_step=self._place[0])
         else:
             self._tell(made.pop("consumption"), **self._told, **made)
 
@@ -159,7 +175,14 @@ class StrikeGradients(_GradientStrike):
             self._follow(0, "regroup")
 
     def _announced(self, step: int, phase: str) -> None:
+        self._place = step, phase
+        if self._owner_hooks:
+            return
         if phase in PHASES and self._watch is None:
+            if self._is_told_by_owners():
+                self._name = self._aim.tensor_of(self._gradients(), "gradients", self._rng)
+                if self._follow_owner(self._name, self._before_step, self._after_step):
+                    return
             self._strike(step, phase)
         elif self._is_sticky and self._watch is not None and phase == self._told["phase"]:
             gradient = self._trained.tensors("gradients").get(self._name)
@@ -167,9 +190,19 @@ class StrikeGradients(_GradientStrike):
                 self._num_strikes += 1
         self._follow(step, phase)
 
+    def _before_step(self) -> None:
+        step, gradients = self._place[0], self._gradients()
+        if self._name not in gradients:
+            return
+        if self._watch is None:
+            self._strike(step, "optimizer")
+            self._follow(step, "optimizer")
+        elif self._is_sticky and self._mark_first.strike_again(gradients[self._name]):
+            self._num_strikes += 1
+
     def _strike(self, step: int, phase: str) -> None:
         gradients = self._gradients()
-        self._name = self._aim.tensor_of(gradients, "gradients", self._rng)
+        self._name = self._name or self._aim.tensor_of(gradients, "gradients", self._rng)
         gradient = gradients[self._name]
         own = gradient.clone()
         mark = self._mark_first = self._mark(self._name, gradient)
@@ -193,7 +226,13 @@ class KeepGradients(_GradientStrike):
         return {"step": step, "phase": phase}
 
     def _announced(self, step: int, phase: str) -> None:
+        self._place = step, phase
+        if self._owner_hooks:
+            return
         if self._watch is None and phase in PHASES:
+            if self._is_told_by_owners():
+                self._follow_owner(self._choose_owner(), self._before_step, self._after_step)
+                return
             if not self._kept_step or step == self._kept_step:
                 # A step that is computed again counts as it was computed last.
                 if phase == PHASES[0] or not self._kept:
@@ -204,6 +243,26 @@ class KeepGradients(_GradientStrike):
             else:
                 self._use_again(step, phase)
         self._follow(step, phase)
+
+    def _choose_owner(self) -> str:
+        """A gradient of the optimizer that has most of those that fit: each has its own moment."""
+        gradients = self._gradients()
+        owned: dict[int, list[str]] = {}
+        for name in self._aim.names(gradients, "gradients"):
+            owned.setdefault(id(self._trained.updater(name)[0]), []).append(name)
+        self._names = max(owned.values(), key=lambda names: sum(gradients[name].numel() for name in names))
+        return self._names[0]
+
+    def _before_step(self) -> None:
+        step, gradients = self._place[0], self._gradients()
+        if self._watch is not None or any(name not in gradients for name in self._names):
+            return
+        if not self._kept:
+            self._kept = {name: gradients[name].clone() for name in self._names}
+            self._kept_step = step
+        else:
+            self._use_again(step, "optimizer")
+            self._follow(step, "optimizer")
 
     def _use_again(self, step: int, phase: str) -> None:
         gradients = self._gradients()

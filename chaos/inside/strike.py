@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,30 @@ class Mark:
         return most_different(self.before, self.after)
 
 
+class Watcher:
+    """A hook on a module or a tensor, of which the script notices nothing: what it raises goes to `fail`.
+
+    It stays behind when the script copies or pickles the module, as for a moving average: a copy has a function in its
+    place that does nothing, one of the standard library, as a model that was saved whole is loaded where nothing of
+    ours need be.
+    """
+
+    def __init__(self, call: Callable[..., None], fail: Callable[[Exception], None]) -> None:
+        self._call = call
+        self._fail = fail
+
+    def __call__(self, *arguments: Any) -> None:
+        """See `torch.nn.Module.register_forward_hook`, `torch.Tensor.register_hook`."""
+        try:
+            self._call(*arguments)
+        except Exception as error:
+            self._fail(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What `copy` and `pickle` put in its place."""
+        return getattr, (nullcontext(), "__exit__")
+
+
 class Strike(Effect):
     """Base of the effects on tensors.
 
@@ -65,12 +90,16 @@ class Strike(Effect):
         self._rng = Random(str(arguments.get("seed", 0)))
         self._is_sticky = bool(arguments.get("sticky", False))
         self._hooks: list[RemovableHandle] = []
+        self._owner_hooks: list[RemovableHandle] = []
         self._num_strikes = 0
         self._is_told = False
+        # What was struck, once it is.
+        self._told: dict[str, Any] = {}
 
     def announced(self, step: int, phase: str) -> None:
         """Strike where it is time, and look."""
         if self._is_told and not self._is_sticky:
+            self._leave_owner()
             return
         try:
             self._announced(step, phase)
@@ -85,6 +114,7 @@ class Strike(Effect):
         """Take the hooks away; what was changed stays changed."""
         self._is_told, self._is_sticky = True, False
         self._unhook()
+        self._leave_owner()
         return {"num_strikes": self._num_strikes}
 
     # ---- for the kinds of strikes ----
@@ -124,6 +154,30 @@ class Strike(Effect):
             return None
         return None if optimizer is None or tensor is None else Shadow(optimizer, tensor, indices + first)
 
+    def _is_told_by_owners(self) -> bool:
+        """Whether each optimizer tells by its hooks when it steps, which is exact where there are several."""
+        is_within_step = getattr(self._trained, "is_within_step", None)
+        return is_within_step is not None and not is_within_step()
+
+    def _follow_owner(self, name: str, before: Callable[[], None], after: Callable[[], None]) -> bool:
+        """Have these called around each step of the optimizer that updates `name`; False: none is known."""
+        self._leave_owner()
+        try:
+            optimizer = self._trained.updater(name)[0]
+        except LookupError:
+            return False
+        self._owner_hooks = [
+            optimizer.register_step_pre_hook(self._watcher(lambda *_: before())),
+            optimizer.register_step_post_hook(self._watcher(lambda *_: after())),
+        ]
+        return True
+
+    def _leave_owner(self) -> None:
+        """Never within those hooks: somebody goes through them."""
+        for handle in self._owner_hooks:
+            handle.remove()
+        self._owner_hooks.clear()
+
     def _tell(self, outcome: str, **told: Any) -> None:
         if not self._is_told:
             self._is_told = True
@@ -133,9 +187,11 @@ class Strike(Effect):
 
     def _fail(self, error: Exception) -> None:
         self._is_sticky = False
-        self._tell(
-            "failed", reason=str(error) if isinstance(error, EffectRefused) else f"{type(error).__name__}: {error}"
-        )
+        reason = str(error) if isinstance(error, EffectRefused) else f"{type(error).__name__}: {error}"
+        self._tell("failed", **self._told, reason=reason)
+
+    def _watcher(self, call: Callable[..., None]) -> Watcher:
+        return Watcher(call, self._fail)
 
     def _hook(self, handle: RemovableHandle) -> None:
         self._hooks.append(handle)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
 from chaos.inside.gradients import PHASES
-from chaos.inside.shadow import Shadow, Update
+from chaos.inside.shadow import Shadow
 from chaos.inside.strike import Strike
-from chaos.inside.values import is_same_bits, most_different, read, shown, write
+from chaos.inside.values import is_same_bits, local_part, most_different, read, shown, write
 
 # A value that changed no output of so many forward passes is called masked.
 MAX_FORWARDS = 16
@@ -33,6 +33,7 @@ class StrikeParameters(Strike):
         self._name = self._aim.tensor_of(tensors, "parameters", self._rng)
         mark = self._struck = self._mark(self._name, tensors[self._name])
         # As they are, and as they would be: the optimizer may change both before they are used.
+        self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
         self._shadow_before: Shadow | None = None
         self._was_there = False
@@ -52,16 +53,21 @@ class StrikeParameters(Strike):
             self._watch(subject)
 
     def _watch(self, subject: Subject) -> None:
-        path = _path(self._name, subject.modules())
+        modules = subject.modules()
+        path = _path(self._name, modules)
         if not path:
             return
         root, owner = path[0], path[-1]
+        model = next(iter(modules.values()))
+        if any(child is root for child in model.children()):
+            # A part of it that is never called shows by its calls.
+            root = model
         if self._is_sticky:
-            self._hook(owner.register_forward_pre_hook(lambda *_: self._stick()))
-            self._hook(root.register_forward_pre_hook(lambda *_: self._stick()))
-        self._hook(owner.register_forward_hook(self._on_forward, with_kwargs=True))
+            self._hook(owner.register_forward_pre_hook(self._watcher(lambda *_: self._stick())))
+            self._hook(root.register_forward_pre_hook(self._watcher(lambda *_: self._stick())))
+        self._hook(owner.register_forward_hook(self._watcher(self._on_forward), with_kwargs=True))
         # A degraded layer computes with its modules' parameters without calling them.
-        self._hook(root.register_forward_hook(self._on_pass))
+        self._hook(root.register_forward_hook(self._watcher(self._on_pass)))
 
     def _tensor(self) -> Tensor | None:
         return self._trained.tensors("parameters").get(self._name)
@@ -101,19 +107,10 @@ class StrikeParameters(Strike):
             self._clean = self._clean + (now - self._present)
         self._present = now
 
-    def _on_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        try:
-            self._look(module, args, kwargs, output)
-        except Exception as error:
-            self._fail(error)
-
     def _on_pass(self, module: nn.Module, args: Any, output: Any) -> None:
-        try:
-            self._num_passes += 1
-            if self._num_passes - self._num_forwards > MAX_FORWARDS and self._is_there():
-                self._tell("masked", struck=self._struck.description, num_forwards=self._num_passes)
-        except Exception as error:
-            self._fail(error)
+        self._num_passes += 1
+        if self._num_passes - self._num_forwards > MAX_FORWARDS and self._is_there():
+            self._tell("masked", struck=self._struck.description, num_forwards=self._num_passes)
 
     def _is_there(self) -> bool:
         tensor = self._tensor()
@@ -133,12 +130,14 @@ class StrikeParameters(Strike):
             receiver = "its gradient is not zero: a forward pass computed with it"
             self._tell("consumed", struck=self._struck.description, receiver=receiver)
 
-    def _look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _on_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if next(module.children(), None) is not None or not self._is_there():
             return
         tensor = self._tensor()
-        if tensor is None or tensor.shape != module.get_parameter(self._name.rpartition(".")[2]).shape:
-            # It computed with what was gathered from all ranks (FSDP): the gradient of our part will show it.
+        whole = module._parameters.get(self._name.rpartition(".")[2])
+        if tensor is None or whole is None or tensor.shape != whole.shape or local_part(whole) is not whole:
+            # It computed with what all ranks have of it (FSDP, DTensor), of which the gradient of our part will show
+            # it, or with something else (`torch.func.functional_call`).
             return
         self._num_forwards += 1
         told = {"struck": self._struck.description, "num_forwards": self._num_forwards}
@@ -192,30 +191,48 @@ class StrikeOptimizer(Strike):
         """Strike."""
         tensors = self._tensors("optimizer")
         if not tensors:
-            raise EffectRefused("the optimizer has no state yet: it comes with its first step")
+            raise EffectRefused("the optimizer keeps no state of its parameters, or not before its first step")
         self._name = self._aim.tensor_of(tensors, "optimizer state", self._rng)
         parameter = self._name.rpartition(".")[0]
         if self._shadow(parameter, torch.tensor([0])) is None:
             raise EffectRefused(f"no optimizer is known to update {parameter}")
         mark = self._struck = self._mark(self._name, tensors[self._name])
+        self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
         self._shadow_before: Shadow | None = None
-        if phase == "optimizer":
-            self._prepare()
+        self._step = step
+        self._is_fresh = phase == "optimizer"
+        if self._is_fresh:
+            self._announced(step, phase)
         return {"struck": mark.description, "is_changed": mark.is_changed, "step": step, "phase": phase}
 
     def _announced(self, step: int, phase: str) -> None:
-        tensor = self._trained.tensors("optimizer").get(self._name)
-        if tensor is None:
+        self._step = step
+        if self._owner_hooks:
             return
-        if phase == "commit" and self._shadow_before is not None and not self._is_told:
-            self._judge(step)
+        if phase == "optimizer" and self._is_told_by_owners():
+            parameter = self._name.rpartition(".")[0]
+            if self._follow_owner(parameter, self._before_step, self._after_step):
+                return
+        if phase == "commit":
+            self._after_step()
         self._shadow_before = None
         if phase == "optimizer":
+            self._before_step()
+
+    def _after_step(self) -> None:
+        if self._shadow_before is not None and not self._is_told:
+            self._judge(self._step)
+        self._shadow_before = None
+
+    def _before_step(self) -> None:
+        tensor = self._trained.tensors("optimizer").get(self._name)
+        if tensor is not None:
             clean = read(tensor, self._struck.indices)
-            if self._is_sticky and self._struck.strike_again(tensor):
+            if self._is_sticky and not self._is_fresh and self._struck.strike_again(tensor):
                 self._num_strikes += 1
                 self._present, self._clean = read(tensor, self._struck.indices), clean
+            self._is_fresh = False
             if not self._is_told:
                 if is_same_bits(read(tensor, self._struck.indices), self._present):
                     self._prepare()
@@ -223,22 +240,27 @@ class StrikeOptimizer(Strike):
                     self._tell("restored", struck=self._struck.description)
 
     def _prepare(self) -> None:
-        self._most = most_different(self._clean, self._present)
-        parameter = self._name.rpartition(".")[0]
-        self._shadow_before = self._shadow(parameter, self._struck.indices[self._most])
+        parameter, _, key = self._name.rpartition(".")
+        self._clean_state = {key: self._clean}
+        indices = self._struck.indices
+        whole = self._trained.tensors("parameters")[parameter]
+        tensor = self._trained.tensors("optimizer")[self._name]
+        if tensor.shape == whole.shape:
+            most = most_different(self._clean, self._present)
+            self._clean_state, indices = {key: self._clean[most]}, indices[most]
+        else:
+            # Of rows, or of the whole tensor: it may show anywhere.
+            clean = tensor.clone()
+            write(clean, indices, self._clean)
+            self._clean_state, indices = {key: clean}, torch.arange(whole.numel(), device=whole.device)
+        self._shadow_before = self._shadow(parameter, indices)
+        self._indices = indices
 
     def _judge(self, step: int) -> None:
         shadow = self._shadow_before
         assert shadow is not None
-        parameter, _, key = self._name.rpartition(".")
-        if shadow.is_untouched():
-            # A step that was left out: the next one will tell.
-            return
-        gradient = read(self._trained.tensors("gradients")[parameter], self._struck.indices[self._most])
-        update = Update(
-            before=shadow.parameters,
-            actual=shadow.now(),
-            struck=shadow.predict(gradient),
-            clean=shadow.predict(gradient, state={key: self._clean[self._most]}),
-        )
-        self._tell(update.judge(), struck=self._struck.description, step=step, update=update.to_dict())
+        gradient = read(self._trained.tensors("gradients")[self._name.rpartition(".")[0]], self._indices)
+        outcome, shows = shadow.judge(gradient, gradient, self._clean_state)
+        if outcome != "unchanged":
+            # A step that was left out is none: the next one will tell.
+            self._tell(outcome, struck=self._struck.description, step=step, **shows)

@@ -77,6 +77,18 @@ class Settled:
         return values * self.corruption.number if self.corruption.how == "scale" else self.wrong
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a distributed tensor that this rank holds, of the same storage; others as they are.
+
+    One that an exchange between ranks still fills (tensor parallelism has them) is waited for.
+    """
+    for name in ("_local_tensor", "trigger_wait"):
+        part = getattr(tensor, name, None)
+        part = part() if callable(part) and not isinstance(part, Tensor) else part
+        tensor = part if isinstance(part, Tensor) else tensor
+    return tensor
+
+
 def read(tensor: Tensor, indices: Tensor) -> Tensor:
     """A copy of the elements at `indices`, one-dimensional."""
     if tensor.is_contiguous():

@@ -66,6 +66,9 @@ class CommandRun(EndingJob, ABC):
         self._rank_attempts: dict[int, int] = {}
         self._attempt = 0
         self._num_steps = 0
+        # Of each rank's newest process: its exit code, where it did not say that it had come to its end.
+        self._lost: dict[int, int] = {}
+        self._finished: set[int] = set()
         self._exits: dict[int, asyncio.Task[None]] = {}
         self._waiting: asyncio.Task[None] | None = None
         self._launcher_logs = {node: LauncherLog(log) for node, log in logs.items()}
@@ -156,6 +159,8 @@ class CommandRun(EndingJob, ABC):
             self._emitter.emit("warning", message=f"rank {rank} (pid {process.pid}) carries no mark of this run")
             return attempt
         self._rank_attempts[rank] = attempt
+        self._lost.pop(rank, None)
+        self._finished.discard(rank)
         world_size = int(hello.get("world_size") or 1)
         if attempt > self._attempt:
             if self._attempt == 0 and world_size != self._job.cluster().num_ranks:
@@ -175,9 +180,11 @@ class CommandRun(EndingJob, ABC):
         return attempt
 
     def note(self, event: Event) -> None:
-        """Count the steps."""
+        """Count the steps, and the ranks that came to their end."""
         if event.kind == "step_committed":
             self._num_steps += 1
+        elif event.kind == "rank_finished" and event.rank is not None:
+            self._finished.add(event.rank)
 
     def on_out_of_memory(self, why: Exception) -> None:
         """The kernel ended a process of a node: where the command does not get over that, it is told why."""
@@ -215,9 +222,13 @@ class CommandRun(EndingJob, ABC):
         await self._hub.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
+        if exits := list(self._exits.values()):
+            await asyncio.wait(exits, timeout=FAREWELL_SECONDS)
+        if self._outcome.done():
+            return
         node, code = deciding_end(self._codes)
         if code == 0 and self._num_steps:
-            self._finish("completed")
+            self._finish("failed" if self._has_lost_all() else "completed")
             return
         where = f" on node {node}" if len(self._logs) > 1 else ""
         how = "was" if code < 0 else "ended with"
@@ -226,6 +237,19 @@ class CommandRun(EndingJob, ABC):
             why = f"{OLD_ADDRESSES}{why}"
         memory = self._out_of_memory if code else ""
         self._fail(f"the command{where} {how} {exit_text(code)}{memory}{why}")
+
+    def _has_lost_all(self) -> bool:
+        """Whether no rank came to its end, though the command says that all is well; the job failed then."""
+        lost = {rank: code for rank, code in self._lost.items() if rank not in self._finished}
+        if not lost or lost.keys() < self._ranks.keys():
+            return False
+        rank, code = next(iter(lost.items()))
+        how = f"was {exit_text(code)}" if code < 0 else f"ended with {exit_text(code)}"
+        hint = "in a pipe, the shell tells the last program's exit code only, unless `set -o pipefail` is there"
+        said = "the command ended with exit code 0, but none of its ranks came to its end"
+        reason = f"{said}: rank {rank} {how} ({hint})"
+        self._emitter.emit("job_failed", reason=reason)
+        return True
 
     def _last_lines(self, node: int) -> str:
         """The end of what it printed, for the message that it failed."""
@@ -245,6 +269,8 @@ class CommandRun(EndingJob, ABC):
         if owned.rank is not None and self.rank_processes((owned.rank,))[0].process == owned.process:
             # It may have replaced itself (`os.execv`) and reported again.
             attempt = self._rank_attempts[owned.rank]
+            if code:
+                self._lost[owned.rank] = code
         self._emitter.emit(
             "process_exited",
             role="rank",

@@ -72,6 +72,19 @@ def test_an_exception_that_is_caught_is_not_verified(tmp_path, monkeypatch):
     assert "the script caught it" in run.reason()
 
 
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_exception_upon_which_the_script_ends_in_its_own_way_is_seen_in_its_log(tmp_path, code):
+    setup = (
+        "import os, sys\n"
+        "def end(kind, error, trace):\n"
+        "    print(f'{kind.__name__}: {error}', file=sys.stderr, flush=True)\n"
+        f"    os._exit({code})\n"
+        "sys.excepthook = end\n"
+    )
+    evidence = OneRank(tmp_path, Raise, setup=setup).play().evidence()
+    assert f"exit code {code}, and the log has 'RuntimeError: injected by chaos'" in evidence["summary"]
+
+
 def test_another_exception_is_not_verified(tmp_path):
     setup = (
         "def around(step, phase):\n    agent.announce(step, phase)\n    assert (step, phase) != (5, 'backward'), 'ours'"

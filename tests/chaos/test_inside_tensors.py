@@ -286,7 +286,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(kind, arguments, reaso
 
 def test_an_optimizer_without_state_is_refused():
     training = Training()
-    with pytest.raises(EffectRefused, match="no state yet"):
+    with pytest.raises(EffectRefused, match="keeps no state"):
         StrikeOptimizer(FLIP, training, training.reports.append).begin(1, "forward")
 
 

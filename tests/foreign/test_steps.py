@@ -1,9 +1,13 @@
 """What is one step of the training when there are several optimizers."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos.foreign.hooks import Hooks
 from chaos.foreign.steps import TAKEOVER_STEPS, Nesting, Rounds
 
 pytestmark = pytest.mark.unit
@@ -84,3 +88,18 @@ def test_a_step_that_broke_off_is_forgotten():
     assert nesting.enter("a")
     assert nesting.leave("a")
     assert not nesting.leave("b")
+
+
+def test_a_compiled_step_is_told_on_the_thread_that_trains_only():
+    told = []
+    # As a thread that saves a checkpoint meanwhile, and then the training thread itself.
+    observer = SimpleNamespace(is_elsewhere=lambda: threading.current_thread() is saving, on_compiled_step=told.append)
+    hooks = Hooks(observer)
+    saving = threading.Thread(target=hooks.tell_compiled_step)
+    hooks._compiled_steps.optimizer = "its optimizer"
+    saving.start()
+    saving.join()
+    assert told == []
+    hooks.tell_compiled_step()
+    hooks.tell_compiled_step()
+    assert told == ["its optimizer"]

@@ -50,6 +50,17 @@ class TestAnotherLauncher:
         assert failed["expression"] == "unrecovered_incidents == 0" and failed["builtin"]
         assert "killed by SIGKILL" in run.of("job_failed")[0].fields["reason"]
 
+    def test_a_job_that_dies_behind_a_pipe_has_not_come_to_its_end(self, tmp_path):
+        run = run_chaos(
+            tmp_path, "kill-process", "--at", "step=8", command=("sh", "-c", '"$@" | cat', "sh", *FOLLOWER, "20")
+        )
+        if of_rank(run, "process_exited")[0].fields["exit"] is None:
+            pytest.skip("this kernel does not tell how the child of another process ended")
+        assert (run.exit_code, run.summary["verdict"]) == (1, "fail")
+        (failed,) = run.of("job_failed")
+        assert "none of its ranks came to its end: rank 0 was killed by SIGKILL" in failed.fields["reason"]
+        assert "pipefail" in failed.fields["reason"]
+
     def test_a_job_that_is_started_again_recovers_and_its_repeated_steps_are_counted(self, tmp_path):
         command = again_and_again(*FOLLOWER, "30", "--resume-from", str(tmp_path / "step"))
         run = run_chaos(tmp_path, "kill-process", "--at", "step=13", command=command)

@@ -1,5 +1,6 @@
 """Faults inside somebody else's script under `chaos run FAULT -- COMMAND`: what is seen of them, and whom is blamed."""
 
+import json
 import math
 import re
 import sys
@@ -85,6 +86,22 @@ class TestTensors:
         (told,) = run.one("verified").fields["evidence"]["ranks"]
         assert (told["rank"], told["outcome"]) == (1, "consumed")
         assert "a forward pass computed with it" in told["receiver"]
+
+    def test_and_what_its_optimizer_has_of_it(self, tmp_path):
+        script = tmp_path / "train.py"
+        script.write_text(SHARDED)
+        faults = [
+            {"kind": "bit-flip", "at": {"step": step}, "on": "rank=1", "where": where, "bit": 22}
+            for step, where in ((3, "gradients"), (6, "optimizer"), (9, "activations"))
+        ]
+        command = [*TORCHRUN, *RANKS, str(script)]
+        # JSON is YAML.
+        experiment = {"name": "sharded", "faults": faults, "job": {"runtime": "command", "command": command}}
+        tmp_path.joinpath("e.yaml").write_text(json.dumps(experiment))
+        run = run_chaos(tmp_path, "e.yaml")
+        assert run.exit_code == 0, run.summary["reasons"]
+        told = [event.fields["evidence"]["ranks"][0]["outcome"] for event in run.of("verified")]
+        assert len(told) == 3 and set(told) <= {"consumed", "masked"}
 
     def test_a_loss_that_is_no_number_fails_the_run(self, tmp_path, plain):
         run = run_chaos(tmp_path, "set-nan", "--at", "step=8", command=plain)

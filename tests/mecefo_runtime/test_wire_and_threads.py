@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,28 @@ def test_all_messages_of_one_read_are_there_and_half_of_one_waits_for_its_end():
     with pytest.raises(WireError):
         connection.receive_some()
     hang_up(connection)
+
+
+def test_a_descriptor_that_somebody_closed_and_was_given_again_is_left_to_them():
+    ours, theirs = _tcp_pair()
+    connection = Connection(ours)
+    number = connection.fileno()
+    os.close(number)
+    mine, other = socket.socketpair()
+    taken = mine if mine.fileno() == number else other
+    assert taken.fileno() == number
+    for use in (lambda: connection.send({"n": 1}), connection.receive, connection.close):
+        with suppress(OSError):
+            use()
+    with pytest.raises(OSError):
+        connection.send({"n": 2})
+    mine.setblocking(False)
+    other.setblocking(False)
+    for end in (mine, other):
+        with pytest.raises(BlockingIOError):
+            end.recv(1)
+    for end in (mine, other, theirs):
+        end.close()
 
 
 def hang_up(connection: Connection) -> None:
