@@ -214,8 +214,10 @@ class Incidents:
     def _count_under_fault(self, step: CommittedStep) -> None:
         """What of the time since the last commit was under a fault, and the share of the step's work that was."""
         committed = step.committed_seconds
-        for start, end in self._count_seconds(committed):
-            began = step.previous_seconds if step.began_seconds < start else max(step.previous_seconds, start)
+        windows = self._count_seconds(committed)
+        # As in `harness.throughput`: an attempt that began after a fault came is no step that was in flight then.
+        began = max([step.previous_seconds, *(start for start, _ in windows if start <= step.began_seconds)])
+        for start, end in windows:
             within = min(committed, end) - max(began, start)
             if within > 0.0:
                 self.fault_work += step.work * within / (committed - began)

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.accounting import BADPUT_CAUSES
@@ -122,6 +122,10 @@ def test_the_figures_are_those_of_the_summary(events):
         unique_by=(lambda fault: fault.step, lambda fault: fault.node),
     ),
     st.sampled_from([0.0, 0.15]),
+)
+# One step runs under the end of one fault and under the start of the next.
+@example(
+    [Fault(step=24, role="coordinator", node=1, repair_steps=None), Fault(step=27, node=2, repair_steps=None)], 0.0
 )
 def test_whatever_strikes_the_figures_are_those_of_the_summary(faults, jitter_ratio):
     events = run(faults=sorted(faults, key=lambda fault: fault.step), jitter_ratio=jitter_ratio, twin=False)
