@@ -95,7 +95,10 @@ class Stage:
         if self.is_loss and found[names[0]] is None:
             found |= {name: self.before[name] for name in (names[0], "in force in the rank")}
         if self.checkpoints is not None:
-            found |= {str(path): _digest(path) for path in sorted(self.checkpoints.rglob("*")) if _is_kept(path)}
+            # Folders may be moved while they are looked at: os.walk, unlike Path.rglob, does not mind.
+            walk = os.walk(self.checkpoints)
+            paths = sorted(Path(folder, name) for folder, folders, files in walk for name in (*folders, *files))
+            found |= {str(path): _digest(path) for path in paths if _is_kept(path)}
         return found
 
     def changes(self) -> list[str]:

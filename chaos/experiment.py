@@ -25,8 +25,9 @@ from chaos.fields import ProfileText, Said, Text
 from chaos.gate_spec import GateText, aborting
 from chaos.job import Approximation, Checkpoint, Containers, Health, Job, with_checkpoints
 from chaos.limits import Limits
+from chaos.parameter_pairs import named, read_pairs
 from chaos.profile import ProfileSpec
-from chaos.yaml_lines import Dumper, KeyPath, plain, read
+from chaos.yaml_lines import Dumper, KeyPath, read
 from mecefo_runtime.layout import Cluster
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _with_options(
                     labels["gates", index] = label
                     # Of a test's marker, where a gate may be a mapping.
                     parts = map(str, gate) if isinstance(gate, Mapping) else ()
-                    labels.update({("gates", index, key): f"{label} {_named(key)}" for key in parts})
+                    labels.update({("gates", index, key): f"{label} {named(key)}" for key in parts})
                 values["gates"] = [*gates, *(aborting(value) if option == "abort_unless" else value)]
             continue
         if option == "abort_on_fail":
@@ -232,9 +233,12 @@ def _with_options(
                     f"it is of one fault, but {subject} has {len(faults)}: change it in the file", key=label
                 )
         if option == "parameters":
-            for key, said in _parameters(value, values, kinds).items():
+            faults = values.get("faults")
+            fault = faults[0] if isinstance(faults, list) and faults else None
+            kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
+            for key, said in read_pairs(value, kind).items():
                 _put(values, ("faults", 0, key), said)
-                labels["faults", 0, key] = f"--param {_named(key)}"
+                labels["faults", 0, key] = f"--param {named(key)}"
             continue
         _put(values, where, value)
         labels[where] = label
@@ -248,48 +252,6 @@ def _with_options(
 
 def _label(option: str) -> str:
     return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
-
-
-def _named(key: str) -> str:
-    return key if key.isidentifier() else shown(key)
-
-
-def _parameters(pairs: Collection[str], values: Mapping[str, Any], kinds: Registry) -> dict[str, Any]:
-    """The parameters that `pairs` give, each as a file would have it; as text where the fault takes only that."""
-    found: dict[str, Any] = {}
-    texts: dict[str, str] = {}
-    faults = values.get("faults")
-    fault = faults[0] if isinstance(faults, list) and faults else None
-    kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        label = f"--param {shown(pair)}"
-        if not key or not equals:
-            raise UsageError("write KEY=VALUE, such as delay=50ms", key=label)
-        if key in FAULT_KEYS:
-            message = f"{key} is said of every fault: write --{key} {text}"
-            if kind is not None and kind.Parameters.model_fields:
-                message += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
-            raise UsageError(message, key=label)
-        if key in texts:
-            raise UsageError(f"{key} is there twice", key=label)
-        try:
-            found[key], texts[key] = plain(text), text
-        except UsageError as error:
-            raise UsageError(error.message, key=label) from error
-    try:
-        if kind is not None:
-            kind.Parameters.model_validate(found)
-    except ValidationError as error:
-        # What else is wrong is said when the experiment is judged.
-        wants_text = {details["loc"][0] for details in error.errors() if details["type"] == "string_type"}
-        found.update({key: texts[key] for key in texts if key in wants_text})
-    except UsageError:
-        pass
-    for key, text in texts.items():
-        if not text and found[key] is None:
-            raise UsageError("has no value: write KEY=VALUE, such as delay=50ms", key=f"--param {_named(key)}")
-    return found
 
 
 def experiment_hash(experiment: Experiment) -> str:

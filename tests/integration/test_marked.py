@@ -33,7 +33,7 @@ def test_survives(chaos_run):
 def test_fails():
     raise SystemError("it must not come to this")
 
-@pytest.mark.chaos("kill-node", at="step=8", steps=12, gate="loss_deviation < 90%", check=False)
+@pytest.mark.chaos("kill-node", at="step=8", steps=12, gate="rejoin_seconds < 10min", check=False)
 def test_takes_it_as_it_is(chaos_run):
     assert chaos_run.verdict == "inconclusive", chaos_run.reasons
 """
