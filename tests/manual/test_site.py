@@ -151,7 +151,7 @@ def test_a_browser_shows_it_without_a_network(browser, address, tmp_path):
 def test_its_search_finds_a_fault(browser, address):
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(f"{address}/index.html")
-    # Key by key: the search looks at its field when a key goes up. `fill` presses none, and is seen only if it comes before the index.
+    # Key by key: the search looks at its field when a key goes up. `fill` presses none: it is seen only before the index is.
     page.locator("input[name=query]").press_sequentially("hang-gil")
     page.wait_for_selector(".md-search-result__item a[href*='hang-gil']", timeout=30_000)
     page.close()
