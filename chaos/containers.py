@@ -28,9 +28,10 @@ UNIX = "unix://"
 DEFAULT_URL = f"{UNIX}/var/run/docker.sock"
 KNOCK_TIMEOUT_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 30
-REMOVE_TIMEOUT_SECONDS = 10.0
+# An engine that makes or removes several containers on a busy machine takes many times what it takes on a quiet one.
+REMOVE_TIMEOUT_SECONDS = 60.0
 # How long after the death of whoever asked for it the engine may still be making a container.
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 
 

@@ -32,6 +32,8 @@ SEEN_DELAY_RATIO = 0.9
 SEEN_RATE_RATIO = 1.25
 RATE_SECONDS = 1.0
 MAX_PERIOD_SECONDS = 60.0
+# How much later than its time a turn may come: programs have to start for it, on a machine that may be busy.
+TURN_SLACK_SECONDS = 10.0
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
@@ -343,7 +345,8 @@ class FlapLink(LinkFault[FlapParameters]):
 
     async def _turn(self, rules: list[dict[str, Any]], host: LinkHost) -> None:
         while not await self._is_lifted_within(self.parameters.down):
-            remove_rules([*rules])
+            # Programs are waited for; meanwhile others go on, who want to see it.
+            await asyncio.to_thread(remove_rules, [*rules])
             if await self._is_lifted_within(self.parameters.up):
                 return
             await host.apply_rules(rules)
@@ -354,10 +357,10 @@ class FlapLink(LinkFault[FlapParameters]):
         return self._is_lifted.is_set()
 
     async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
-        """Down, up, and down again, each within the time that one of them may take."""
+        """Down, up, and down again, each not much later than it should come."""
         seen: list[dict[str, Any]] = []
         began = asyncio.get_running_loop().time()
-        slack_seconds = PROBE_TIMEOUT_SECONDS + self.parameters.down + self.parameters.up
+        slack_seconds = TURN_SLACK_SECONDS + self.parameters.down + self.parameters.up
         for wants_cut in (True, False, True):
             word = "down" if wants_cut else "up"
             try:

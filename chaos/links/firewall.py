@@ -18,7 +18,7 @@ from chaos.containers import is_container_running, run_in_container
 from chaos.errors import HealError
 from mecefo_runtime.process import ProcessId
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 30.0
 _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
 # Where Debian and others put what users seldom call.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")

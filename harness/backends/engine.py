@@ -13,7 +13,7 @@ from harness.doctor.engine import how_to_build
 ResultT = TypeVar("ResultT")
 
 # A node that is started again gets its address back, which the engine may still be taking from the dead one.
-ADDRESS_RETRY_SECONDS = 10.0
+ADDRESS_RETRY_SECONDS = 60.0
 _RETRY_SECONDS = 0.2
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # Importing torch takes seconds, and many times that where many containers do it at once on few cores.
 START_TIMEOUT_SECONDS = 300.0
-ASK_TIMEOUT_SECONDS = 15.0
+# Longer than a holder waits for what it starts (`harness.network.holder`).
+ASK_TIMEOUT_SECONDS = 45.0
 _LOG_TAIL_BYTES = 2048
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 # An engine that takes longer than this to say what it is would make no run start in time.
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 30
 # The oldest that was tried: engine 20.10.
 OLDEST_API = (1, 41)
 # What the SDK goes by.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ from chaos.links.check import name_of
 from chaos.links.firewall import FirewallRules, restore_text, run_inside
 from harness.backends.container import COORDINATOR
 from harness.network.asked import AskedLinks
-from harness.network.links import places_of, rules_for
+from harness.network.links import all_over, places_of, rules_for
 from mecefo_runtime.layout import Cluster
 
 # Asks the holder of a part's network something, and waits so long for the answer.
@@ -97,17 +98,22 @@ class ContainerLinks(AskedLinks):
 
     async def apply_rules(self, records: list[dict[str, Any]]) -> None:
         """Add the planned rules, those of one network all at once."""
-        await asyncio.gather(*(self._apply(record) for record in records))
+        await all_over(*(self._apply(record) for record in records))
 
     async def _apply(self, record: Mapping[str, Any]) -> None:
         if record["queue"] is not None:
             question = {"do": "shape", "queue": record["queue"], "shape": record["shape"]}
             await self._ask_at(str(record["at"]), question, 0.0)
         text = restore_text("-I", record["rules"])
+        adding = asyncio.create_task(asyncio.to_thread(run_inside, record, ["iptables-restore", "--noflush"], text))
         try:
-            await asyncio.to_thread(run_inside, record, ["iptables-restore", "--noflush"], text)
+            await asyncio.shield(adding)
         except OSError as error:
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error}") from error
+        finally:
+            # A thread goes on, and whoever gives up undoes: no rule may come after that.
+            with suppress(OSError):
+                await adding
 
     async def close(self) -> None:
         """Nothing of it outlives the networks."""

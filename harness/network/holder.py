@@ -29,7 +29,7 @@ _ASKING, _ANSWERING = b"?", b"!"
 _NONCE_BYTES = 16
 _CHUNK_BYTES = 1 << 16
 _COUNT = struct.Struct(">Q")
-_SHAPER_TIMEOUT_SECONDS = 10.0
+_SHAPER_TIMEOUT_SECONDS = 30.0
 
 
 class Holder(asyncio.DatagramProtocol):

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,8 @@ from harness.network.asked import AskedLinks
 from harness.network.plan import HeldNetworks
 from mecefo_runtime.own_network import OwnNetwork
 
-TOOL_TIMEOUT_SECONDS = 10.0
+# A process has to start, on a machine that may be busy.
+TOOL_TIMEOUT_SECONDS = 30.0
 # Enough to tell the rules of runs that go on at the same time apart.
 _MARK_BYTES = 4
 
@@ -107,7 +108,7 @@ class NamespaceLinks(AskedLinks):
 
     async def apply_rules(self, records: list[dict[str, Any]]) -> None:
         """Add the planned rules, those of one rank all at once."""
-        await asyncio.gather(*(self._apply(record) for record in records))
+        await all_over(*(self._apply(record) for record in records))
 
     async def _apply(self, record: Mapping[str, Any]) -> None:
         if record["queue"] is not None:
@@ -125,9 +126,11 @@ class NamespaceLinks(AskedLinks):
                 async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
                     _, said = await process.communicate(text.encode())
             finally:
-                # Whoever gives up undoes: no rule may come after that.
+                # Whoever gives up undoes: no rule may come after that, and what is in the kernel is over only when the
+                # process is.
                 with suppress(ProcessLookupError):
                     process.kill()
+                await process.wait()
         except (OSError, TimeoutError) as error:
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error!r}") from error
         if process.returncode:
@@ -218,6 +221,13 @@ def _own_environment() -> dict[str, str]:
 
 def _to_list(network: OwnNetwork) -> list[Any]:
     return [network.descriptor, network.address]
+
+
+async def all_over(*adding: Awaitable[None]) -> None:
+    """Wait for all of them, also where one fails: whoever hears of it undoes, and no rule may come after that."""
+    for failure in await asyncio.gather(*adding, return_exceptions=True):
+        if failure is not None:
+            raise failure
 
 
 def places_of(near: End, far: End, action: str, way: str) -> list[tuple[End, str, End]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from chaos.experiment import Experiment
 from chaos.links.firewall import environment, find_tool
 
-TRY_TIMEOUT_SECONDS = 10.0
+TRY_TIMEOUT_SECONDS = 60.0
 
 
 def wants_networks(experiment: Experiment, needs: Iterable[tuple[str, ...]]) -> bool:

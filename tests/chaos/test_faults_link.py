@@ -187,7 +187,8 @@ def test_it_is_seen_on_the_network_and_gone_after_its_lifetime(tmp_path, network
 
 
 @each_kind
-def test_rules_that_do_nothing_are_not_verified(tmp_path, network, kind):
+def test_rules_that_do_nothing_are_not_verified(tmp_path, network, kind, monkeypatch):
+    monkeypatch.setattr("chaos.faults.link.TURN_SLACK_SECONDS", 0.5)
     network.is_deaf = True
     events, _ = inject(tmp_path, network, kind)
     assert "verified" not in events
@@ -215,6 +216,15 @@ def test_a_flapping_link_goes_down_and_up_until_the_end(tmp_path, network):
     assert [turn["state"] for turn in events["verified"]["evidence"]["links"][0]["turns"]] == ["down", "up", "down"]
     assert network.turns[:4] == ["down", "up", "down", "up"]
     assert network.turns[-1] == "up"
+
+
+def test_a_flapping_link_is_seen_also_where_each_turn_takes_many_times_as_long_as_it_should(
+    tmp_path, network, monkeypatch
+):
+    monkeypatch.setattr("tests.chaos.test_faults_link.LATE_SECONDS", 1.0)
+    network.late_from = 2
+    events, _ = inject(tmp_path, network, "flap-link")
+    assert "verified" in events, events["unverified"]
 
 
 def test_a_turn_that_is_under_way_when_flapping_ends_leaves_no_rule(tmp_path, network):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -73,6 +74,8 @@ class SlowEngine:
         self.address = f"unix://{folder / 'slow.sock'}"
         self.asked = threading.Event()
         self._seconds = seconds
+        self._engine = os.environ.get("DOCKER_HOST") or DEFAULT_URL
+        self._serving: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address.removeprefix("unix://"))
 
@@ -86,15 +89,24 @@ class SlowEngine:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
+    def join(self, timeout_seconds: float) -> None:
+        """Wait until the engine has answered all that it was asked, also by those who are dead."""
+        deadline = time.monotonic() + timeout_seconds
+        for serving in self._serving:
+            serving.join(max(0.0, deadline - time.monotonic()))
+            assert not serving.is_alive(), f"the engine has not answered within {timeout_seconds} s"
+
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 asker, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(asker,), daemon=True).start()
+                serving = threading.Thread(target=self._serve, args=(asker,), daemon=True)
+                serving.start()
+                self._serving.append(serving)
 
     def _serve(self, asker: socket.socket) -> None:
         with asker, socket.socket(socket.AF_UNIX) as answerer:
-            answerer.connect(DEFAULT_URL.removeprefix("unix://"))
+            answerer.connect(self._engine.removeprefix("unix://"))
             answers = threading.Thread(target=self._forward, args=(answerer, asker), daemon=True)
             answers.start()
             self._forward(asker, answerer)

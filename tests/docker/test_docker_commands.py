@@ -22,7 +22,7 @@ TWO_NODES = ("--nodes", "2", "--gpus-per-node", "1", *DOCKER)
 FOLLOWER = ("python", "follower.py")
 # Torch is imported by each launcher and each rank, twice.
 TORCHRUN_SECONDS = 600.0
-CLEAN_WITHIN_SECONDS = 15.0
+CLEAN_WITHIN_SECONDS = 120.0
 
 
 @pytest.fixture

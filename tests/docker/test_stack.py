@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import docker
 import pytest
 
 pytestmark = [
@@ -21,23 +21,23 @@ pytestmark = [
 COMPOSE = Path(__file__).resolve().parents[2] / "docker" / "compose.yaml"
 IMAGE = os.environ.get("CHAOS_TEST_IMAGE", "mecefo-chaos:latest")
 RUN = "kill-node --at step=10 --repair none --steps 20 --nodes 2 --gpus-per-node 2 --dilation off --no-twin"
-TIMEOUT_SECONDS = 180.0
+# Much longer than any of it takes on a busy machine.
+TIMEOUT_SECONDS = 600.0
+STOP_TIMEOUT_SECONDS = 300
+ANSWER_TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.5
+# What an engine says of a container that took no notice of SIGTERM.
+KILLED = 137
 
 Compose = Callable[..., str]
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-@pytest.fixture
-def compose(port: int) -> Iterator[Compose]:
+def compose() -> Iterator[Compose]:
     """docker-compose for a stack of its own, of which nothing is left afterwards."""
     name = f"stack{uuid.uuid4().hex[:8]}"
-    environment = {**os.environ, "CHAOS_IMAGE": IMAGE, "CHAOS_RUN": RUN, "TRAINING_PORT": str(port)}
+    # A port that the engine finds free at the moment it takes it.
+    environment = {**os.environ, "CHAOS_IMAGE": IMAGE, "CHAOS_RUN": RUN, "TRAINING_PORT": "0"}
 
     def call(*arguments: str) -> str:
         done = subprocess.run(
@@ -58,10 +58,19 @@ def compose(port: int) -> Iterator[Compose]:
 def served(port: int) -> str:
     """What the job serves; nothing while it does not."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=ANSWER_TIMEOUT_SECONDS) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""
+
+
+def exit_code(container: str) -> int:
+    """That of a container that has ended, by its id."""
+    client = docker.from_env()
+    try:
+        return int(client.containers.get(container).attrs["State"]["ExitCode"])
+    finally:
+        client.close()
 
 
 def until(is_so: Callable[[], bool], compose: Compose) -> None:
@@ -72,8 +81,10 @@ def until(is_so: Callable[[], bool], compose: Compose) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def test_the_job_is_broken_judged_and_served_and_ends_when_it_is_told_to(compose: Compose, port: int) -> None:
+def test_the_job_is_broken_judged_and_served_and_ends_when_it_is_told_to(compose: Compose) -> None:
     compose("up", "-d", "--no-build", "training")
+    container = compose("ps", "-q", "training").split()[-1]
+    port = int(compose("port", "training", "9400").rpartition(":")[2])
     until(lambda: "\nchaos_verdict{" in served(port), compose)
     # When the run has gone, it is served from its log, and listed again for Prometheus.
     list_targets = ("exec", "-T", "training", "cat", "/work/prometheus.json")
@@ -82,9 +93,8 @@ def test_the_job_is_broken_judged_and_served_and_ends_when_it_is_told_to(compose
     text = served(port)
     assert 'chaos_verdict{verdict="pass"} 1.0' in text, compose("logs", "training")
     assert 'chaos_faults_total{fault="kill-node",outcome="verified"} 1.0' in text
-    began_seconds = time.monotonic()
-    compose("stop", "--timeout", "60", "training")
-    assert time.monotonic() - began_seconds < 60, "it had to be killed"
+    compose("stop", "--timeout", str(STOP_TIMEOUT_SECONDS), "training")
+    assert exit_code(container) != KILLED, "it had to be killed"
     logs = compose("logs", "training")
     assert re.search(r"chaos run /work/kill-node/\S+/experiment.yaml", logs), logs
     assert "Traceback" not in logs, logs

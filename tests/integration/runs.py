@@ -97,11 +97,13 @@ class ChaosRun:
         """Wait until the log has an event of `kind`, with `job`, `step` or fields as wanted; returns it."""
         deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
         while True:
+            # Asked first: what it wrote before its end is read after it.
+            exit_code = self.process.poll()
             for event in self._events_so_far():
                 known = {"job": event.job, "step": event.step, **event.fields}
                 if event.kind == kind and all(known.get(key) == value for key, value in wanted.items()):
                     return event
-            assert self.process.poll() is None, f"ended with {self.process.returncode} before {kind}:\n{self.stderr}"
+            assert exit_code is None, f"ended with {exit_code} before {kind}:\n{self.stderr}"
             assert time.monotonic() < deadline, f"no {kind} {wanted} within {WAIT_TIMEOUT_SECONDS} s:\n{self.stderr}"
             time.sleep(POLL_SECONDS)
 

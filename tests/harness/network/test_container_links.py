@@ -1,5 +1,9 @@
 """Links between containers, as they are planned: whose networks, whose addresses."""
 
+import asyncio
+import threading
+import time
+
 import pytest
 
 from chaos.errors import InjectionError
@@ -32,3 +36,24 @@ def test_the_ranks_of_a_command_meet_at_node_0(links):
 def test_there_is_no_link_within_a_node(links, link):
     with pytest.raises(InjectionError, match="both ends are in the network of node-0"):
         links.plan_rules((link,), {"action": "drop"})
+
+
+def test_rules_that_are_being_added_when_the_fault_is_given_up_are_there_before_anybody_undoes(links, monkeypatch):
+    is_adding, added = threading.Event(), []
+
+    def add(record, command, text):
+        is_adding.set()
+        time.sleep(0.5)
+        added.append(record["at"])
+
+    monkeypatch.setattr("harness.network.container_links.run_inside", add)
+
+    async def give_up():
+        adding = asyncio.create_task(links.apply_rules(links.plan_rules(((2, "coordinator"),), {"action": "drop"})))
+        await asyncio.to_thread(is_adding.wait)
+        adding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+        assert added == ["node-1"]
+
+    asyncio.run(give_up())
