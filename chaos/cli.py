@@ -24,7 +24,7 @@ from chaos.commands.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.faults import faults
 from chaos.commands.gates import gates
 from chaos.commands.heal import heal
-from chaos.commands.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
 from chaos.commands.output import print_json, print_plan, print_report, print_text, tell_github
 from chaos.commands.pages import write_page, write_pictures
 from chaos.commands.replay import replay
@@ -71,9 +71,7 @@ def cli() -> None:
 @experiment_options
 @OUT_OPTION
 @JSON_OPTION
-@click.option(
-    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JUnit report to this file."
-)
+@click.option("--junit", type=FileToWrite(), help="Also write the JUnit report to this file.")
 @click.option(
     "--github/--no-github",
     default=None,
@@ -87,7 +85,10 @@ def cli() -> None:
     help="Where Prometheus can read the run while it goes on. Default: auto, a free port of the loopback.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Say what would be done, and check that it can be, without starting anything."
+    "--dry-run",
+    is_flag=True,
+    help="Say what would be done, and check what was said, without starting anything. Whether there is an engine, an "
+    "image or a GPU for it is not looked at: `chaos doctor` does that.",
 )
 @click.option(
     "--repeat",
@@ -111,8 +112,6 @@ def run(
 ) -> int:
     """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
     experiment, source = _said(subject, options)
-    if junit is not None:
-        _check_junit(junit)
     if dry_run:
         with source.locating():
             print_plan(experiment, as_json)
@@ -209,10 +208,8 @@ def plan(subject: str | None, as_json: bool, **options: Any) -> int:
 @click.argument("reference", metavar="[RUN]", default="latest")
 @OUT_OPTION
 @JSON_OPTION
-@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Also write the page to FILE.")
-@click.option(
-    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Also write the charts there, as SVG and PNG."
-)
+@click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")
+@click.option("--pictures", type=FolderToWrite(), help="Also write the charts there, as SVG and PNG.")
 def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
     from harness.log import legible
@@ -254,16 +251,6 @@ def schema() -> int:
 
     print_json(json_schema())
     return 0
-
-
-def _check_junit(path: Path) -> None:
-    """Before the run, which would be the worse place to find it out."""
-    if not path.name:
-        raise UsageError("--junit: name a file")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--junit: there is no folder {path.parent} for it to be written to")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"--junit: the folder {path.parent} cannot be written to")
 
 
 def _said(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:

@@ -15,11 +15,10 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Wit
 
 from chaos.complaints import said
 from chaos.errors import UsageError, shown
-from chaos.fields import Said, Text
+from chaos.fields import MAX_RANKS, Said, Text, require_few_ranks
 from chaos.trigger import Duration
 from mecefo_runtime.layout import Cluster
 
-_MAX_RANKS = 1024
 # How launchers name the number of nodes and of processes on each; Hugging Face's gives the number over all nodes.
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _ACCELERATE = ("accelerate", "accelerate.commands.launch")
@@ -35,7 +34,7 @@ def _argument(text: object) -> str:
 
 
 def _seconds(value: object) -> Duration:
-    duration = Duration.parse(value)
+    duration = Duration.parse(value, in_steps=False)
     if not duration.seconds:
         raise UsageError(f"{shown(value)} is no time to wait: write 30s, 5min or 1h")
     return duration
@@ -59,10 +58,10 @@ class CommandJob(Said):
 
     runtime: Literal["command"]
     command: list[Argument] = Field(min_length=1, max_length=10_000)
-    nodes: int | None = Field(default=None, ge=1, le=_MAX_RANKS)
-    gpus_per_node: int | None = Field(default=None, ge=1, le=_MAX_RANKS)
+    nodes: int | None = Field(default=None, ge=1, le=MAX_RANKS)
+    gpus_per_node: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     steps: int | None = Field(default=None, ge=1, le=10**8)
-    nodes_per_rack: int | None = Field(default=None, ge=1, le=_MAX_RANKS)
+    nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     folder: Text | None = None
     environment: dict[str, Argument] = Field(default_factory=dict)
     startup_timeout: WaitText = Duration(seconds=600.0)
@@ -76,9 +75,8 @@ class CommandJob(Said):
         """
         nodes, per_node = ranks_of_command(self.command)
         nodes, per_node = self.nodes or nodes or 1, self.gpus_per_node or per_node or 1
-        if nodes * per_node > _MAX_RANKS:
-            message = f"{nodes * per_node} ranks are more than the {_MAX_RANKS} that a job can have"
-            raise UsageError(message, key="nodes" if self.nodes else "command")
+        given = [name for name in ("nodes", "gpus_per_node") if getattr(self, name) is not None]
+        require_few_ranks(nodes, per_node, given, otherwise="command")
         return self.model_copy(update={"nodes": nodes, "gpus_per_node": per_node})
 
     def why_not_on_nodes(self) -> str | None:

@@ -53,7 +53,7 @@ def contradictions(experiment: Experiment, kinds: Mapping[str, type[Fault[Any]]]
                 error = UsageError(f"{error.message}; the command does not tell: nodes and gpus_per_node do")
             problems.append(source.placed(error, (*where, "on")))
             continue
-        problems += _about_target(fault, target, job, where, source)
+        problems += _about_target(fault, kind, target, job, where, source)
     return problems
 
 
@@ -105,6 +105,11 @@ def _about_time(
         if kind.is_loss:
             why = "whom it strikes is gone until the repair: write repair"
         problems.append(source.problem((*where, "for"), f"{fault.kind} has no lifetime: {why}"))
+    if fault.repair is not None and not kind.is_loss and isinstance(job, Job):
+        why = "it is over at once: leave repair out"
+        if kind.has_lifetime and kind(parameters).lasts():
+            why = "whom it strikes is not gone: for says how long it goes on, such as 30s or 10steps"
+        problems.append(source.problem((*where, "repair"), f"{fault.kind} has no repair: {why}"))
     lifetime, longest_seconds = fault.lifetime or kind.default_lifetime, kind.longest_seconds(parameters)
     if lifetime is not None and longest_seconds is not None and (lifetime.seconds or 0.0) > longest_seconds:
         message = f"{fault.kind} is to go on for {lifetime}, but ends by itself after {longest_seconds:g}s"
@@ -151,7 +156,12 @@ def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
 
 
 def _about_target(
-    fault: FaultSpec, target: ResolvedTarget, job: Job | CommandJob, where: KeyPath, source: Source
+    fault: FaultSpec,
+    kind: type[Fault[Any]],
+    target: ResolvedTarget,
+    job: Job | CommandJob,
+    where: KeyPath,
+    source: Source,
 ) -> list[UsageError]:
     problems = []
     if isinstance(job, CommandJob) and fault.repair not in (None, "none"):
@@ -162,7 +172,7 @@ def _about_target(
     if roles is not None and target.role not in roles:
         message = f"a job of the runtime {job.runtime} has no {target.role} of its own: there is {', '.join(roles)}"
         problems.append(source.problem((*where, "on"), message))
-    elif fault.repair is not None and isinstance(job, Job):
+    elif fault.repair is not None and kind.is_loss and isinstance(job, Job):
         message = f"the {target.role} is started again by itself, at once: leave repair out"
         problems.append(source.problem((*where, "repair"), message))
     return problems

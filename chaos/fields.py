@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
@@ -16,12 +17,28 @@ from mecefo_runtime.config import PRESETS
 
 MAX_TEXT = 200
 """Characters of a text."""
+MAX_RANKS = 1024
+"""Of a job, over all nodes."""
 
 
 class Said(BaseModel):
     """What a user's text comes in as: nothing unknown, nothing converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def require_few_ranks(nodes: int, gpus_per_node: int, given: Collection[str], otherwise: str = "nodes") -> None:
+    """See that a job has at most MAX_RANKS ranks.
+
+    Raises:
+        UsageError: it has more. It names the larger one of `nodes` and `gpus_per_node` that is among the keys `given`,
+            or else the key `otherwise`.
+    """
+    num_ranks = nodes * gpus_per_node
+    if num_ranks > MAX_RANKS:
+        sizes = {name: size for name, size in (("gpus_per_node", gpus_per_node), ("nodes", nodes)) if name in given}
+        message = f"{nodes} nodes x {gpus_per_node} ranks are {num_ranks} ranks, and a job has at most {MAX_RANKS}"
+        raise UsageError(message, key=max(sizes, key=sizes.__getitem__, default=otherwise))
 
 
 def one_line(text: object) -> str:

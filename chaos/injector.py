@@ -82,6 +82,12 @@ class Injector:
         self._host.watch.feed(event)
         self._struck.on_event(event)
 
+    @property
+    def is_striking(self) -> bool:
+        """Whether an incident is under way that is to be repaired: until its injection nobody else knows of that."""
+        ways = ((armed.fired, armed.incident.repair) for armed in self._armed)
+        return any(fired is not None and not fired.done() and repair is not None for fired, repair in ways)
+
     async def finish(self) -> None:
         """The job is over, or is to be left alone at once: end what is under way, and say what never came to pass.
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from chaos.errors import UsageError
-from chaos.fields import DilationText, ModelName, Said, Text
+from chaos.fields import MAX_RANKS, DilationText, ModelName, Said, Text, require_few_ranks
 from chaos.quantities import BytesText
 from mecefo_runtime.config import (
     MAX_FRUITLESS_RESTARTS,
@@ -23,7 +23,6 @@ from mecefo_runtime.planners import stops_on_loss
 
 # The recipe's defaults are the runtime's.
 _DEFAULTS = JobConfig()
-_MAX_RANKS = 1024
 # How often a job that can only go back to a checkpoint writes one, if it is not said.
 DEFAULT_CHECKPOINT_STEPS = 20
 # Which roles are processes of their own, by runtime.
@@ -79,9 +78,9 @@ class Job(Said):
 
     runtime: Literal["mecefo"] = "mecefo"
     model: ModelName = "llama-tiny"
-    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=_MAX_RANKS)
-    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=_MAX_RANKS)
-    nodes_per_rack: int | None = Field(default=None, ge=1, le=_MAX_RANKS)
+    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=MAX_RANKS)
+    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=MAX_RANKS)
+    nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     data_parallel: int | None = Field(default=None, ge=1)
     pipeline: int | None = Field(default=None, ge=1)
     steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
@@ -113,8 +112,7 @@ class Job(Said):
         Raises:
             UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
         """
-        if self.num_ranks > _MAX_RANKS:
-            raise UsageError(f"{self.num_ranks} ranks are more than the {_MAX_RANKS} that a job can have", key="nodes")
+        require_few_ranks(self.nodes, self.gpus_per_node, self.model_fields_set)
         num_layers = PRESETS[self.model].num_layers
         fitting = [
             (self.num_ranks // stages, stages)

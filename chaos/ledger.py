@@ -237,18 +237,6 @@ def read_ledger(path: Path) -> Contents:
     return Contents(tuple(entries.values()), tuple(problems))
 
 
-def read_pending(path: Path) -> tuple[Entry, ...]:
-    """The entries that are not struck.
-
-    Raises:
-        HealError: the ledger cannot be read in full, so that nobody knows whether something was left behind.
-    """
-    contents = read_ledger(path)
-    if contents.problems:
-        raise HealError(f"the undo ledger is damaged: {'; '.join(contents.problems)}")
-    return contents.pending
-
-
 def _continue(known: Entry | None, entry: Entry) -> Entry:
     if known is None or entry.state == "prepared":
         return entry

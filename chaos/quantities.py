@@ -37,7 +37,7 @@ def parse_seconds_from_zero(value: object) -> float:
     Raises:
         UsageError: it is no time.
     """
-    duration = Duration.parse(value)
+    duration = Duration.parse(value, in_steps=False)
     if duration.seconds is None:
         raise UsageError(f"{duration} is no time: write it in seconds, such as 10s")
     return duration.seconds

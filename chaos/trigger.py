@@ -40,29 +40,31 @@ class Duration:
         return f"{self.steps}steps" if self.steps is not None else _seconds_text(self.seconds or 0.0)
 
     @classmethod
-    def parse(cls, text: object) -> Duration:
-        """Read `30s`, `1500ms`, `2min`, `1h` or `15steps`.
+    def parse(cls, text: object, *, in_steps: bool = True) -> Duration:
+        """Read `30s`, `1500ms`, `2min`, `1h` or `15steps`; where not `in_steps`, no steps are suggested.
 
         Raises:
             UsageError: it is none of these.
         """
         if isinstance(text, Duration):
             return text
+        units = (*_SECONDS_PER_UNIT, *(_STEP_UNITS if in_steps else ()))
+        is_none = f"is not a duration: write 30s, 1500ms, 2min{', 1h or 15steps' if in_steps else ' or 1h'}"
+        other = units[-1] if in_steps else "ms"
         match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
         if isinstance(text, int | float) and not isinstance(text, bool):
             if not math.isfinite(text):
-                raise UsageError(f"{text} is not a duration: write 30s, 1500ms, 2min, 1h or 15steps")
-            raise UsageError(f"{text} has no unit: write {text}s or {text}steps")
+                raise UsageError(f"{text} {is_none}")
+            raise UsageError(f"{text} has no unit: write {text}s or {text}{other}")
         if match is None:
-            raise UsageError(f"{shown(text)} is not a duration: write 30s, 1500ms, 2min, 1h or 15steps")
+            raise UsageError(f"{shown(text)} {is_none}")
         number, unit = match.groups()
         if unit in _STEP_UNITS:
             return cls(steps=_whole(number, "steps"))
         if unit in _SECONDS_PER_UNIT:
             return cls(seconds=round(float(number) * _SECONDS_PER_UNIT[unit], 9))
         if not unit:
-            raise UsageError(f"{shown(text)} has no unit: write {number}s or {number}steps")
-        units = (*_SECONDS_PER_UNIT, *_STEP_UNITS)
+            raise UsageError(f"{shown(text)} has no unit: write {number}s or {number}{other}")
         raise UsageError(f"{unit!r} is no unit: use one of {', '.join(units)}", suggestion=nearest(unit, units))
 
 
@@ -182,7 +184,7 @@ def _phase(value: object) -> str:
 
 def _time(value: object) -> float:
     try:
-        duration = Duration.parse(value)
+        duration = Duration.parse(value, in_steps=False)
     except UsageError as error:
         raise UsageError(error.message, key="time", suggestion=error.suggestion) from None
     if duration.seconds is None:

@@ -236,16 +236,20 @@ class Conductor:
             await asyncio.sleep(STALL_CHECK_SECONDS)
             patience_seconds = self._patience_seconds()
             self._last_progress_seconds = max(self._last_progress_seconds, self._repairs.awaited_until_seconds)
-            if loop.time() - self._last_progress_seconds > patience_seconds:
-                after = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
-                within = f"in {patience_seconds:.0f} s {running.complaint_about_start()}"
+            is_lost = running.cannot_begin() and not self._may_be_repaired()
+            if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
+                reason = f"in {patience_seconds:.0f} s {running.complaint_about_start()}"
+                if self._committed_steps:
+                    reason = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
+                reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
                 Emitter(self._on_event, "conductor", job=running.name).emit(
-                    "job_failed",
-                    step=self._committed_steps or None,
-                    reason=after if self._committed_steps else within,
+                    "job_failed", step=self._committed_steps or None, reason=reason
                 )
                 running.give_up()
                 return
+
+    def _may_be_repaired(self) -> bool:
+        return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
     def _patience_seconds(self) -> float:
         usual = max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds)

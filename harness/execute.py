@@ -156,9 +156,18 @@ def write_reports(folder: Path) -> dict[str, Any]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one, never half of it.
 
+    A link keeps pointing to the file, and what is no file, such as /dev/stdout, is written to as it is.
+
     Raises:
         EnvironmentFailure: it could not be written.
     """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
+    path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(text)

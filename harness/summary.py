@@ -151,6 +151,7 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
         "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
         "num_loss_steps": losses and losses.num_steps,
         "first_non_finite_loss_step": losses and losses.first_non_finite_step,
+        "group_backends": _group_backends(events),
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
         "incidents": [
             _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
@@ -165,6 +166,12 @@ def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> d
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
         "goodput_ratio": total and total.goodput_ratio,
     }
+
+
+def _group_backends(events: Sequence[Event]) -> list[str] | None:
+    """What carried tensors between ranks in the main job's epochs, each once, in order; None: nobody knows."""
+    told = [event.fields.get("group_backend") for event in events if event.kind == "layout" and event.job == MAIN_JOB]
+    return list(dict.fromkeys(backend for backend in told if isinstance(backend, str))) or None
 
 
 def _incident(

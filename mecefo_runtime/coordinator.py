@@ -218,7 +218,7 @@ class Coordinator:
     def _settle(self) -> None:
         """After anything happened: wake up in time for the next deadline, forget old rendezvous, notice the end."""
         membership = self._membership
-        self._succession.note(membership.epoch)
+        self._succession.note(membership.epoch, membership.furthest_step)
         if membership.stage is Stage.ENDED:
             self._ended.set()
         if self._timer is not None:

@@ -198,7 +198,8 @@ class Epochs:
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, orders)
         step = plan.decision.committed_step or None
-        self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **layout_fields(plan, costs))
+        told = {"group_backend": orders["device_way"], **layout_fields(plan, costs)}
+        self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
         if plan.restore is not None:
             for reason in self._rules.unfit_checkpoints(plan.restore.step):
                 self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")

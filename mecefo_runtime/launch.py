@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from mecefo_runtime.durable import ForeignCheckpoint, newest_durable
 from mecefo_runtime.events import Emitter
 from mecefo_runtime.layout import LayoutError
 from mecefo_runtime.planners import names, stops_on_loss
-from mecefo_runtime.process import start_child
+from mecefo_runtime.process import ProcessId, start_child
 from mecefo_runtime.sinks import connect_sink
 from mecefo_runtime.succession import Succession
 from mecefo_runtime.wire import new_token
@@ -37,6 +38,8 @@ from mecefo_runtime.worker import run_worker
 
 USAGE_ERROR = 4
 STORE_TIMEOUT_SECONDS = 60.0
+# After so many coordinators in a row that heard of no further step, there is not another one.
+MAX_FRUITLESS_COORDINATORS = 4
 _DEFAULTS = JobConfig()
 
 
@@ -89,6 +92,14 @@ class Place:
         if num_ranks % place.ranks_per_node:
             raise LaunchError(f"{num_ranks} ranks are not the same number on each node ({place.ranks_per_node})")
         return place
+
+
+def _check_log(log: Path) -> None:
+    """Before ranks wait for a coordinator that cannot be started."""
+    try:
+        log.open("ab").close()
+    except OSError as error:
+        raise LaunchError(f"--coordinator-log: cannot write to {log}: {error.strerror}") from error
 
 
 def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
@@ -166,21 +177,55 @@ def launch(place: Place, job: JobConfig, host: str, log: Path) -> int:
 
 
 def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: socket.socket, log: Path) -> None:
-    """Keep a coordinator running, in processes of their own, until the job has ended or this rank is gone."""
-    succession = Succession()
+    """Keep a coordinator running, in processes of their own, until the job has ended or this rank is gone.
+
+    When that comes to nothing, this process is ended: without a coordinator no job comes to its end, and a launcher
+    ends the other ranks when one has failed.
+    """
+    succession, rank = Succession(), os.getpid()
+    # The keeper's own output goes to the log.
+    complaints = os.dup(sys.stderr.fileno())
 
     def coordinate() -> int:
         emitter = Emitter(connect_sink(environment), "coordinator", attempt=1)
         return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
 
     def keep() -> int:
-        while True:
-            process = start_child("coordinator", log, coordinate)
-            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-            if code in (0, JOB_FAILED):
-                return code
+        try:
+            code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), succession)
+            complaint = _complaint(code, log)
+        except OSError as error:
+            code, complaint = 1, f"no coordinator can be started: {error.strerror}"
+        if code not in (0, JOB_FAILED):
+            os.write(complaints, f"mecefo_runtime: {complaint}\n".encode())
+            os.kill(rank, signal.SIGTERM)
+        return code
 
     start_child("keeper", log, keep)
+    os.close(complaints)
+
+
+def keep_coordinator(start: Callable[[], ProcessId], succession: Succession) -> int:
+    """Keep a coordinator running, which `start` forks; returns the exit code of the last one.
+
+    Any but 0 and JOB_FAILED: MAX_FRUITLESS_COORDINATORS in a row crashed or were killed and heard of no further step.
+    """
+    num_fruitless, known = 0, succession.step
+    while True:
+        code = os.waitstatus_to_exitcode(os.waitpid(start().pid, 0)[1])
+        if code in (0, JOB_FAILED):
+            return code
+        num_fruitless = num_fruitless + 1 if succession.step == known else 0
+        known = succession.step
+        if num_fruitless >= MAX_FRUITLESS_COORDINATORS:
+            return code
+
+
+def _complaint(code: int, log: Path) -> str:
+    end = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    where = "give --coordinator-log FILE to see why" if log == Path(os.devnull) else f"see {log}"
+    times = f"{MAX_FRUITLESS_COORDINATORS} times in a row"
+    return f"the coordinator crashed {times}, the last time {end}, and no step was committed meanwhile: {where}"
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -211,6 +256,7 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
 def main(host: str, coordinator_log: Path, **options: Any) -> None:
     """Entry point."""
     try:
+        _check_log(coordinator_log)
         place = Place.of(os.environ)
         code = launch(place, job_of(place, options), host, coordinator_log)
     except LaunchError as error:

@@ -83,6 +83,11 @@ class Membership:
         return self._epochs.layout
 
     @property
+    def furthest_step(self) -> int:
+        """The furthest step that is known to be committed, 0: none is."""
+        return self._restart.furthest_step
+
+    @property
     def failure(self) -> str | None:
         """Why the job cannot go on; None: it can, or is done."""
         return self._transitions.failure

@@ -32,8 +32,8 @@ class Restart:
         self.is_under_way = False
         # Who said hello or ended last, by attempt: whoever ends with a later one had said none.
         self._attempts: dict[int, int] = {}
-        # The newest step that was ever committed, and what happened since then.
-        self._furthest_step = 0
+        # The newest step that is known to have been committed, and what happened since then.
+        self.furthest_step = 0
         self._num_fruitless = 0
         self._losses: Counter[int] = Counter()
         self._early_ends: Counter[int] = Counter()
@@ -83,9 +83,9 @@ class Restart:
 
     def on_committed(self, step: int) -> None:
         """`step` was committed. One that had been committed before is repeated work, and no progress."""
-        if step <= self._furthest_step:
+        if step <= self.furthest_step:
             return
-        self._furthest_step = step
+        self.furthest_step = step
         self._num_fruitless = 0
         for counted in (self._losses, self._early_ends, self._cut_links):
             counted.clear()
@@ -103,7 +103,7 @@ class Restart:
         if self._num_fruitless < self._max_fruitless:
             return None
         last = "last restart" if self._max_fruitless == 1 else f"last {self._max_fruitless} restarts"
-        what = f"no step beyond {self._furthest_step}" if self._furthest_step else "no step"
+        what = f"no step beyond {self.furthest_step}" if self.furthest_step else "no step"
         return f"{what} was committed after the {last}: {self._blamed()}"
 
     def _blamed(self) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import mmap
 import struct
 
-_FORMAT = struct.Struct("<Q")
+_FORMAT = struct.Struct("<QQ")
 
 
 class Succession:
-    """The newest epoch of a job that has begun, in memory shared with all processes that are forked afterwards.
+    """How far a job has come, in memory shared with all processes that are forked afterwards.
 
     A coordinator that finds nobody with state cannot tell from the ranks whether the job has not begun yet, or has lost
-    everybody who held any. It is gone with the process that made it, and so is whoever would start a successor.
+    everybody who held any. Whoever starts coordinators cannot tell from their ends whether they come to anything. It is
+    gone with the process that made it, and so is whoever would start a successor.
     """
 
     def __init__(self) -> None:
@@ -20,10 +21,14 @@ class Succession:
 
     @property
     def epoch(self) -> int:
-        """0: none has begun."""
+        """The newest that has begun; 0: none has."""
         return int(_FORMAT.unpack_from(self._memory)[0])
 
-    def note(self, epoch: int) -> None:
-        """`epoch` has begun."""
-        if epoch > self.epoch:
-            _FORMAT.pack_into(self._memory, 0, epoch)
+    @property
+    def step(self) -> int:
+        """The furthest that a coordinator knew to be committed; 0: none."""
+        return int(_FORMAT.unpack_from(self._memory)[1])
+
+    def note(self, epoch: int, step: int = 0) -> None:
+        """`epoch` has begun, and `step` is committed."""
+        _FORMAT.pack_into(self._memory, 0, max(epoch, self.epoch), max(step, self.step))

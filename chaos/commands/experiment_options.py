@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
+
+from chaos.errors import UsageError
 
 
 class CommandOfAJob(click.Command):
@@ -16,13 +22,43 @@ class CommandOfAJob(click.Command):
         job_command = args[own + 1 :]
         if own < len(args) and not job_command:
             raise click.UsageError("there is no command behind --", ctx)
-        rest = super().parse_args(ctx, args[:own])
+        try:
+            rest = super().parse_args(ctx, list(args[:own]))
+        except click.UsageError as error:
+            if hint := _hint(error, args[:own]):
+                raise click.UsageError(f"{error.format_message().rstrip('.')}: {hint}", ctx) from error
+            raise
+        _, _, order = self.make_parser(ctx).parse_args(list(args[:own]))
+        for option in ("at", "on"):
+            if sum(param.name == option for param in order) > 1:
+                raise UsageError("is there twice: it is of one fault, and several stand in a file", key=f"--{option}")
         ctx.params["command"] = tuple(job_command)
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """With the command at the end."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def _hint(error: click.UsageError, words: Sequence[str]) -> str | None:
+    """What was probably meant by a command line that cannot be parsed, and how that is written."""
+    from chaos.experiment import installed_faults
+
+    kinds = installed_faults()
+    joined = next((f"{one}-{two}" for one, two in pairwise(words) if f"{one}-{two}" in kinds), None)
+    if joined is not None:
+        return f"did you mean {joined!r}?"
+    if isinstance(error, click.NoSuchOption):
+        key = error.option_name.lstrip("-").replace("-", "_")
+        kind = next((word for word in words if word in kinds), None)
+        if kind is not None and key in kinds[kind].Parameters.model_fields:
+            return f"it is a parameter of {kind}, write -p {key}=VALUE"
+    program = next((word for word in words[1:] if word.endswith(".py") or _is_program(word)), None)
+    return None if program is None else f"a command of your own stands behind --, as in `-- {program} ...`"
+
+
+def _is_program(word: str) -> bool:
+    return not word.startswith("-") and os.sep not in word and shutil.which(word) is not None
 
 
 def experiment_options(command: Any) -> Any:

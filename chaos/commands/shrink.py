@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from chaos.commands.options import OUT_OPTION
+from chaos.commands.options import OUT_OPTION, FileToWrite
 from chaos.commands.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
 
@@ -26,7 +26,7 @@ _STEP = "step="
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FileToWrite(),
     help="The experiment file to write. Default: shrunk.yaml in the run's folder.",
 )
 def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int:

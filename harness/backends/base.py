@@ -43,6 +43,9 @@ class RunningJob(ProcessHost, Protocol):
     def complaint_about_start(self) -> str:
         """What to say of it when it has committed no step in all the time that it was given to start."""
 
+    def cannot_begin(self) -> bool:
+        """Whether it has committed no step, and nobody is left who could; a repair may still bring somebody."""
+
     def give_up(self) -> None:
         """Count the job as failed."""
 

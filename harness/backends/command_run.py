@@ -194,6 +194,10 @@ class CommandRun(EndingJob, ABC):
         """Why it may be that no step was seen."""
         return NO_STEP if self._ranks else NO_AGENT
 
+    def cannot_begin(self) -> bool:
+        """Never: when its launchers are gone it has ended."""
+        return False
+
     def repair_node(self, node: int) -> None:
         """Nothing: the command's own launcher repairs, or nobody."""
         return

@@ -142,6 +142,11 @@ class NodeJob(EndingJob):
         """Nothing that its logs do not say."""
         return "no step was committed"
 
+    def cannot_begin(self) -> bool:
+        """Whether every node was gone before the first step. After it, the coordinator knows what is left."""
+        is_any_up = any(owned.process.is_running() for owned in self._supervisors.values())
+        return not (self._has_stepped or self._starting or is_any_up)
+
     # ---- starting and stopping ----
 
     def repair_node(self, node: int) -> None:

@@ -42,9 +42,17 @@ def about(summary: Mapping[str, Any], events: Iterable[Event]) -> list[str]:
         said.append(f"{count(job['data_parallel'], 'replica')} of {count(job['pipeline'], 'stage')}")
     if summary.get("strategy"):
         said.append(f"takeover strategy {summary['strategy']}")
+    if backends := backends_text(summary):
+        said.append(f"groups over {backends}")
     if summary.get("seed") is not None:
         said.append(f"seed {summary['seed']}")
     return said
+
+
+def backends_text(summary: Mapping[str, Any]) -> str:
+    """`NCCL`, `gloo` or, where epochs differed, both in the order in which they came; empty: nobody knows."""
+    names = [{"nccl": "NCCL"}.get(backend, one_line(backend)) for backend in summary.get("group_backends") or ()]
+    return ", then ".join(names)
 
 
 def story(summary: Mapping[str, Any]) -> list[str]:

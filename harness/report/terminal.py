@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
-from harness.report.story import lost_words, steps_text
+from harness.report.story import backends_text, lost_words, steps_text
 from harness.words import count, name_seconds, one_line, speed_text
 from mecefo_runtime.events import Event
 
@@ -76,6 +76,8 @@ class _Report:
         summary = self._summary
         self._head("What was done")
         strategy = f", takeover strategy {summary['strategy']}" if summary.get("strategy") else ""
+        # Between CPUs there is nothing else.
+        over = f", groups over {backends}" if (backends := backends_text(summary)) not in ("", "gloo") else ""
         seed = "" if summary.get("seed") is None else f", seed {summary['seed']}"
         what = f"The command {one_line(summary['command'])}" if summary.get("command") else "A training job"
         attempts = f" in {count(summary['attempts'], 'attempt')}" if summary.get("attempts") else ""
@@ -84,7 +86,7 @@ class _Report:
         again = "" if is_said else f" ({'done' if repeated == lost else f'{repeated} of them done'} again)"
         samples = f"; training samples skipped or used twice: {_known(summary.get('samples_lost'))}"
         self._paragraph(
-            f"{what} {steps_text(summary)}{attempts}{strategy}{seed}. "
+            f"{what} {steps_text(summary)}{attempts}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.get('command') else samples}."
         )
         if self._has_many_incidents:

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.desk import Desk
 from chaos.faults.base import Host, OwnedProcess
 from chaos.injector import Injector
-from chaos.ledger import Ledger, read_pending
+from chaos.ledger import Ledger, read_ledger
 from chaos.schedule import Incident
 from chaos.target import ResolvedTarget
 from chaos.trigger import Duration, Trigger
@@ -128,7 +128,7 @@ class OneRank:
                     await injector.finish()
                 finally:
                     await hub.close()
-        assert bool(read_pending(self.folder / "ledger.jsonl")) == bool(self.of("undo_failed"))
+        assert bool(read_ledger(self.folder / "ledger.jsonl").pending) == bool(self.of("undo_failed"))
 
     async def _start(self, address, token):
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -128,6 +128,33 @@ MISTAKES = {
     "unknown model": (("run", *KILL, "--model", "llama-tinny"), ["llama-tinny", "did you mean 'llama-tiny'"]),
     "dilation of less than one": (("run", *KILL, "--dilation", "0.5"), ["--dilation", "0.5"]),
     "repair without a unit": (("run", *KILL, "--repair", "40"), ["--repair", "40steps"]),
+    "fault in two words": (("run", "kill", "node", "--at", "step=5"), ["unexpected extra argument", "'kill-node'?"]),
+    "parameter as an option": (
+        ("run", "slow-rank", "--at", "step=5", "--factor", "2"),
+        ["--factor", "it is a parameter of slow-rank, write -p factor=VALUE"],
+    ),
+    "command without its dashes": (
+        ("run", *KILL, "sh", "train.sh"),
+        ["(sh train.sh)", "a command of your own stands behind --, as in `-- sh ...`"],
+    ),
+    "command with options and without its dashes": (
+        ("run", *KILL, "train.py", "--nproc-per-node", "2"),
+        ["--nproc-per-node", "a command of your own stands behind --, as in `-- train.py ...`"],
+    ),
+    "two triggers of one fault": (("run", *KILL, "--at", "step=9"), ["--at: is there twice", "stand in a file"]),
+    "two targets of one fault": (("run", *KILL, "--on", "node=1", "--on", "node=2"), ["--on: is there twice"]),
+    "repair of whom a cut link leaves alive": (
+        ("run", "drop-link", "--at", "step=5", "--on", "link=0-2", "--network", "namespaces", "--repair", "10s"),
+        ["chaos: --repair: drop-link has no repair", "for says how long it goes on"],
+    ),
+    "repair of what goes on for a time": (
+        ("run", "slow-rank", "--at", "step=5", "--repair", "none"),
+        ["chaos: --repair: slow-rank has no repair", "such as 30s or 10steps"],
+    ),
+    "repair of what is over at once": (
+        ("run", "bit-flip", "--at", "step=5", "--repair", "3steps"),
+        ["chaos: --repair: bit-flip has no repair: it is over at once: leave repair out"],
+    ),
     "gate that is none": (("run", *KILL, "--gate", "throughput_drop below 4"), ["throughput_drop below 4"]),
     "gate on an unknown metric": (
         ("run", *KILL, "--gate", "troughput_drop <= 4%"),

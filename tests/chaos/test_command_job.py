@@ -102,7 +102,9 @@ def refusal_of(job):
         ({"stall_timeout": "10steps"}, "job.stall_timeout"),
         ({"stall_timeout": "0s"}, "job.stall_timeout"),
         ({"nodes": 2000}, "job.nodes"),
-        ({"nodes": 40, "gpus_per_node": 40}, "1600 ranks are more than"),
+        ({"nodes": 40, "gpus_per_node": 41}, "job.gpus_per_node: 40 nodes x 41 ranks are 1640 ranks"),
+        ({"gpus_per_node": 600, "command": ["torchrun", "--nnodes", "9", "t.py"]}, "job.gpus_per_node: 9 nodes x 600"),
+        ({"command": ["torchrun", "--nnodes=900", "--nproc-per-node=8", "t.py"]}, "job.command: 900 nodes x 8 ranks"),
         ({"environment": {"A": 3}}, "job.environment.A"),
     ],
 )

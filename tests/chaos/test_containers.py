@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
+import docker
 import pytest
 
 from chaos import containers, residue
@@ -110,3 +112,42 @@ def test_what_a_container_is_comes_from_the_command_line_and_is_part_of_the_expe
     assert (small.containers.cpus, small.containers.memory) == (1.5, 2 << 30)
     assert small.containers.image == plain.containers.image == "mecefo-chaos"
     assert experiment_hash(small) != experiment_hash(plain)
+
+
+class Removable:
+    """A container of an engine that goes when `act` has returned."""
+
+    def __init__(self, name, engine, act):
+        self.name, self.status = name, "running"
+        self._engine, self._act = engine, act
+
+    def remove(self, *, force, v):
+        assert force and v
+        self._act()
+        self._engine.remove(self)
+
+
+def client_of(there):
+    def listed(**_):
+        return list(there)
+
+    return SimpleNamespace(containers=SimpleNamespace(list=listed), networks=SimpleNamespace(list=lambda **_: []))
+
+
+def test_containers_are_removed_all_at_once_and_not_in_turn():
+    # Nobody passes before all have come.
+    together, there = threading.Barrier(5, timeout=60), []
+    there += [Removable(f"node-{number}", there, together.wait) for number in range(5)]
+    assert containers.remove(client_of(there), "r") == [f"container node-{number}" for number in range(5)]
+    assert not there
+
+
+def test_one_that_cannot_be_removed_keeps_none_of_the_others():
+    def refuse():
+        raise docker.errors.APIError("driver failed")
+
+    there = []
+    there += [Removable("stuck", there, refuse), *(Removable(f"node-{n}", there, lambda: None) for n in range(3))]
+    with pytest.raises(HealError, match="cannot be removed: driver failed"):
+        containers.remove(client_of(there), "r", timeout_seconds=0.0)
+    assert [one.name for one in there] == ["stuck"]

@@ -252,7 +252,9 @@ class TestShape:
             ({"pipeline": 8}, "pipeline", "4 layers"),
             ({"data_parallel": 4, "pipeline": 4}, "data_parallel", "data_parallel 4 and pipeline 4 cannot"),
             ({"data_parallel": 1}, "data_parallel", "8 ranks (4 nodes x 2)"),
-            ({"nodes": 1024}, "nodes", "2048 ranks are more than the 1024 that a job can have"),
+            ({"nodes": 1024}, "nodes", "1024 nodes x 2 ranks are 2048 ranks, and a job has at most 1024"),
+            ({"gpus_per_node": 1000}, "gpus_per_node", "4 nodes x 1000 ranks are 4000 ranks"),
+            ({"nodes": 4, "gpus_per_node": 1000}, "gpus_per_node", "4 nodes x 1000 ranks are 4000 ranks"),
         ],
     )
     def test_offers_what_fits(self, given_shape, key, message):

@@ -13,7 +13,7 @@ from chaos.errors import HealError, UsageError
 from chaos.faults import registry
 from chaos.faults.base import Ground, Host
 from chaos.injector import Injector
-from chaos.ledger import Ledger, read_pending
+from chaos.ledger import Ledger, read_ledger
 from chaos.links.check import Group, parse_groups
 from chaos.links.look import Look, is_loss, probes_for_loss
 from chaos.schedule import Incident
@@ -179,7 +179,7 @@ def test_it_is_seen_on_the_network_and_gone_after_its_lifetime(tmp_path, network
     assert evidence["summary"]
     assert network.rules == []
     assert "undone" in events
-    assert read_pending(tmp_path / "ledger.jsonl") == ()
+    assert read_ledger(tmp_path / "ledger.jsonl").pending == ()
     assert time.monotonic() - began >= 0.3, "it was in force for its lifetime"
     links = [[0, 2], [0, 3], [1, 2], [1, 3]] if kind == "partition" else [[0, 2]]
     assert events["injected"]["links"] == links

@@ -15,7 +15,7 @@ from chaos import state
 from chaos.cli import run_cli
 from chaos.errors import HealError
 from chaos.heal import heal, preview, refuse_if_unclean, unclean
-from chaos.ledger import Ledger, read_pending
+from chaos.ledger import Ledger, read_ledger
 from chaos.residue.processes import RUN_VARIABLE
 from chaos.state import OpenRun, Place
 from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, owner_of
@@ -87,7 +87,7 @@ def test_everything_pending_is_undone_the_newest_first_and_the_run_forgotten(lef
     healed = heal(left)
     assert healed.is_clean
     assert [one["incident"] for one in healed.undone] == [2, 1, 0]
-    assert made(left) == [] and read_pending(left.ledger) == () and state.registered() == ()
+    assert made(left) == [] and read_ledger(left.ledger).pending == () and state.registered() == ()
     again = heal(left)
     assert again.is_clean and again.undone == ()
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_undone_stays_and_the_rest_is_undone(left):
     assert not healed.is_clean
     assert [one["reason"] for one in healed.failed] == [f"{left.folder}/made-0 is a folder"]
     assert {one["what"] for one in healed.left} == {f"{left.folder}/made-0"}
-    assert [entry.incident for entry in read_pending(left.ledger)] == [0]
+    assert [entry.incident for entry in read_ledger(left.ledger).pending] == [0]
     assert len(state.registered()) == 1
     (left.folder / "made-0").rmdir()
     assert heal(left).is_clean and state.registered() == ()

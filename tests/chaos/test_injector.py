@@ -11,7 +11,7 @@ from chaos.desk import Channel, Desk
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
 from chaos.faults.base import Act, Fault, Host, OwnedProcess
 from chaos.injector import Injector
-from chaos.ledger import Ledger, read_pending
+from chaos.ledger import Ledger, read_ledger
 from chaos.schedule import Incident
 from chaos.target import ResolvedTarget
 from chaos.trigger import Duration, Trigger
@@ -184,7 +184,7 @@ def test_the_order_of_acts(tmp_path):
     }
     assert stage.fields("verified")["evidence"] == {"summary": "seen"}
     assert stage.fields("released")["ranks"] == [2]
-    assert read_pending(stage.path) == ()
+    assert read_ledger(stage.path).pending == ()
     assert json.loads(stage.path.read_text().splitlines()[0])["record"] == RECORD
 
 
@@ -366,7 +366,7 @@ def test_what_was_not_seen_is_undone_all_the_same(tmp_path, failing):
     assert ("injected" in stage.trace) == (failing == "verify")
     assert stage.trace.index(failing) < stage.trace.index("undo") < stage.trace.index("struck")
     assert stage.trace[-2:] == ["release 2", "released"]
-    assert read_pending(stage.path) == ()
+    assert read_ledger(stage.path).pending == ()
 
 
 def test_what_cannot_be_undone_stays_pending(tmp_path):
@@ -375,7 +375,7 @@ def test_what_cannot_be_undone_stays_pending(tmp_path):
     assert "verified" in stage.trace
     assert stage.fields("undo_failed")["reason"] == "the rule is still there"
     assert stage.trace[-4:] == ["release 2", "released", "undo", "undo_failed"]
-    (pending,) = read_pending(stage.path)
+    (pending,) = read_ledger(stage.path).pending
     assert (pending.incident, pending.record) == (0, RECORD)
 
 
@@ -385,14 +385,14 @@ def test_what_the_rank_does_not_end_stays_pending_and_the_rest_is_undone(tmp_pat
     stage.play(lambda: stage.arrive(2))
     assert stage.trace[-3:] == ["lift", "undo", "undo_failed"]
     assert str(error.args[0]) in stage.fields("undo_failed")["reason"]
-    assert [entry.incident for entry in read_pending(stage.path)] == [0], "it is struck when the rank is gone"
+    assert [entry.incident for entry in read_ledger(stage.path).pending] == [0], "it is struck when the rank is gone"
 
 
 def test_an_undo_that_breaks_down_is_told_and_stays_pending(tmp_path):
     stage = Stage(tmp_path, failing="undo", error=KeyError("pid"))
     stage.play(lambda: stage.arrive(2))
     assert "KeyError('pid')" in stage.fields("undo_failed")["reason"]
-    assert len(read_pending(stage.path)) == 1
+    assert len(read_ledger(stage.path).pending) == 1
 
 
 def test_all_are_undone_when_one_breaks_down(tmp_path):
@@ -400,7 +400,7 @@ def test_all_are_undone_when_one_breaks_down(tmp_path):
     with pytest.raises(ZeroDivisionError):
         stage.play(lambda: stage.arrive(2), lambda: stage.arrive(3))
     assert stage.trace.count("undone") == 2
-    assert read_pending(stage.path) == ()
+    assert read_ledger(stage.path).pending == ()
 
 
 def test_beyond_the_caps_nothing_is_done(tmp_path):
@@ -446,7 +446,7 @@ def test_a_fault_that_breaks_down_is_undone_and_lets_go(tmp_path):
         stage.play(lambda: stage.arrive(2))
     assert "undone" in stage.trace
     assert stage.trace[-2:] == ["release 2", "released"]
-    assert read_pending(stage.path) == ()
+    assert read_ledger(stage.path).pending == ()
 
 
 def test_whoever_is_held_when_the_job_ends_is_let_go(tmp_path):

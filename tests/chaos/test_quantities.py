@@ -44,6 +44,13 @@ def test_times():
             parse_seconds(text)
 
 
+@pytest.mark.parametrize("value", ["50", 50, "50x", "soon"])
+def test_what_can_only_be_a_time_is_not_said_to_be_steps(value):
+    with pytest.raises(UsageError) as refused:
+        parse_seconds(value)
+    assert "ms" in str(refused.value) and "steps" not in str(refused.value)
+
+
 def test_a_unit_that_was_nearly_right_is_named():
     with pytest.raises(UsageError) as error:
         parse_rate("20mbits")

@@ -1,6 +1,8 @@
 """`chaos report --html` and `--pictures`."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -42,7 +44,30 @@ def test_without_a_browser_there_are_svgs_and_a_word_about_it(stored, tmp_path, 
 
 
 @pytest.mark.parametrize("option", ["--html", "--pictures"])
-def test_a_place_that_cannot_be_written_to_is_named(stored, option, capsys):
-    assert run_cli(["report", str(stored), option, "/proc/no/such"]) == 3
+def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_printed(stored, option, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run_cli(["report", str(stored), option, str(tmp_path / "file" / "into")]) == 4
+    written = capsys.readouterr()
+    assert written.err == f"chaos: {option}: there is no folder {tmp_path / 'file'} for it to be written to\n"
+    assert written.out == ""
+
+
+def test_a_place_that_only_writing_shows_to_be_none_is_named(stored, capsys):
+    assert run_cli(["report", str(stored), "--pictures", "/proc/no/such"]) == 3
     err = capsys.readouterr().err
     assert "cannot write" in err and "/proc/no" in err and "Traceback" not in err
+
+
+def test_a_page_goes_where_a_link_points_and_into_what_is_no_file(stored, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "page.html").symlink_to(tmp_path / "elsewhere" / "page.html")
+    assert run_cli(["report", str(stored), "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").is_symlink() and (tmp_path / "elsewhere" / "page.html").is_file()
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert run_cli(["report", str(stored), "--html", str(pipe)]) == 0
+    assert pipe.is_fifo()
+    reader.join(60)
+    assert read[0].endswith("</html>")

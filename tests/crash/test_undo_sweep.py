@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks._undo_stage import POINTS
 from benchmarks.undo_sweep import BOTH, kinds_with_undo
-from chaos.ledger import read_pending
+from chaos.ledger import read_ledger
 from tests.integration.runs import (
     REPOSITORY,
     SMALL,
@@ -107,11 +107,11 @@ def test_killed_while_a_rank_is_paused(tmp_path):
         code, _, told = chaos(run, "heal")
         assert (code, "left alone" in told) == (0, True), "a run that is under way is nobody's to heal"
         assert chaos(run, "heal", "latest")[0] == 4
-        assert read_pending(run.folder / "ledger.jsonl")
+        assert read_ledger(run.folder / "ledger.jsonl").pending
         run.process.kill()
         run.wait()
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
-        assert read_pending(run.folder / "ledger.jsonl") == ()
+        assert read_ledger(run.folder / "ledger.jsonl").pending == ()
         code, out, _ = chaos(run, "heal")
         assert (code, "a target for Prometheus" in out, "nothing else to heal" in out) == (0, True, True)
         code, out, _ = chaos(run, "heal")
@@ -178,7 +178,7 @@ def test_stopped_for_longer_than_the_lease(tmp_path):
         while not log.exists() or "no sign of chaos" not in log.read_text():
             assert run.process.poll() is None
             time.sleep(0.05)
-        assert [entry.state for entry in read_pending(ledger)] == ["lapsed"]
+        assert [entry.state for entry in read_ledger(ledger).pending] == ["lapsed"]
         run.process.send_signal(signal.SIGCONT)
         assert run.wait() == 2, run.stderr
         assert_nothing_left(run)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from chaos import state
-from chaos.ledger import read_ledger, read_pending
+from chaos.ledger import read_ledger
 from mecefo_runtime.process import ProcessId
 from tests.integration.runs import marked_environment, marked_processes
 
@@ -114,7 +114,7 @@ def test_it_goes_when_nothing_is_left_to_do(set_scene):
     out, _ = scene.chaos.communicate("", TIMEOUT_SECONDS)
     assert out == "clean: True\n"
     assert not run.is_watched() and not scene.is_stopped()
-    assert read_pending(scene.ledger) == () and state.registered() == ()
+    assert read_ledger(scene.ledger).pending == () and state.registered() == ()
 
 
 def test_silent_chaos_is_undone_and_told_of_it_when_it_wakes_up(set_scene):
@@ -122,7 +122,7 @@ def test_silent_chaos_is_undone_and_told_of_it_when_it_wakes_up(set_scene):
     run = scene.registered()
     scene.chaos.send_signal(signal.SIGSTOP)
     wait_until(lambda: not scene.is_stopped())
-    wait_until(lambda: [entry.state for entry in read_pending(scene.ledger)] == ["lapsed"])
+    wait_until(lambda: [entry.state for entry in read_ledger(scene.ledger).pending] == ["lapsed"])
     assert run.is_watched(), "chaos lives, and may still act"
     scene.chaos.send_signal(signal.SIGCONT)
     assert scene.chaos.stdout.readline() == f"lapsed: chaos did not run for {LEASE_SECONDS:g} s: " + (
@@ -133,21 +133,21 @@ def test_silent_chaos_is_undone_and_told_of_it_when_it_wakes_up(set_scene):
     out, _ = scene.chaos.communicate("", TIMEOUT_SECONDS)
     assert out == "clean: True\n"
     assert not scene.is_stopped(), "what was done after the lapse is undone, too"
-    assert read_pending(scene.ledger) == ()
+    assert read_ledger(scene.ledger).pending == ()
 
 
 def test_chaos_that_dies_silent_is_undone_again(set_scene):
     scene = set_scene()
     run = scene.registered()
     scene.chaos.send_signal(signal.SIGSTOP)
-    wait_until(lambda: [entry.state for entry in read_pending(scene.ledger)] == ["lapsed"])
+    wait_until(lambda: [entry.state for entry in read_ledger(scene.ledger).pending] == ["lapsed"])
     scene.target.send_signal(signal.SIGSTOP)
     wait_until(scene.is_stopped)
     scene.chaos.kill()
     scene.chaos.wait()
     wait_until(lambda: not scene.is_stopped())
     wait_until(lambda: not run.is_watched())
-    assert read_pending(scene.ledger) == ()
+    assert read_ledger(scene.ledger).pending == ()
 
 
 def test_no_signal_but_the_last_one_ends_it_and_then_there_is_another(set_scene):
@@ -173,5 +173,5 @@ def test_a_recycled_pid_is_not_hit(set_scene):
     scene.chaos.kill()
     scene.chaos.wait()
     wait_until(lambda: not run.is_watched())
-    assert read_pending(scene.ledger) == ()
+    assert read_ledger(scene.ledger).pending == ()
     assert scene.is_stopped()

@@ -374,6 +374,7 @@ class _Story:
             step,
             epoch=self.epoch,
             reason=reason,
+            group_backend="gloo",
             members=members,
             layout=layout.to_dict(),
             degraded_layers=layout.num_degraded_layers,

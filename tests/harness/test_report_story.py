@@ -73,6 +73,7 @@ def test_what_the_run_was():
         "model llama-tiny",
         "4 replicas of 2 stages",
         "takeover strategy ndb",
+        "groups over gloo",
         "seed 7",
     ]
 

@@ -73,6 +73,15 @@ def test_says_what_was_done_and_what_proves_it():
     assert "60 of 60 planned steps" in done
 
 
+@pytest.mark.parametrize(
+    ("backends", "said"),
+    [(["gloo"], ""), (None, ""), (["nccl"], ", groups over NCCL"), (["nccl", "gloo"], ", groups over NCCL, then gloo")],
+)
+def test_groups_of_gpus_are_said_to_use_nccl_or_not(backends, said):
+    done = " ".join(section(text(summary(group_backends=backends)), "What was done").split())
+    assert f"takeover strategy ndb{said}, seed 7" in done
+
+
 def test_an_effect_not_seen_counts_for_nothing():
     report = text(
         summary(incidents=[incident(verified=False, evidence=None, recovery_seconds=None, phases_seconds={})])

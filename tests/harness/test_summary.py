@@ -66,6 +66,7 @@ def test_the_figures_of_a_run():
     assert (summary["status"], summary["strategy"], summary["layout_changes"]) == ("completed", "ndb", 2)
     assert (summary["steps_planned"], summary["steps_committed"], summary["steps_lost"]) == (60, 60, 0)
     assert summary["step_seconds"] == pytest.approx(0.1)
+    assert summary["group_backends"] == ["gloo"]
     assert [gate["builtin"] for gate in summary["gates"]] == [False, True, True, True]
     (incident,) = summary["incidents"]
     assert (incident["fault"], incident["target"], incident["step"]) == ("kill-node", "node=1", 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.ledger import read_pending
+from chaos.ledger import read_ledger
 from harness.network.machine import why_no_networks
 from tests.integration.runs import ChaosRun, assert_nothing_left, read_log, run_chaos
 
@@ -123,8 +123,8 @@ def test_nothing_outlives_a_command_that_is_killed(tmp_path):
     arguments = ["run", "drop-link", *LINK, "--for", "1h"]
     with ChaosRun(tmp_path, arguments, command=(*ONE_LAUNCHER, *training(tmp_path, 100000))) as run:
         run.wait_for("verified")
-        assert read_pending(run.folder / "ledger.jsonl")
+        assert read_ledger(run.folder / "ledger.jsonl").pending
         run.process.send_signal(signal.SIGKILL)
         run.wait()
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
-        assert read_pending(run.folder / "ledger.jsonl") == ()
+        assert read_ledger(run.folder / "ledger.jsonl").pending == ()

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from mecefo_runtime.coordinator import JOB_FAILED
 from mecefo_runtime.events import Event
+from mecefo_runtime.launch import MAX_FRUITLESS_COORDINATORS, keep_coordinator
+from mecefo_runtime.process import ProcessId, start_child
+from mecefo_runtime.succession import Succession
 from tests.integration.runs import REPOSITORY, marked_environment, marked_processes
 
 pytestmark = pytest.mark.integration
@@ -85,6 +89,77 @@ def test_a_plain_job_and_one_that_torchrun_restarts_come_to_the_same_end(tmp_pat
         starts = [event for event in killed.of("rank_started") if event.rank == 2]
         assert len(starts) == 2, "torchrun starts all ranks again"
     assert again == pytest.approx(losses_of(plain), rel=1e-5)
+
+
+# In the place of the coordinator, and of nothing else.
+CRASHING = """
+import mecefo_runtime.launch as launch
+def crash(*_):
+    raise ZeroDivisionError("a bug of the coordinator")
+launch.run_coordinator = crash
+launch.main()
+"""
+
+
+def test_a_coordinator_that_crashes_at_once_is_given_up_and_the_job_with_it(tmp_path):
+    log = tmp_path / "coordinator.log"
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    mark = os.urandom(8).hex()
+    answer = subprocess.run(
+        [sys.executable, "-c", CRASHING, "--steps", "2", "--coordinator-log", str(log)],
+        env=marked_environment(mark, tmp_path) | alone,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert answer.returncode == -signal.SIGTERM
+    (line,) = (line for line in answer.stderr.splitlines() if line.startswith("mecefo_runtime: "))
+    assert "crashed 4 times in a row, the last time with exit code 1" in line and line.endswith(f"see {log}")
+    assert log.read_text().count("ZeroDivisionError: a bug of the coordinator") == 4
+
+
+class TestKeepingACoordinator:
+    def keep(self, tmp_path: Path, ends: list[tuple[int, int]]) -> tuple[int, int]:
+        """Coordinators that note a step and end with a code each; returns the last code, and how many there were."""
+        succession, coming = Succession(), iter(ends)
+        epochs = iter(range(1, 100))  # a new epoch alone is no progress
+
+        def start() -> ProcessId:
+            (step, code), epoch = next(coming), next(epochs)
+
+            def coordinate() -> int:
+                succession.note(epoch, step)
+                return code
+
+            return start_child("coordinator", tmp_path / "log", coordinate)
+
+        code = keep_coordinator(start, succession)
+        return code, len(ends) - len(list(coming))
+
+    def test_it_is_started_again_as_often_as_it_comes_further(self, tmp_path):
+        ends = [(step, 1) for step in range(3 * MAX_FRUITLESS_COORDINATORS)]
+        assert self.keep(tmp_path, [*ends, (20, 0)]) == (0, len(ends) + 1)
+
+    def test_a_job_that_failed_is_no_crash(self, tmp_path):
+        assert self.keep(tmp_path, [(1, 1), (1, JOB_FAILED), (1, 0)]) == (JOB_FAILED, 2)
+
+    def test_it_is_given_up_once_it_comes_no_further(self, tmp_path):
+        fruitless = [(9, 7)] * MAX_FRUITLESS_COORDINATORS
+        assert self.keep(tmp_path, [(5, 1), (9, 1), *fruitless, (9, 0)]) == (7, 2 + len(fruitless))
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_ranks_wait_for_a_coordinator(tmp_path):
+    log = tmp_path / "no folder" / "log"
+    answer = subprocess.run(
+        [sys.executable, "-m", "mecefo_runtime", "--coordinator-log", str(log)],
+        env=marked_environment("none", tmp_path),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 4
+    assert answer.stderr == f"mecefo_runtime: --coordinator-log: cannot write to {log}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(

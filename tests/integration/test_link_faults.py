@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from chaos.ledger import read_pending
+from chaos.ledger import read_ledger
 from harness.network.machine import why_no_networks
 from tests.integration.runs import (
     SMALL,
@@ -197,12 +197,12 @@ def test_without_networks_a_link_cannot_be_cut(tmp_path):
 def test_nothing_of_the_networks_outlives_a_command_that_is_killed(tmp_path, fault):
     with ChaosRun(tmp_path, ["run", *fault, "--for", "100000steps", *AT, "--steps", "100000", *SMALL]) as run:
         run.wait_for("verified")
-        assert read_pending(run.folder / "ledger.jsonl")
+        assert read_ledger(run.folder / "ledger.jsonl").pending
         run.process.send_signal(signal.SIGKILL)
         run.wait()
         # Processes of the run hold the networks: with them the networks are gone, and with the networks the rules.
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
-        assert read_pending(run.folder / "ledger.jsonl") == ()
+        assert read_ledger(run.folder / "ledger.jsonl").pending == ()
 
 
 def assert_one_cluster_trained(run: Finished, outside: tuple[int, ...]) -> None:

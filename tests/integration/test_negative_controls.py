@@ -1,8 +1,11 @@
 """What must not pass: an injector that does nothing, a runtime that loses samples, and one that never goes on."""
 
+import os
+import signal
+
 import pytest
 
-from tests.integration.runs import SMALL, run_chaos
+from tests.integration.runs import SMALL, ChaosRun, read_run, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -66,10 +69,26 @@ FREEZE = f"""{IN_RANKS}
 
     Stepper.run = freeze
 """
+# From the takeover on: to start, and to regroup, may take as long as it does on a busy machine.
 BE_IMPATIENT = f"""{IN_COMMAND}
     import harness.conductor
 
-    harness.conductor.STALL_SECONDS = 3.0
+    on_event = harness.conductor.Conductor._on_event
+
+    def listen(self, event):
+        if event.kind == "regrouped" and event.fields["reason"] == "loss":
+            harness.conductor.STALL_SECONDS = 3.0
+        on_event(self, event)
+
+    harness.conductor.Conductor._on_event = listen
+"""
+# Ranks that never come so far that they say hello.
+NEVER_BEGIN = f"""{IN_RANKS}
+    import threading
+
+    import mecefo_runtime.worker
+
+    mecefo_runtime.worker.run_worker = lambda environment: threading.Event().wait()
 """
 
 
@@ -111,3 +130,21 @@ def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):
     assert len(run.of("regrouped")) == 2
     assert "no step was committed for" in run.of("job_failed")[0].fields["reason"]
     assert run.of("residue")[0].fields["processes"] == []
+
+
+def test_job_whose_nodes_are_gone_before_its_first_step_has_failed_once_nobody_will_start_one(tmp_path):
+    options = ("kill-node", "--at", "time=0s", "--on", "node=1", "--repair", "4s", "--steps", "20", *SMALL)
+    with ChaosRun(tmp_path, ["run", *options], patch=NEVER_BEGIN) as run:
+        run.wait_for("verified")
+        first = run.wait_for("process_started", role="supervisor", started_node=0)
+        os.kill(first.fields["started_pid"], signal.SIGKILL)
+        # Nobody is there, and still one is to come.
+        run.wait_for("repair_started")
+        # By the supervisor that has started it.
+        again = run.wait_for("process_started", role="rank", rank_attempt=2)
+        os.kill(again.pid, signal.SIGKILL)
+        exit_code = run.wait()
+        finished = read_run(run.folder, exit_code)
+    assert exit_code == 1, finished.summary["reasons"]
+    (failed,) = finished.of("job_failed")
+    assert failed.fields["reason"].startswith("all nodes were gone before the first step")

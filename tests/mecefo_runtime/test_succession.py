@@ -26,3 +26,11 @@ def test_a_successor_knows_the_newest_epoch_of_its_predecessors():
     assert run_apart(lambda: lead([0, 300])) == "5"
     assert succession.epoch == 300
     assert Succession().epoch == 0
+
+
+def test_neither_epochs_nor_steps_go_back():
+    succession = Succession()
+    succession.note(2, 10)
+    succession.note(3, 4)
+    succession.note(1, 11)
+    assert (succession.epoch, succession.step) == (3, 11)

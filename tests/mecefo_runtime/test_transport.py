@@ -20,6 +20,7 @@ from mecefo_runtime.rendezvous import RendezvousStore
 from mecefo_runtime.state import STATE_TAG
 from mecefo_runtime.transport import Lane, Staged, lanes
 from tests.mecefo_runtime.test_groups import DEADLINE_SECONDS, REDUCTIONS, Rendezvous, on_all_ranks
+from tests.mecefo_runtime.test_membership import World
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
@@ -39,6 +40,15 @@ def test_nccl_is_chosen_exactly_when_every_member_has_a_gpu_of_its_own(found: di
         for rank, mine in found.items()
     )
     assert choose_way(found) == ("nccl" if has_own and len(found) > 1 else "gloo")
+
+
+@pytest.mark.parametrize(("num_gpus", "backend"), [(0, "gloo"), (4, "gloo"), (8, "nccl")])
+def test_the_log_says_of_every_epoch_what_its_groups_use(num_gpus: int, backend: str) -> None:
+    world = World()
+    for rank in world.ranks.values():
+        device = f"GPU-{rank.rank % num_gpus}" if num_gpus else None
+        world.coordinator.on_hello(rank.rank, rank.report() | {"nccl_device": device})
+    assert world.last("layout")["group_backend"] == backend
 
 
 @given(st.dictionaries(st.integers(0, 20), UUIDS, min_size=1), st.randoms())
