@@ -75,7 +75,9 @@ class Timeline:
         if self.steps_left_out:
             return False
         last = max((step.step for step in self.steps.first), default=0)
-        return self.outcome == "completed" and last >= (self.steps_planned or 1)
+        # Of a damaged log it may be anything.
+        planned = self.steps_planned if isinstance(self.steps_planned, int | float) else None
+        return self.outcome == "completed" and last >= (planned or 1)
 
     @property
     def is_over(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +19,9 @@ import yaml
 
 SHIPPED = Path(__file__).resolve().parents[1] / "docker" / "prometheus"
 # Much longer than it takes on a busy machine.
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.2
+_LISTENS = re.compile(r'msg="Listening on" .*?address=127\.0\.0\.1:(\d+)\b.*\n')
 
 _MISSING = "no prometheus on this machine (Debian: apt-get install prometheus)"
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason=_MISSING)
@@ -45,10 +46,10 @@ class Prometheus:
         (discovery,) = scrape["file_sd_configs"]
         discovery["files"] = [str(targets)]
         if scrape_seconds is not None:
-            scrape["scrape_interval"], scrape["scrape_timeout"] = f"{scrape_seconds * 1000:.0f}ms", "200ms"
+            scrape["scrape_interval"] = scrape["scrape_timeout"] = f"{scrape_seconds * 1000:.0f}ms"
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        # Its own choice, told in its log: one that we chose could be somebody else's by the time that it listens.
+        self._port = 0
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -56,7 +57,7 @@ class Prometheus:
                     "prometheus",
                     f"--config.file={folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self._port}",
+                    "--web.listen-address=127.0.0.1:0",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -64,17 +65,17 @@ class Prometheus:
             )
 
     def __enter__(self) -> Self:
-        self.wait_until(lambda: self._is_ready(), "Prometheus is ready")
+        try:
+            self.wait_until(self._is_ready, "Prometheus is ready")
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(TIMEOUT_SECONDS)
-        finally:
-            self._process.kill()
+        self._end()
 
     def wait_until(self, is_so: Callable[[], object], what: str) -> None:
         """Wait until `is_so`."""
@@ -116,12 +117,25 @@ class Prometheus:
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def _get(self, what: str, **parameters: object) -> Any:
-        with urlopen(f"http://127.0.0.1:{self._port}/api/v1/{what}?{urlencode(parameters)}", timeout=30) as answer:
+        url = f"http://127.0.0.1:{self._port}/api/v1/{what}?{urlencode(parameters)}"
+        with urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             return json.load(answer)["data"]
 
-    def _is_ready(self) -> bool:
+    def _end(self) -> None:
+        self._process.terminate()
         try:
-            with urlopen(f"http://127.0.0.1:{self._port}/-/ready", timeout=5) as answer:
+            self._process.wait(TIMEOUT_SECONDS)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def _is_ready(self) -> bool:
+        listens = _LISTENS.search(self._log.read_text())
+        if listens is None:
+            return False
+        self._port = int(listens[1])
+        try:
+            with urlopen(f"http://127.0.0.1:{self._port}/-/ready", timeout=30) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

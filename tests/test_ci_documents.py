@@ -108,7 +108,7 @@ def test_the_github_job_runs_and_leaves_what_it_uploads(tmp_path):
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     # The gate on the loss holds on any machine; those on times may not on one that is this busy.

@@ -74,6 +74,9 @@ class NodeJob(EndingJob):
         self._node_attempts = dict.fromkeys(range(self._cluster.nodes), 0)
         self._ranks: dict[int, OwnedProcess] = {}
         self._rank_attempts = dict.fromkeys(range(self._cluster.num_ranks), 0)
+        # Ends that were heard of while somebody still waits to hear of the start.
+        self._num_forks_under_way = 0
+        self._over_already: dict[ProcessId, int] = {}
         self._is_stopping = False
         self._has_stepped = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,6 +115,8 @@ class NodeJob(EndingJob):
 
     def on_exit(self, process: ProcessId, code: int) -> None:
         """A process that was forked for this job, a coordinator or a supervisor, is gone."""
+        if self._num_forks_under_way:
+            self._over_already[process] = code
         if self._coordinator is not None and process == self._coordinator.process:
             self._coordinator = None
             self._emit_exit("coordinator", process, code)
@@ -192,9 +197,24 @@ class NodeJob(EndingJob):
         coordinator = [] if self._coordinator is None else [self._coordinator]
         return [*coordinator, *self._supervisors.values(), *self._ranks.values()]
 
+    async def _fork(self, command: Mapping[str, Any]) -> ProcessId:
+        self._num_forks_under_way += 1
+        try:
+            return await self._backend.fork(command)
+        finally:
+            self._num_forks_under_way -= 1
+
+    def _look_whether_over(self, process: ProcessId) -> None:
+        """One that ends at once can be heard of before its start is."""
+        code = self._over_already.pop(process, None)
+        if not self._num_forks_under_way:
+            self._over_already.clear()
+        if code is not None:
+            self.on_exit(process, code)
+
     async def _start_coordinator(self) -> None:
         self._coordinator_attempt += 1
-        process = await self._backend.fork(
+        process = await self._fork(
             {
                 "command": "coordinator",
                 "job": self.name,
@@ -204,13 +224,14 @@ class NodeJob(EndingJob):
         )
         self._coordinator = OwnedProcess("coordinator", process)
         self._emit_start("coordinator", process)
+        self._look_whether_over(process)
 
     async def _start_node(self, node: int) -> None:
         self._node_attempts[node] += 1
         ranks = self._cluster.ranks_of(node)
         for rank in ranks:
             self._rank_attempts[rank] += 1
-        process = await self._backend.fork(
+        process = await self._fork(
             {
                 "command": "supervisor",
                 "job": self.name,
@@ -224,6 +245,7 @@ class NodeJob(EndingJob):
         self._starting.discard(node)
         self._supervisors[node] = OwnedProcess("supervisor", process, node=node)
         self._emit_start("supervisor", process, started_node=node)
+        self._look_whether_over(process)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

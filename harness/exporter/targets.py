@@ -22,8 +22,10 @@ from mecefo_runtime.process import ProcessId
 
 TARGETS_FILE = "prometheus.json"
 OWNER_LABEL = "__chaos_owner"
-# Others hold the lock for less than a millisecond, unless they are stopped: then this update has to wait.
+# Others hold the lock for less than a millisecond, unless they are stopped or a busy machine has put them aside: then
+# this update has to wait, and comes with the next event that finds the lock free. After the last one there is none.
 _LOCK_TRIES = 20
+_LAST_LOCK_TRIES = 400
 _LOCK_TRY_SECONDS = 0.005
 _MAX_LABEL_CHARACTERS = 200
 
@@ -37,6 +39,7 @@ class Targets:
     def __init__(self, out: Path, experiment: str, job_address: str) -> None:
         self.path = out / TARGETS_FILE
         self.complaint: str | None = None
+        self._is_late = False
         self._experiment = experiment[:_MAX_LABEL_CHARACTERS]
         self._job_address = job_address
         self._owner = owner_of(ProcessId.of(os.getpid()))
@@ -67,29 +70,33 @@ class Targets:
             self._ranks = {}
         if self._ranks != before:
             self._write()
+        elif self._is_late:
+            self._write(tries=1)
 
     def close(self) -> None:
         """List nothing of this run any more; a file that is empty then is removed."""
-        self._update([])
+        self._update([], _LAST_LOCK_TRIES)
 
-    def _write(self) -> None:
+    def _write(self, tries: int = _LOCK_TRIES) -> None:
         groups = [self._group([reachable(self._job_address)], "job")]
         ranks = [reachable(address) for address, _, _ in self._ranks.values()]
         if ranks:
             groups.append(self._group(sorted(ranks), "rank"))
-        self._update(groups)
+        self._update(groups, tries)
 
     def _group(self, targets: Sequence[str], role: str) -> dict[str, Any]:
         labels = {"experiment": self._experiment, "role": role, OWNER_LABEL: self._owner}
         return {"targets": list(targets), "labels": labels}
 
-    def _update(self, own: list[dict[str, Any]]) -> None:
+    def _update(self, own: list[dict[str, Any]], tries: int) -> None:
+        self._is_late = False
         try:
-            with _locked(self.path.parent):
+            with _locked(self.path.parent, tries):
                 others = [group for group in _read(self.path) if _is_of_another(group, self._owner)]
                 _write_whole(self.path, [*others, *own])
             self.complaint = None
         except OSError as error:
+            self._is_late = isinstance(error, BlockingIOError)
             self.complaint = f"{self.path} cannot be written: {error.strerror or error}"
 
 
@@ -166,7 +173,7 @@ def reachable(address: str) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, tries: int = _LOCK_TRIES) -> Iterator[None]:
     """While the file is changed. The lock is on the folder: it leaves no file behind.
 
     Raises:
@@ -174,12 +181,12 @@ def _locked(folder: Path) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for attempt in range(_LOCK_TRIES):
+        for attempt in range(tries):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if attempt + 1 == _LOCK_TRIES:
+                if attempt + 1 == tries:
                     raise
                 time.sleep(_LOCK_TRY_SECONDS)
         yield

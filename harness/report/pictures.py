@@ -26,7 +26,8 @@ from mecefo_runtime.events import Event
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs that can draw a PNG, in the order in which they are looked for."""
 _MAX_RECOVERIES = 10
-_TIMEOUT_SECONDS = 60.0
+# Much longer than it takes on a busy machine.
+_TIMEOUT_SECONDS = 300.0
 _SCALE = 2
 _PADDING = 10
 _SPARE_HEIGHT = 300

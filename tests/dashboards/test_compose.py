@@ -24,7 +24,7 @@ def stack() -> dict[str, Any]:
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose on this machine")
 def test_docker_compose_accepts_it() -> None:
     checked = subprocess.run(
-        ["docker-compose", "-f", str(COMPOSE), "config"], capture_output=True, text=True, timeout=60
+        ["docker-compose", "-f", str(COMPOSE), "config"], capture_output=True, text=True, timeout=300
     )
     assert checked.returncode == 0, checked.stderr
     assert set(yaml.safe_load(checked.stdout)["services"]) == {"training", "prometheus", "grafana"}

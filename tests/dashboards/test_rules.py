@@ -23,7 +23,7 @@ _NOT_METRICS = {
 
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 def rules() -> list[dict[str, Any]]:

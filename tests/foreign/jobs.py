@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +148,8 @@ def run_job(
         paths = [SITE, *site]
         variables = {
             **inherited,
-            "CHAOS_RUN": "a-run",
+            # A name of its own: what carries it is looked for on the whole machine.
+            "CHAOS_RUN": uuid.uuid4().hex,
             "CHAOS_AGENT": hub.address,
             "CHAOS_TOKEN": TOKEN,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),

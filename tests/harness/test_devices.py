@@ -51,4 +51,4 @@ def test_a_run_on_gpus_that_are_not_there_leaves_no_folder(monkeypatch, tmp_path
 
 def test_to_know_of_gpus_the_command_need_not_import_torch():
     code = "import sys, harness.execute as e; e.num_devices(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

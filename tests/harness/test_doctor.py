@@ -238,14 +238,22 @@ def test_no_sdk_is_told(monkeypatch):
     assert finding.outcome == "missing" and "pip install" in finding.remedy
 
 
-def test_no_socket_is_told(monkeypatch, tmp_path):
-    assert engine_said(monkeypatch, f"unix://{tmp_path}/docker.sock").outcome == "missing"
+@pytest.fixture
+def short_path(tmp_path):
+    """A name of `tmp_path` that is short enough for sockets in it (unix(7)), however deep it lies."""
+    folder = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    yield f"/proc/self/fd/{folder}"
+    os.close(folder)
 
 
-def test_an_engine_that_does_not_run_is_told(monkeypatch, tmp_path):
-    path = tmp_path / "docker.sock"
+def test_no_socket_is_told(monkeypatch, short_path):
+    assert engine_said(monkeypatch, f"unix://{short_path}/docker.sock").outcome == "missing"
+
+
+def test_an_engine_that_does_not_run_is_told(monkeypatch, short_path):
+    path = f"{short_path}/docker.sock"
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
+        dead.bind(path)
     assert "not running" in engine_said(monkeypatch, f"unix://{path}").found
 
 

@@ -18,6 +18,9 @@ from tests.harness.synthetic import DETECT_SECONDS, Fault, loss_of, run, shifted
 
 pytestmark = pytest.mark.unit
 
+# What has not come by then does not come.
+TIMEOUT_SECONDS = 120.0
+
 
 class Told:
     """An EarlyEnd fed with a log, and what it came to."""
@@ -265,13 +268,19 @@ class TestClock:
     def short(self, monkeypatch):
         monkeypatch.setattr(early_end, "ARRIVAL_SECONDS", 0.02)
 
-    def fed(self, gate: str, events: list[Event], wait_seconds: float = 0.3) -> Told:
+    def fed(self, gate: str, events: list[Event], *, ends: bool = True) -> Told:
+        """Told `events`, and waited for the end, or for longer than it would take."""
         told = Told(gate)
 
         async def feed() -> None:
             for event in events:
                 told._end.feed(event)
-            await asyncio.sleep(wait_seconds)
+            if not ends:
+                await asyncio.sleep(0.3)
+                return
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while not told.ends:
+                    await asyncio.sleep(0.005)
 
         asyncio.run(feed())
         return told
@@ -287,13 +296,13 @@ class TestClock:
     def test_one_that_comes_in_time(self):
         events = run()
         until = next(i for i, e in enumerate(events) if e.kind == "step_committed" and e.step == 20 and e.job == "main")
-        assert self.fed("recovery < 200ms", now(events[: until + 1])).ends == []
+        assert self.fed("recovery < 200ms", now(events[: until + 1]), ends=False).ends == []
 
     def test_a_job_that_takes_too_long(self):
         started = [event for event in run() if event.kind == "job_started"][:1]
         assert self.fed("wall_clock < 10ms", now(started)).fields["value"] > 0.01
         ended = replace(now(started)[0], kind="job_ended")
-        assert self.fed("wall_clock < 10ms", [*now(started), ended]).ends == []
+        assert self.fed("wall_clock < 10ms", [*now(started), ended], ends=False).ends == []
 
 
 def test_without_such_gates_it_does_nothing():

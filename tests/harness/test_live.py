@@ -207,21 +207,28 @@ class TestLiveView:
 
     def test_can_be_drawn_while_it_is_fed(self):
         view, failures = live([]), []
-        done = threading.Event()
+        done, drawn = threading.Event(), threading.Event()
 
         def draw():
             try:
                 while not done.is_set():
                     view.render()
+                    drawn.set()
             except Exception as error:
                 failures.append(error)
+                drawn.set()
 
         thread = threading.Thread(target=draw)
         thread.start()
-        for event in synthetic.run(faults=[Fault(), Fault(step=25, node=2)]):
+        events = synthetic.run(faults=[Fault(), Fault(step=25, node=2)])
+        for number, event in enumerate(events):
+            # Now and then a picture is drawn in between, however quick this thread is.
+            if number % 10 == 0:
+                drawn.clear()
+                assert drawn.wait(timeout=120)
             view.feed(event)
         done.set()
-        thread.join(timeout=30)
+        thread.join(timeout=120)
         assert failures == []
 
     def test_nothing_fed_is_still_a_screen(self):

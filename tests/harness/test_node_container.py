@@ -13,7 +13,7 @@ from harness.backends.node_container import NodeContainer
 from harness.outside import OutsidePids
 
 pytestmark = pytest.mark.unit
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 120.0
 
 
 @pytest.fixture

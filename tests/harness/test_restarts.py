@@ -18,7 +18,7 @@ from mecefo_runtime.events import MAIN_JOB, Emitter
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 120.0
 
 
 @dataclass

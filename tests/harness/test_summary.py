@@ -3,7 +3,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.summary import summarize
@@ -140,8 +140,18 @@ def test_impossible_phases_are_a_caveat():
     assert any("an order that cannot be" in caveat for caveat in found)
 
 
+@pytest.mark.parametrize("steps", ["x", ["x"], {"x": 1}])
+def test_damaged_planned_steps_leave_the_rest_to_be_told(steps):
+    events = run()
+    events = [shifted(e, steps=steps) if e.kind == "job_started" else e for e in events]
+    summary = summarize(events)
+    assert summary["incidents"] and summary["verdict"] != "pass"
+    json.dumps(summary, allow_nan=False)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**16), st.integers(0, 3))
+@example(44, 3)
 def test_no_damage_to_a_log_turns_it_into_an_exception_or_nan(seed: int, num_faults: int):
     rng = random.Random(seed)
     junk = [None, -1, 1e308, float("nan"), "x", [], {}, True]

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +57,15 @@ OTHERS = ("ruff", "pip", "pytest", "pre-commit", "mkdocs", "docker", "docker-com
 
 def ledger_of_a_run(folder):
     """A fault that was undone, by a process that is no more."""
-    owner = {"run": "a-run", "by": "chaos", "pid": 2**22 + 1, "start_ticks": 1, "time": 1.0, "folder": str(folder)}
+    # A name of its own: `heal` ends whatever on this machine carries it.
+    owner = {
+        "run": uuid.uuid4().hex,
+        "by": "chaos",
+        "pid": 2**22 + 1,
+        "start_ticks": 1,
+        "time": 1.0,
+        "folder": str(folder),
+    }
     entry = {"incident": 0, "fault": "kill-node", "record": {"processes": []}, **owner}
     return [{**entry, "state": state} for state in ("prepared", "applied", "struck")]
 

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -127,15 +128,17 @@ def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
         shared = tmp_path / "shm"
         shared.mkdir()
         monkeypatch.setattr(importlib.import_module("chaos.residue.shared_memory"), "FOLDER", shared)
-        ground = Ground("a-run", (), tmp_path / "ledger.jsonl")
+        # What carries its name is looked for on the whole machine.
+        run = uuid.uuid4().hex
+        ground = Ground(run, (), tmp_path / "ledger.jsonl")
         before = look(ground)
         assert "shared memory" in before
-        (shared / "mecefo-chaos-a-run").touch()
+        (shared / f"mecefo-chaos-{run}").touch()
         (shared / "mecefo-chaos-of-somebody-else").touch()
         after = look(ground)
         found = [left for left in left_behind(before, after) if left["kind"] == "shared memory"]
-        assert found == [{"kind": "shared memory", "what": str(shared / "mecefo-chaos-a-run")}]
-        (shared / "mecefo-chaos-a-run").unlink()
+        assert found == [{"kind": "shared memory", "what": str(shared / f"mecefo-chaos-{run}")}]
+        (shared / f"mecefo-chaos-{run}").unlink()
         assert left_behind(before, look(ground)) == []
     finally:
         auditors.cache_clear()
@@ -178,7 +181,13 @@ def test_a_job_comes_through_on_the_local_backend(tmp_path):
     events = []
 
     async def run():
-        hub = Hub("a-token", events.append)
+        def on_event(event):
+            events.append(event)
+            # As the conductor does it: without it a job knows nothing of its ranks, and waits for none of them.
+            for job in backend.jobs:
+                job.note(event)
+
+        hub = Hub("a-token", on_event)
         await hub.open()
         backend = LocalBackend(hub, "a-token", tmp_path, None, Emitter(events.append, "conductor"))
         try:

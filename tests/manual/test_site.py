@@ -17,6 +17,8 @@ from tests.manual.documents import ROOT
 
 pytestmark = pytest.mark.integration
 
+# Much longer than a browser takes on a busy machine.
+TIMEOUT_MILLISECONDS = 300_000
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 PAGES = (
@@ -81,7 +83,8 @@ def test_a_broken_link_fails_the_build(tmp_path):
     shutil.copytree(ROOT / "docs", copy / "docs")
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy / name)
-    shutil.copytree(ROOT / "manual", copy / "manual")
+    # What Python compiles there comes and goes while others import it.
+    shutil.copytree(ROOT / "manual", copy / "manual", ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "docs/start.md").write_text("# Start\n\n[nowhere](concepts.md#nowhere-at-all)\n")
     with pytest.raises(AssertionError, match="nowhere-at-all"):
         build(tmp_path, copy)
@@ -125,15 +128,23 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=TIMEOUT_MILLISECONDS
+        )
         yield started
         started.close()
+
+
+def opened(browser, *, width=1280, scheme="light"):
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.set_default_timeout(TIMEOUT_MILLISECONDS)
+    return page
 
 
 @needs_chromium
 def test_a_browser_shows_it_without_a_network(browser, address, tmp_path):
     for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360)):
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page = opened(browser, width=width, scheme=scheme)
         said, asked = [], []
         page.on("console", lambda message, said=said: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error, said=said: said.append(str(error)))
@@ -149,11 +160,12 @@ def test_a_browser_shows_it_without_a_network(browser, address, tmp_path):
 
 @needs_chromium
 def test_its_search_finds_a_fault(browser, address):
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page = opened(browser)
     page.goto(f"{address}/index.html")
-    # Key by key: the search looks at its field when a key goes up. `fill` presses none: it is seen only before the index is.
+    # Key by key: the search looks at its field when a key goes up. `fill` presses none, and is seen only if it comes
+    # before the index.
     page.locator("input[name=query]").press_sequentially("hang-gil")
-    page.wait_for_selector(".md-search-result__item a[href*='hang-gil']", timeout=30_000)
+    page.wait_for_selector(".md-search-result__item a[href*='hang-gil']")
     page.close()
 
 
@@ -161,7 +173,7 @@ def test_its_search_finds_a_fault(browser, address):
 def test_pictures_can_be_read_in_both_schemes(browser, address):
     shown = {}
     for scheme in ("light", "dark"):
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+        page = opened(browser, scheme=scheme)
         page.goto(f"{address}/faults/kill-node.html")
         page.wait_for_selector("figure.run svg")
         text = "getComputedStyle(document.querySelector('figure.run svg text')).fill"

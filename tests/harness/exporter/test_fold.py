@@ -371,8 +371,8 @@ def test_labels_are_bounded_whatever_the_log_says():
     assert len(state.incidents.outcomes) < 500
 
 
-def test_ten_thousand_events_a_second_are_kept_up_with():
-    """A log of many incidents and steps, many times over: by CPU time, of which others on the machine take none."""
+def test_many_events_are_kept_up_with():
+    """A log of many incidents and steps, many times over: by what it costs to read them, on a machine however slow."""
     story = run(faults=TWO_LOSSES, twin=False, steps=60)
     commit = next(event for event in story if event.kind == "step_committed")
     more = []
@@ -381,12 +381,19 @@ def test_ten_thousand_events_a_second_are_kept_up_with():
         fields = {**commit.fields, "began_monotonic": at - 0.0001, "committed_monotonic": at, "epoch": 9}
         more.append(replace(commit, step=61 + number, monotonic_seconds=at, fields=fields))
     state = fold(event for event in story if event.kind not in ("job_ended", "run_ended", "residue"))
-    began = time.process_time()
-    for event in more:
-        state.feed(event)
-    seconds = time.process_time() - began
+    reading_seconds = feeding_seconds = 0.0
+    for first in range(0, len(more), 500):
+        lines = [event.to_json() for event in more[first : first + 500]]
+        began = time.process_time()
+        events = [Event.from_json(line) for line in lines]
+        were_read = time.process_time()
+        for event in events:
+            state.feed(event)
+        reading_seconds += were_read - began
+        feeding_seconds += time.process_time() - were_read
     assert state.steps.num_first == 60 + len(more)
-    assert len(more) / seconds > 10_000, f"{len(more) / seconds:.0f} events a second"
+    # Three to four times as much on the machines where it was measured: 40,000 events a second.
+    assert feeding_seconds < 12 * reading_seconds
 
 
 def test_what_is_kept_does_not_grow_with_the_steps():

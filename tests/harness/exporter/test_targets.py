@@ -5,9 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from harness.exporter import targets as targets_module
 from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, Targets, owner_of, reachable
 from mecefo_runtime.events import TWIN_JOB, Event
 from mecefo_runtime.process import ProcessId
@@ -133,6 +135,38 @@ def test_a_lock_that_is_never_released_does_not_stop_the_run(tmp_path, targets):
     targets.on_event(rank_started(1, 5001))
     assert targets.complaint is None
     assert listed(tmp_path, "rank") == ["127.0.0.1:5000", "127.0.0.1:5001"]
+
+
+def test_what_had_to_wait_for_the_lock_comes_with_the_next_event(tmp_path, targets):
+    holder = os.open(tmp_path, os.O_RDONLY)
+    step = Event("step_committed", "rank", 0, 0, 1, step=1)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        targets.on_event(rank_started(0, 5000))
+        targets.on_event(step)
+        assert listed(tmp_path, "rank") == [] and targets.complaint is not None
+    finally:
+        os.close(holder)
+    targets.on_event(step)
+    assert listed(tmp_path, "rank") == ["127.0.0.1:5000"] and targets.complaint is None
+
+
+def test_who_ends_waits_longer_for_the_lock_since_no_event_comes_after(tmp_path, targets, monkeypatch):
+    holder = os.open(tmp_path, os.O_RDONLY)
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if sum(slept) > 1.0:
+            fcntl.flock(holder, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(targets_module, "time", SimpleNamespace(sleep=sleep))
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        targets.close()
+    finally:
+        os.close(holder)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_who_listens_everywhere_is_listed_by_name(monkeypatch):
