@@ -38,6 +38,8 @@ class Agent:
         # Phases outside of steps: whenever they come, from a step on.
         self._open_holds: dict[str, int] = {}
         self._is_called = False
+        # How many effects have begun in this rank.
+        self.num_begun = 0
         # What is to be told before the rank is held, and perhaps killed there.
         self.before_hold: Callable[[], None] = lambda: None
         # Before the first step, so that no announcement can come too early to be held.
@@ -139,6 +141,7 @@ class Agent:
             self._send({"type": "refused", "handle": handle, "reason": f"{type(error).__name__}: {error}"})
             return False
         self._effects[handle] = effect
+        self.num_begun += 1
         self._send({"type": "began", "handle": handle, "told": told})
         return True
 

@@ -9,6 +9,7 @@ from chaos.errors import UsageError, nearest
 # Need -> what would have to be there.
 NEEDS: Mapping[str, str] = {
     "checkpoints": "a job that writes checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})",
+    "checkpoint-phase": "a job that writes checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})",
     "cuda": "a job whose ranks run on CUDA devices",
     "links": "ranks with networks of their own",
     "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",
@@ -22,6 +23,8 @@ def capabilities_of(backend: str, runtime: str, *, has_checkpoints: bool) -> fro
         "links": backend == "docker",
         "own-runtime": runtime == "mecefo",
         "checkpoints": has_checkpoints,
+        # Of a command, whether it saves anything shows when it does.
+        "checkpoint-phase": has_checkpoints or runtime == "command",
     }
     return frozenset(need for need, is_there in offered.items() if is_there)
 

@@ -55,8 +55,10 @@ class Timeline:
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     not_due: tuple[tuple[int, str], ...] = ()
-    # How many steps somebody else's job left out at its end, after the last one that it committed.
+    # How many steps somebody else's job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
+    # ... or the script itself, of which only the passes are known, none of them finite.
+    spoilt_passes_left_out: int = 0
 
     @cached_property
     def first_injected(self) -> float | None:
@@ -72,7 +74,7 @@ class Timeline:
     @cached_property
     def is_complete(self) -> bool:
         """Whether the job ended of itself with its last planned step committed."""
-        if self.steps_left_out:
+        if self.steps_left_out or self.spoilt_passes_left_out:
             return False
         last = max((step.step for step in self.steps.first), default=0)
         # Of a damaged log it may be anything.
@@ -126,9 +128,8 @@ def build(events: Iterable[Event]) -> Timeline:
     return Timeline(
         started_seconds=started,
         ended_seconds=ended,
-        steps_left_out=max(
-            (int(event.fields.get("steps_left_out", 0)) for event in main if event.kind == "rank_finished"), default=0
-        ),
+        steps_left_out=_most_left_out(main, "steps_left_out"),
+        spoilt_passes_left_out=_most_left_out(main, "spoilt_passes_left_out"),
         outcome=job_ended.fields.get("outcome") if job_ended else None,
         run_ended=run_ended.fields.get("reason") if run_ended else None,
         job_failed=next((event for event in main if event.kind == "job_failed"), None),
@@ -290,6 +291,10 @@ def _read_incident(
         transfer_seconds=sum(stall.transfer_seconds for stall in regroups),
         is_left_out=following is None and any(step.began_seconds > injected for step in steps.every),
     )
+
+
+def _most_left_out(main: Sequence[Event], field: str) -> int:
+    return max((int(event.fields.get(field, 0)) for event in main if event.kind == "rank_finished"), default=0)
 
 
 def _following(steps: Steps, injected: float) -> CommittedStep | None:

@@ -165,14 +165,21 @@ def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
         elif timeline.recovered(incident) is False and incident.is_left_out:
             yield "fail", f"{name}: every step that began after it was left out as unfit"
         elif timeline.recovered(incident) is False:
-            left_out = count(timeline.steps_left_out, "step")
-            why = f": its GradScaler left out the {left_out} that came" if timeline.steps_left_out else ""
-            yield "fail", f"{name}: no step began and committed after it{why}"
+            yield "fail", f"{name}: no step began and committed after it{_left_out(timeline)}"
         elif timeline.recovered(incident) is None:
             late = "no step was left" if timeline.is_complete else "the run ended before a step could commit"
             yield "inconclusive", f"{name}: {late}, so the recovery was not seen"
         elif not incident.is_phase_order_valid:
             yield "inconclusive", f"{name}: the log tells its phases in an order that cannot be"
+
+
+def _left_out(timeline: Timeline) -> str:
+    if timeline.steps_left_out:
+        return f": its GradScaler left out the {count(timeline.steps_left_out, 'step')} that came"
+    if timeline.spoilt_passes_left_out:
+        passes = count(timeline.spoilt_passes_left_out, "pass")
+        return f": none of the {passes} that came was finite, and the script took no step; it made no progress"
+    return ""
 
 
 def _data_reasons(timeline: Timeline, summary: Mapping[str, Any]) -> Iterable[tuple[Outcome, str]]:

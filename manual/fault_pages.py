@@ -23,6 +23,7 @@ _NEEDS = {
     "links": "ranks with networks of their own",
     "own-runtime": "a job of our runtime",
     "checkpoints": "a job that writes checkpoints (`--checkpoint-every`)",
+    "checkpoint-phase": "a job that writes checkpoints (`--checkpoint-every`), or a command that saves its own",
     "root": "root",
 }
 _FAMILIES = {

@@ -179,10 +179,10 @@ class SlowData(_Delay):
 
 
 class SlowCheckpoint(_Delay):
-    """A rank's checkpoints block it: it sleeps before it copies its part of every checkpoint."""
+    """A rank's checkpoints block it: it sleeps before it copies (a script: saves) its part of every checkpoint."""
 
     kind: ClassVar[str] = "slow-checkpoint"
-    needs: ClassVar[tuple[str, ...]] = ("checkpoints", "own-runtime")
+    needs: ClassVar[tuple[str, ...]] = ("checkpoint-phase",)
     phase: ClassVar[str] = "checkpoint"
     num_steps: ClassVar[int] = 1
 

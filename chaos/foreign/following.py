@@ -15,10 +15,12 @@ import torch
 from torch.optim import Optimizer
 
 from chaos.agent import Agent
+from chaos.foreign.aftermath import Aftermath
 from chaos.foreign.figures import Figures
 from chaos.foreign.hooks import Hooks
 from chaos.foreign.identity import RANK_PID, Identity, identify, may_be_rank
 from chaos.foreign.report import Report
+from chaos.foreign.saving import Saves
 from chaos.foreign.steps import Nesting, Rounds
 from chaos.foreign.subject import ForeignSubject
 
@@ -44,7 +46,13 @@ class Following:
         self._began_seconds = 0.0
         self._num_committed = 0
         # Since the last commit.
-        self._num_left_out = 0
+        self._num_left_out = self._num_backwards = 0
+        # Backward passes of the step that took most of them.
+        self._most_backwards = 1
+        # How many effects have begun in this rank, and the step that was under way when the newest did.
+        self._num_effects = self._struck_step = 0
+        self._aftermath = Aftermath(self._give_up)
+        self._saves = Saves(self._tell_checkpoint)
         # Steps that are over and not yet told: compiled ones.
         self._num_unseen = 0
         self._agent: Agent | None = None
@@ -77,7 +85,9 @@ class Following:
     def on_data(self, source: object) -> None:
         """See `Observer`. Once it is known what is trained from, other loaders (evaluation) are no part of a step."""
         trained_from = self._figures.trained_from
-        if trained_from is not None and trained_from != id(source):
+        is_trained_from = trained_from is None or trained_from == id(source)
+        self._aftermath.fetched(is_trained_from=is_trained_from)
+        if not is_trained_from:
             return
         if threading.get_ident() != (self._thread or threading.main_thread().ident):
             # Fetched ahead by a thread of the script's own.
@@ -103,8 +113,15 @@ class Following:
         """See `Observer`."""
         self._on_training_thread()
         self._guard(self._figures.backward, tensors, gradients)
+        self._num_backwards += 1
         if self._num_announced <= _BACKWARD:
             self._reach(_BACKWARD)
+
+    def on_computed_back(self, tensors: object) -> None:
+        """See `Observer`."""
+        if self._aftermath.is_watching:
+            parameters = (p for o in self._training_optimizers() for group in o.param_groups for p in group["params"])
+            self._guard(self._aftermath.computed_back, tensors, (parameter.grad for parameter in parameters))
 
     def on_scaled(self) -> None:
         """See `Observer`."""
@@ -162,10 +179,27 @@ class Following:
         self.on_stepped(optimizer)
         self._num_unseen = 0
 
-    def on_save(self) -> None:
-        """See `Observer`: in a step that is over and before the next one, as far as that is seen."""
-        if self._agent is not None and self._thread == threading.get_ident():
+    def on_save(self) -> bool:
+        """See `Observer`: after a step that is over and before the next one, as far as that is seen; once for each."""
+        if self._agent is None or self._thread != threading.get_ident():
+            return False
+        if self._saves.begin(self.step - 1):
             self._agent.announce(self.step - 1, "checkpoint")
+        return True
+
+    def on_saved(self, began_seconds: float, result: object) -> None:
+        """See `Observer`."""
+        self._guard(self._saves.called, began_seconds, result)
+
+    def on_save_failed(self) -> None:
+        """See `Observer`."""
+        self._saves.failed()
+
+    def _tell_checkpoint(self, step: int, blocking_seconds: float, writing_seconds: float) -> None:
+        """A checkpoint is written, on whatever thread that was."""
+        report, told = self._report, {"blocking_seconds": blocking_seconds, "writing_seconds": writing_seconds}
+        if report is not None and step > 0:
+            report.emit("checkpoint_written", step=step, **told)
 
     def on_departure(self) -> None:
         """See `Observer`: what was not sent yet would be lost."""
@@ -193,11 +227,15 @@ class Following:
         if self._agent is None:
             self._register()
         if self._num_announced == 0:
+            self._guard(self._saves.next_step)
             self._began_seconds = time.monotonic()
         while self._agent is not None and self._num_announced <= phase:
             name = PHASES[self._num_announced]
             self._num_announced += 1
             self._agent.announce(self.step, name)
+            if self._agent.num_begun != self._num_effects:
+                self._num_effects, self._struck_step = self._agent.num_begun, self.step
+                self._guard(self._aftermath.begin, self._called_module())
 
     def _commit(self, figures: Mapping[str, float | int]) -> None:
         self._reach(_COMMIT)
@@ -205,7 +243,9 @@ class Following:
             return
         self._guard(self._tell, figures)
         self._num_committed += 1
-        self._num_left_out = 0
+        self._most_backwards = max(self._most_backwards, self._num_backwards)
+        self._num_left_out = self._num_backwards = 0
+        self._aftermath.committed(began_after=self.step > self._struck_step)
         self.step += 1
         self._num_announced = 0
         self.hooks.await_forward()
@@ -299,26 +339,34 @@ class Following:
         # No other one trains any more.
         self._thread = threading.get_ident()
         self.hooks.tell_compiled_step()
+        self._guard(self._saves.next_step)
         if self._report is not None:
             if has_failed:
                 self._report.flush()
             else:
-                self._report.emit("rank_finished", steps_left_out=self._num_left_out)
+                left_out = {"steps_left_out": self._num_left_out}
+                if not self._num_left_out and (passes := self._aftermath.num_left_out(self._most_backwards)):
+                    left_out["spoilt_passes_left_out"] = passes
+                self._report.emit("rank_finished", **left_out)
 
     def stop(self) -> None:
         """Follow no further; the script goes on."""
         self._is_over = True
         self._agent = self._report = None
         self.hooks.detach()
+        self._aftermath.end()
 
     def _guard(self, act: Callable[..., None], *arguments: object) -> None:
         """Whatever goes wrong on our side, the script goes on; it is said once."""
         try:
             act(*arguments)
         except Exception as error:
-            if not self._is_over:
-                self.stop()
-                print(f"chaos: this process is not followed any more: {type(error).__name__}: {error}", file=sys.stderr)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._is_over:
+            self.stop()
+            print(f"chaos: this process is not followed any more: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _living(optimizers: Mapping[int, weakref.ref[Optimizer]]) -> list[Optimizer]:

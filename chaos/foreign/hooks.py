@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +15,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
+
+from chaos.foreign.imports import Awaiting
 
 
 class Observer(Protocol):
@@ -38,6 +42,10 @@ class Observer(Protocol):
         """A backward pass is about to begin."""
         ...
 
+    def on_computed_back(self, tensors: object) -> None:
+        """It is over."""
+        ...
+
     def on_scaled(self) -> None:
         """The next loss is scaled."""
         ...
@@ -58,8 +66,16 @@ class Observer(Protocol):
         """It has stepped inside a compiled function, since the last call of any of these."""
         ...
 
-    def on_save(self) -> None:
-        """Something is about to be saved to a file."""
+    def on_save(self) -> bool:
+        """Something is about to be saved to a file; returns whether `on_saved` or `on_save_failed` is to follow."""
+        ...
+
+    def on_saved(self, began_seconds: float, result: object) -> None:
+        """The call that began then (CLOCK_MONOTONIC) has returned `result`: a future, where it goes on."""
+        ...
+
+    def on_save_failed(self) -> None:
+        """It has raised something."""
         ...
 
     def on_departure(self) -> None:
@@ -111,6 +127,10 @@ class Hooks:
         self._replace(torch.autograd, "backward", self._watch_backward)
         # In both of its places: what is pickled as `torch.save` is looked up in the second.
         self._replace(torch, "save", self._watch_save, torch.serialization)
+        self._undo += [
+            Awaiting("torch.distributed.checkpoint.state_dict_saver", self._watch_distributed_saves).cancel,
+            Awaiting("safetensors.torch", self._watch_safetensors).cancel,
+        ]
         # No public place sees every fetch (2.13); without this one, `data` is announced with `forward`.
         self._replace(getattr(dataloader, "_BaseDataLoaderIter", None), "__next__", self._watch_fetch)
         self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
@@ -186,17 +206,40 @@ class Hooks:
             if self.has_compiled_steps:
                 # Of the end of the step nothing else tells in time.
                 self.await_forward()
-            return original(tensors, grad_tensors, *args, **kwargs)
+            result = original(tensors, grad_tensors, *args, **kwargs)
+            observer.on_computed_back(tensors)
+            return result
 
         return backward
 
     def _watch_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        observer = self._observer
+
         def save(*args: Any, **kwargs: Any) -> Any:
             self.tell_compiled_step()
-            self._observer.on_save()
-            return original(*args, **kwargs)
+            if not observer.on_save():
+                return original(*args, **kwargs)
+            began_seconds = time.monotonic()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                observer.on_save_failed()
+                raise
+            observer.on_saved(began_seconds, result)
+            return result
 
         return save
+
+    def _watch_distributed_saves(self, module: ModuleType) -> None:
+        for name in ("save", "async_save"):
+            original = getattr(module, name, None)
+            # The package has them too, and so has who imported them from there before the first optimizer was made.
+            others = [one for one in list(sys.modules.values()) if getattr(one, "__dict__", {}).get(name) is original]
+            self._replace(module, name, self._watch_save, *(one for one in others if one is not module))
+
+    def _watch_safetensors(self, module: ModuleType) -> None:
+        # Under whatever names `save_file` and `save_model` were imported: all come to this one.
+        self._replace(module, "serialize_file", self._watch_save)
 
     def watch_departure(self) -> None:
         """Also be told when the process is about to end, or to become another, without a word to `atexit`."""

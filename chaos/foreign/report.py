@@ -50,10 +50,10 @@ class Report:
         self._has_lines = threading.Event()
         self._sender: threading.Thread | None = None
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Tell at once that something happened now."""
         if self._socket is not None:
-            self._emitter.emit(kind, **fields)
+            self._emitter.emit(kind, step=step, **fields)
             self.flush()
 
     def step_committed(self, step: int, now_seconds: float, figures: Mapping[str, float | int]) -> None:

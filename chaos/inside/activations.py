@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
 from chaos.inside.strike import Mark, Strike
-from chaos.inside.values import is_same_bits, local_part, read
+from chaos.inside.tensors import MAX_FORWARDS
+from chaos.inside.values import is_same_bits, local_part, read, tensors_in
 
 
 class StrikeActivations(Strike):
     """Changes the output of a module in its next forward pass (sticky: in all of them).
 
     Tells who received it: the next module that is given the same memory, or else the backward pass that comes back
-    through it, for which somebody downstream must have computed with it.
+    through it, for which somebody downstream must have computed with it. Where nothing comes back through all that the
+    model puts out, since the script looks at it and leaves the pass out, that it is not finite there.
     """
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -26,6 +28,10 @@ class StrikeActivations(Strike):
         self._name = self._rng.choice(names)
         self._struck: Mark | None = None
         self._output: Tensor | None = None
+        # What the model put out in the pass that was struck: whether anything in it was not finite, and whether a
+        # gradient came back to any of it. Passes of the model since, that one included.
+        self._is_put_out_spoilt = self._is_used = False
+        self._num_passes = 0
         self._step, self._phase = step, phase
         self._watch(self._trained)
         return {"module": self._name, "step": step, "phase": phase}
@@ -43,11 +49,15 @@ class StrikeActivations(Strike):
             return
         self._hook(modules[self._name].register_forward_hook(self._watcher(self._on_output)))
         if not self._is_told:
+            model = next(iter(modules.values()))
+            if any(module is modules[self._name] for module in model.modules()):
+                self._hook(model.register_forward_hook(self._watcher(self._on_pass)))
             for name, module in modules.items():
                 self._hook(module.register_forward_pre_hook(self._watcher(self._on_input(name)), with_kwargs=True))
 
     def _announced(self, step: int, phase: str) -> None:
-        if self._output is not None and phase in ("optimizer", "regroup") and not self._is_told:
+        is_next = self._output is not None and phase in ("optimizer", "regroup") and not self._is_told
+        if is_next and not self._tell_left_out():
             self._tell("unused", **self._told, next_phase=phase)
         self._step, self._phase = step, phase
 
@@ -70,6 +80,31 @@ class StrikeActivations(Strike):
         }
         if whole.requires_grad:
             self._hook(whole.register_hook(self._watcher(self._on_gradient)))  # type: ignore[no-untyped-call]
+
+    def _on_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The model has put out something: of the pass that was struck, or of one after it."""
+        if self._output is None or self._is_told:
+            return
+        self._num_passes += 1
+        if self._num_passes > MAX_FORWARDS:
+            self._tell_left_out()
+        elif self._num_passes == 1:
+            tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            self._is_put_out_spoilt = not all(bool(local_part(tensor).isfinite().all()) for tensor in tensors)
+            for tensor in tensors:
+                self._hook(tensor.register_hook(self._watcher(self._on_use)))  # type: ignore[no-untyped-call]
+
+    def _on_use(self, gradient: Tensor) -> None:
+        self._is_used = True
+
+    def _tell_left_out(self) -> bool:
+        """Tell that the script made nothing of the pass, if it is one that shows why."""
+        if not self._is_put_out_spoilt or self._is_used:
+            return False
+        self._output = None
+        receiver = "what the model put out was not finite, and the script left that pass out (no gradient came back)"
+        self._tell("consumed", **self._told, receiver=receiver)
+        return True
 
     def _on_input(self, name: str) -> Any:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

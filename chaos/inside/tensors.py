@@ -13,7 +13,7 @@ from chaos.inside.base import EffectRefused, Subject
 from chaos.inside.gradients import PHASES
 from chaos.inside.shadow import Shadow
 from chaos.inside.strike import Strike
-from chaos.inside.values import is_same_bits, local_part, most_different, read, shown, write
+from chaos.inside.values import is_same_bits, local_part, most_different, read, shown, tensors_in, write
 
 # A value that changed no output of so many forward passes is called masked.
 MAX_FORWARDS = 16
@@ -109,8 +109,20 @@ class StrikeParameters(Strike):
 
     def _on_pass(self, module: nn.Module, args: Any, output: Any) -> None:
         self._num_passes += 1
+        if not self._num_forwards and self._is_put_out(output):
+            # Of a module that is computed with and not called; a script that looks at its loss may go no further.
+            receiver = "a forward pass of the model computed with it, and put out what is no number"
+            self._tell("consumed", struck=self._struck.description, receiver=receiver)
+            return
         if self._num_passes - self._num_forwards > MAX_FORWARDS and self._is_there():
             self._tell("masked", struck=self._struck.description, num_forwards=self._num_passes)
+
+    def _is_put_out(self, output: Any) -> bool:
+        """Whether a struck value that is not finite made the model put out what is no number."""
+        is_cause = bool(self._clean.isfinite().all()) and not bool(self._present.isfinite().all())
+        if not is_cause or not any(bool(local_part(tensor).isnan().any()) for tensor in tensors_in(output)):
+            return False
+        return self._is_there()
 
     def _is_there(self) -> bool:
         tensor = self._tensor()

@@ -6,7 +6,7 @@ An element is named by its flat index: its place in the tensor counted row by ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -87,6 +87,18 @@ def local_part(tensor: Tensor) -> Tensor:
         part = part() if callable(part) and not isinstance(part, Tensor) else part
         tensor = part if isinstance(part, Tensor) else tensor
     return tensor
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """The floating-point tensors of what a module puts out: one, or several in lists, tuples and mappings."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def read(tensor: Tensor, indices: Tensor) -> Tensor:

@@ -36,5 +36,9 @@ def test_every_need_of_an_installed_fault_has_words():
 
 def test_what_an_experiment_offers():
     assert capabilities_of("local", "mecefo", has_checkpoints=False) == {"own-runtime"}
-    assert capabilities_of("local", "mecefo", has_checkpoints=True) == {"own-runtime", "checkpoints"}
+    assert capabilities_of("local", "mecefo", has_checkpoints=True) == {
+        "own-runtime",
+        "checkpoints",
+        "checkpoint-phase",
+    }
     assert capabilities_of("docker", "torch", has_checkpoints=False) == {"links"}

@@ -101,6 +101,44 @@ def test_steps_that_a_scaler_leaves_out_are_none_and_those_at_the_end_are_told(t
     assert job.of("rank_finished")[0].fields["steps_left_out"] == 2
 
 
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
+    pytest.importorskip("safetensors")
+    holds = [(0, step, "checkpoint") for step in range(1, 7)]
+    job = run_job(tmp_path, python("saving.py", when), holds=holds)
+    assert job.exit_code == 0, job.stderr
+    # Held before anything is saved; after the last step nothing is.
+    said = {place: line.split()[:2] for place, line in held_after(job).items()}
+    assert said == {(0, step, "checkpoint"): ["step", str(step)] for step in range(1, 6)}
+    assert job.lines[0] == ("step 1 safetensors" if when == "early" else "step 1")
+    written = job.of("checkpoint_written")
+    assert [event.step for event in written] == [1, 2, 3, 4, 5]
+    assert all(event.fields["blocking_seconds"] > 0 for event in written)
+    assert [event.fields["writing_seconds"] > 0 for event in written] == [False] * 4 + [True]
+
+
+def test_a_script_that_leaves_out_what_is_not_finite_tells_how_often(tmp_path):
+    script = (
+        "import sys, torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(12):\n    loss = model(torch.ones(1, 2)).sum()\n    optimizer.zero_grad()\n"
+        "    if sys.argv[1] == 'early' and not loss.isfinite():\n        continue\n    loss.backward()\n"
+        "    if sys.argv[1] == 'stops' and step > 4 or not loss.isfinite():\n        continue\n    optimizer.step()\n"
+    )
+    told = {}
+    for how, value in (("early", float("nan")), ("late", float("nan")), ("stops", 1.0)):
+        job = run_job(
+            tmp_path,
+            [sys.executable, "-c", script, how],
+            holds=[(0, 5, "forward")],
+            on_hold=lambda held, value=value: [effect("Look", value=value)],
+            site=[ROOT],
+        )
+        assert (job.exit_code, job.stderr) == (0, "")
+        told[how] = job.steps[-1], job.of("rank_finished")[0].fields.get("spoilt_passes_left_out")
+    # One step is taken with the sound value, and then none: that is no script that found something wrong.
+    assert told == {"early": (4, 8), "late": (4, 8), "stops": (5, None)}
+
+
 def test_what_a_script_does_not_show_is_announced_with_what_it_shows(tmp_path):
     holds = [(0, 1, "forward"), (0, 3, "data"), (0, 3, "forward"), (0, 3, "backward"), (0, 3, "optimizer")]
     job = run_job(tmp_path, python("bare.py"), holds=holds)

@@ -171,19 +171,20 @@ def test_only_our_own_jobs_must_lose_no_step():
 
 
 @pytest.mark.parametrize(
-    ("num_left_out", "verdict", "words"),
+    ("left_out", "verdict", "words"),
     [
-        (0, "inconclusive", "no step was left, so the recovery was not seen"),
-        (34, "fail", "no step began and committed after it: its GradScaler left out the 34 steps that came"),
+        ({"steps_left_out": 0}, "inconclusive", "no step was left, so the recovery was not seen"),
+        ({"steps_left_out": 34}, "fail", "committed after it: its GradScaler left out the 34 steps that came"),
+        ({"spoilt_passes_left_out": 32}, "fail", "committed after it: none of the 32 passes that came was finite"),
     ],
 )
-def test_a_job_that_trained_no_further_has_not_recovered(num_left_out, verdict, words):
+def test_a_job_that_trained_no_further_has_not_recovered(left_out, verdict, words):
     log = Log()
     log.attempt(1)
     log.steps(1, 1, 12)
     log.tell("injected", step=KILLED, incident=0, fault="set-nan", is_loss=False, ranks=[0], target="rank=0")
     log.tell("verified", step=KILLED, incident=0, evidence={"summary": "taken in"})
-    log.tell("rank_finished", pid=10, steps_left_out=num_left_out)
+    log.tell("rank_finished", pid=10, **left_out)
     summary = summarize(log.end())
     assert summary["verdict"] == verdict
     assert words in " ".join(summary["reasons"])

@@ -49,7 +49,12 @@ SETTING_UP = (
     "pre-commit install",
 )
 # Run by tests of their own.
-ELSEWHERE = {"mkdocs": "tests/manual/test_site.py", "sed": "tests/integration/test_start_page.py"}
+ELSEWHERE = {
+    "mkdocs": "tests/manual/test_site.py",
+    "sed": "tests/integration/test_start_page.py",
+    "export": "tests/integration/test_foreign_page.py",
+    "rm": "tests/integration/test_foreign_page.py",
+}
 # Programs of others, whose options are theirs; those of torchrun are looked up.
 OF_DOCKER = ("--read-only", "--tmpfs", "--shm-size", "--security-opt", "--gpus", "--user", "--cap-drop", "--build-arg")
 OTHERS = ("ruff", "pip", "pytest", "pre-commit", "mkdocs", "docker", "docker-compose", "promtool", "prometheus", "git")
