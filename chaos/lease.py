@@ -21,7 +21,8 @@ from mecefo_runtime.process import ProcessId
 
 LEASE_SECONDS = 10.0
 RENEWAL_SECONDS = 1.0
-START_TIMEOUT_SECONDS = 30.0
+# Longer than a machine full of others takes for the start of a Python process.
+START_TIMEOUT_SECONDS = 120.0
 END_TIMEOUT_SECONDS = 5.0
 # A watchdog that is killed is replaced; whoever kills one after the other does not want one.
 MAX_STARTS = 4

@@ -84,6 +84,9 @@ def main() -> None:
         if rank == 0 and step % checkpoint_steps == 0:
             state = {"step": step, "model": replica.model.state_dict(), "optimizer": replica.optimizer.state_dict()}
             save(state, checkpoint)
+    # PyTorch (2.13) waits for ever, now and then, where it outlives its group: it takes the group's threads down then
+    # with the interpreter's lock in its hand.
+    del wrapped
     dist.destroy_process_group()
 
 

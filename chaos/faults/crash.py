@@ -23,7 +23,7 @@ from chaos.target import Scope
 
 # Exiting takes a process with large memory, or one that writes a core file, a while.
 CRASH_SECONDS = 20.0
-ENDING_SECONDS = 2.0
+ENDING_SECONDS = 10.0
 LIFT_SECONDS = 2.0
 # One log for each rank of our own runtime, one for all that a command prints.
 LOGS_FOLDER = "logs"

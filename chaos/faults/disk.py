@@ -112,14 +112,23 @@ class FillDisk(Fault[FillParameters]):
     async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
         """Try to write one byte more; then wait until a checkpoint of the job fails and a later step is committed."""
         ballast = Path(act.undo_record["ballast"])
-        failure = asyncio.create_task(host.watch.wait_for(self._is_failed_checkpoint, timeout_seconds))
+        last_steps: list[int] = []
+
+        def is_failure(event: Event) -> bool:
+            if not self._is_failed_checkpoint(event):
+                return False
+            # Now: when the task that waits for it goes on, the step after it may have been committed.
+            last_steps.append(host.watch.last_step)
+            return True
+
+        failure = asyncio.create_task(host.watch.wait_for(is_failure, timeout_seconds))
         try:
             refusal = _refusal(ballast.parent)
             if refusal != errno.ENOSPC:
                 said = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
                 raise EffectNotSeen(f"a write of 1 byte to {ballast.parent} {said}: its disk is not full")
             event = await failure
-            step = max(event.step or 0, host.watch.last_step) + 1
+            step = max(event.step or 0, last_steps[0]) + 1
             await host.watch.wait_for_step(step, timeout_seconds)
             status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
         except TimeoutError:

@@ -21,7 +21,7 @@ from chaos.target import ResolvedTarget, Scope
 EFFECT = "chaos.inside.memory:LeakMemory"
 # Touching gigabytes takes a while on a busy machine.
 LEAK_SECONDS = 60.0
-ENDING_SECONDS = 2.0
+ENDING_SECONDS = 10.0
 # A rank answers at its next phase, which may be behind a regroup.
 LIFT_SECONDS = 15.0
 POLL_SECONDS = 0.005

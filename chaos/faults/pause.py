@@ -20,6 +20,8 @@ from mecefo_runtime.process import ProcessId
 STILL_SECONDS = 0.2
 RESUMED_WITHIN_SECONDS = 2.0
 POLL_SECONDS = 0.005
+# Between two looks that are further apart, whoever stops them may have been kept waiting as long as who looks.
+LOOK_SECONDS = 10 * POLL_SECONDS
 
 
 class _Pause(ProcessFault[NoParameters]):
@@ -94,16 +96,18 @@ def resume(processes: tuple[ProcessId, ...], *, still_seconds: float = 0.0) -> N
         HealError: one of them stays stopped, or is stopped again and again.
     """
     deadline = time.monotonic() + RESUMED_WITHIN_SECONDS + still_seconds
-    running_since = None
+    running_seconds = 0.0
+    last_look: float | None = None
     while True:
         stopped = [process for process in processes if STOPPED in thread_states(process).values()]
         now = time.monotonic()
         if not stopped:
-            running_since = now if running_since is None else running_since
-            if now - running_since >= still_seconds:
+            running_seconds += 0.0 if last_look is None else min(now - last_look, LOOK_SECONDS)
+            last_look = now
+            if running_seconds >= still_seconds:
                 return
         else:
-            running_since = None
+            running_seconds, last_look = 0.0, None
             if now > deadline:
                 pids = ", ".join(str(process.pid) for process in stopped)
                 raise HealError(f"still stopped after SIGCONT: pid {pids}; try `kill -CONT` yourself")

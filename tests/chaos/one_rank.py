@@ -22,7 +22,11 @@ from mecefo_runtime.wire import new_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AT = Trigger(step=5, phase="backward")
-TIMEOUT_SECONDS = 40.0
+# What is not over by then hangs.
+TIMEOUT_SECONDS = 300.0
+# Of CPU time, for each of the six phases of a step.
+PHASE_SECONDS = 0.003
+STEP_SECONDS = 6 * PHASE_SECONDS
 
 # Trains until its standard input ends; a line for each step. What `SETUP` says comes first, what `AROUND` says is run
 # with the announcement as `announce`.
@@ -41,7 +45,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     began = time.monotonic()
     for phase in PHASES[:6]:
         announce(step, phase)
-        end = time.thread_time() + 0.003
+        end = time.thread_time() + {phase_seconds}
         while time.thread_time() < end:
             pass
     print(json.dumps([step, began, time.monotonic()]), flush=True)
@@ -136,7 +140,7 @@ class OneRank:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
-                RANK.format(setup=self._setup),
+                RANK.format(setup=self._setup, phase_seconds=PHASE_SECONDS),
                 address,
                 token,
                 stdin=asyncio.subprocess.PIPE,

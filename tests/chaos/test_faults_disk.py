@@ -25,6 +25,8 @@ from tests.chaos.test_faults_checkpoint import create as create_damage
 pytestmark = pytest.mark.unit
 
 MEGABYTE = 2**20
+# What is not seen by then is not there.
+TIMEOUT_SECONDS = 60.0
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=8)
 needs_mounts = pytest.mark.skipif(not small_disk.may_mount(), reason="takes the right to mount (CAP_SYS_ADMIN)")
 
@@ -73,7 +75,7 @@ def warning(message):
     return Event("warning", "rank", 0.0, 0.0, 1, step=20, rank=1, fields={"message": message})
 
 
-async def live(host, fault, act, *events, timeout_seconds=5.0):
+async def live(host, fault, act, *events, timeout_seconds=TIMEOUT_SECONDS):
     """Verify while the job does `events`."""
     verification = asyncio.ensure_future(fault.verify(act, host, timeout_seconds))
     for event in events:
@@ -112,6 +114,26 @@ def test_the_small_disk_is_full_and_the_machines_is_not(host):
     (folder / "more").unlink()
     assert content(folder) == before
     assert fault.undo(as_read(act))["returned"] == []
+
+
+@needs_mounts
+def test_a_step_that_comes_with_the_failed_checkpoint_is_seen_too(host):
+    # As where the loop was kept waiting, and finds both at once; there need not be a step after it.
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    run(fault.apply(act, host))
+
+    async def both():
+        verification = asyncio.ensure_future(fault.verify(act, host, TIMEOUT_SECONDS))
+        await asyncio.sleep(0.01)
+        for event in (FAILED, STEP):
+            host.watch.feed(event)
+        return await verification
+
+    try:
+        assert asyncio.run(both())["step_committed_after"] == 21
+    finally:
+        fault.undo(as_read(act))
 
 
 @needs_mounts

@@ -164,7 +164,7 @@ def inject(folder, network, kind, parameters=None):
             if network:
                 await asyncio.gather(*network.late)
 
-    asyncio.run(asyncio.wait_for(run(), 30.0))
+    asyncio.run(asyncio.wait_for(run(), 300.0))
     return events, in_force
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -65,8 +66,10 @@ def left(tmp_path):
     return leave_behind(tmp_path / "run")
 
 
-def leave_behind(folder, *, owner=DEAD, run="feed0123"):
+def leave_behind(folder, *, owner=DEAD):
     folder.mkdir()
+    # Its processes are looked for on the whole machine, where this test may run more than once at a time.
+    run = secrets.token_hex(8)
     open_run = OpenRun(run, folder, folder / "ledger.jsonl", Place.here(), owner, DEAD)
     with Ledger(open_run.ledger, run) as ledger:
         for number in range(2):
@@ -113,7 +116,8 @@ def test_a_fault_that_is_not_installed_any_more_is_said(left, monkeypatch):
 
 def test_its_processes_are_ended_and_no_others(left):
     ours, other = (
-        subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: run}) for run in (left.run, "0123feed")
+        subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: run})
+        for run in (left.run, left.run[::-1] + "0")
     )
     try:
         os.kill(ours.pid, signal.SIGSTOP)
@@ -269,7 +273,7 @@ class TestCommand:
         assert "Traceback" not in capsys.readouterr().err
 
     def test_one_that_cannot_be_healed_does_not_keep_the_others(self, left, tmp_path, capsys):
-        broken = leave_behind(tmp_path / "broken", run="beef4567")
+        broken = leave_behind(tmp_path / "broken")
         broken.ledger.chmod(0o400)
         moved = broken.folder / "elsewhere"
         broken.ledger.rename(moved)

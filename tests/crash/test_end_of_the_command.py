@@ -4,26 +4,71 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.integration.runs import SMALL, ChaosRun, assert_nothing_left, marked_environment, read_log
+from chaos.process_table import is_stopped
+from mecefo_runtime.process import ProcessId
+from tests.crash.patience import PATIENT
+from tests.integration.runs import (
+    RUN_TIMEOUT_SECONDS,
+    SMALL,
+    ChaosRun,
+    assert_nothing_left,
+    marked_environment,
+    read_log,
+)
 
 pytestmark = pytest.mark.crash
 
-# No rank may outlive the command for longer.
-GRACE_SECONDS = 10.0
+# What outlives the command for longer stays.
+GRACE_SECONDS = 60.0
 LONG = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--steps", "100000", *SMALL)
 # The target's two stages wait for each other, so that one of them is held until the injector's patience ends: never.
 HELD = ("kill-process", "--at", "step=5,phase=backward", "--on", "replica=0", "--steps", "100000", *SMALL)
-HOLD_FOR_EVER = """
-import sys
+HOLD_FOR_EVER = f"""{PATIENT}
 
 if sys.orig_argv[1] == "-c":
     import chaos.injector
 
     chaos.injector.HOLD_GRACE_SECONDS = 3600.0
 """
+# However fast the run is, and however late we come: the command waits for its signal where that is to reach it.
+STOP_AT = f"""{PATIENT}
+
+if sys.orig_argv[1] == "-c":
+    import os
+    import signal
+
+    from harness.recorder import Recorder
+
+    write = Recorder.write
+
+    def write_and_stop(self, event):
+        write(self, event)
+        if (event.kind, event.job) == PLACE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    Recorder.write = write_and_stop
+"""
+
+
+def stop_at(kind, job="main"):
+    """The patch with which the command stops itself after that event."""
+    return STOP_AT.replace("PLACE", repr((kind, job)))
+
+
+def interrupt_stopped(run, number):
+    """Send it a signal, which is the first thing that it finds when it goes on."""
+    command = ProcessId.of(run.process.pid)
+    deadline = time.monotonic() + RUN_TIMEOUT_SECONDS
+    while not is_stopped(command):
+        assert run.process.poll() is None, run.stderr
+        assert time.monotonic() < deadline, "it does not stop"
+        time.sleep(0.01)
+    run.process.send_signal(number)
+    run.process.send_signal(signal.SIGCONT)
 
 
 def chaos(run, *arguments):
@@ -33,14 +78,14 @@ def chaos(run, *arguments):
         env=marked_environment(run.mark, run.out),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_TIMEOUT_SECONDS,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
 
 def test_killed_in_the_middle(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
         run.wait_for("rejoined")
         before = run.wait_for("step_committed")
         run.process.kill()
@@ -95,23 +140,22 @@ def assert_interrupted(run, number):
 
 
 def test_interrupted_before_the_job(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG]) as run:
-        run.wait_for("incidents_planned")
-        run.process.send_signal(signal.SIGINT)
+    with ChaosRun(tmp_path, ["run", *LONG], patch=stop_at("incidents_planned")) as run:
+        interrupt_stopped(run, signal.SIGINT)
         events = assert_interrupted(run, signal.SIGINT)
     assert not any(event.kind == "step_committed" for event in events)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_while_it_trains(tmp_path, number):
-    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
         run.wait_for("step_committed", step=3)
         run.process.send_signal(number)
         assert_interrupted(run, number)
 
 
 def test_interrupted_twice_in_a_row(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
         run.wait_for("regrouped", reason="loss")
         run.process.send_signal(signal.SIGINT)
         run.process.send_signal(signal.SIGTERM)
@@ -134,9 +178,8 @@ def test_interrupted_while_a_rank_is_held(tmp_path):
 def test_interrupted_in_the_twin(tmp_path):
     arguments = [*LONG, "--twin"]
     arguments[arguments.index("--steps") + 1] = "60"
-    with ChaosRun(tmp_path, ["run", *arguments]) as run:
-        run.wait_for("job_started", job="twin")
-        run.process.send_signal(signal.SIGINT)
+    with ChaosRun(tmp_path, ["run", *arguments], patch=stop_at("job_started", "twin")) as run:
+        interrupt_stopped(run, signal.SIGINT)
         events = assert_interrupted(run, signal.SIGINT)
     assert {event.fields["outcome"] for event in events if event.kind == "job_ended" and event.job == "main"} == {
         "completed"

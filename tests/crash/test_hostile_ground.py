@@ -5,14 +5,17 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from mecefo_runtime.process import ProcessId
+from tests.crash.patience import PATIENT
 from tests.integration.runs import (
     SMALL,
+    WAIT_TIMEOUT_SECONDS,
     ChaosRun,
     assert_nothing_left,
     assert_survived,
@@ -37,7 +40,7 @@ def assert_refused(run, *words):
 
 
 def test_log_that_cannot_grow(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG], limits={resource.RLIMIT_FSIZE: 20_000}) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT, limits={resource.RLIMIT_FSIZE: 20_000}) as run:
         assert_refused(run, "event log", "--out")
         lines = (run.folder / "events.jsonl").read_bytes().splitlines()
     assert json.loads(lines[0])["kind"] == "run_started"
@@ -58,7 +61,7 @@ def small_disk(tmp_path):
 
 
 def test_full_disk_in_the_middle(tmp_path, small_disk):
-    with ChaosRun(tmp_path, ["run", *LONG], out=small_disk) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], out=small_disk, patch=PATIENT) as run:
         assert_refused(run, "event log", "--out")
         *whole, last = (run.folder / "events.jsonl").read_bytes().splitlines(keepends=True)
     assert all(json.loads(line) for line in whole)
@@ -69,7 +72,7 @@ def test_full_disk_from_the_start(tmp_path, small_disk):
     with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
         while True:
             filler.write(bytes(4096))
-    with ChaosRun(tmp_path, ["run", *LONG], out=small_disk) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], out=small_disk, patch=PATIENT) as run:
         assert_refused(run, "space")
 
 
@@ -93,7 +96,7 @@ def test_out_that_root_alone_may_write(tmp_path):
 def test_nobody_reads_standard_output(tmp_path, form):
     reading, writing = os.pipe()
     os.close(reading)
-    with ChaosRun(tmp_path, ["run", *SHORT, *form], stdout=writing) as run:
+    with ChaosRun(tmp_path, ["run", *SHORT, *form], stdout=writing, patch=PATIENT) as run:
         os.close(writing)
         exit_code = run.wait()
         assert "Traceback" not in run.stderr, run.stderr
@@ -105,7 +108,7 @@ def test_nobody_reads_standard_output(tmp_path, form):
 
 
 def test_standard_output_on_a_full_disk(tmp_path):
-    with Path("/dev/full").open("wb") as full, ChaosRun(tmp_path, ["run", *SHORT], stdout=full) as run:
+    with Path("/dev/full").open("wb") as full, ChaosRun(tmp_path, ["run", *SHORT], stdout=full, patch=PATIENT) as run:
         exit_code = run.wait()
         assert "Traceback" not in run.stderr, run.stderr
         assert exit_code == 3
@@ -116,8 +119,8 @@ def test_standard_output_on_a_full_disk(tmp_path):
 def test_two_runs_at_once_in_one_place(tmp_path):
     out = tmp_path / "out"
     with (
-        ChaosRun(tmp_path / "one", ["run", *SHORT], out=out) as one,
-        ChaosRun(tmp_path / "two", ["run", *SHORT, "--seed", "1"], out=out) as two,
+        ChaosRun(tmp_path / "one", ["run", *SHORT], out=out, patch=PATIENT) as one,
+        ChaosRun(tmp_path / "two", ["run", *SHORT, "--seed", "1"], out=out, patch=PATIENT) as two,
     ):
         codes = [one.wait(), two.wait()]
         for run in (one, two):
@@ -132,7 +135,7 @@ def test_two_runs_at_once_in_one_place(tmp_path):
 
 
 def test_fork_server_killed_while_it_trains(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG, "--twin"]) as run:
+    with ChaosRun(tmp_path, ["run", *LONG, "--twin"], patch=PATIENT) as run:
         run.wait_for("step_committed", step=3)
         _fork_server(run).signal(signal.SIGKILL)
         events = assert_lost(run)
@@ -140,10 +143,12 @@ def test_fork_server_killed_while_it_trains(tmp_path):
 
 
 def test_fork_server_killed_before_the_job(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG]) as run:
+    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
         run.wait_for("incidents_planned")
+        deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
         while (server := _fork_server(run)) is None:
             assert run.process.poll() is None, run.stderr
+            assert time.monotonic() < deadline, run.stderr
         server.signal(signal.SIGKILL)
         assert_lost(run)
 

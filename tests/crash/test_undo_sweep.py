@@ -12,9 +12,12 @@ import pytest
 from benchmarks._undo_stage import POINTS
 from benchmarks.undo_sweep import BOTH, kinds_with_undo
 from chaos.ledger import read_ledger
+from tests.crash.patience import PATIENT
 from tests.integration.runs import (
     REPOSITORY,
+    RUN_TIMEOUT_SECONDS,
     SMALL,
+    WAIT_TIMEOUT_SECONDS,
     ChaosRun,
     assert_nothing_left,
     marked_environment,
@@ -24,7 +27,8 @@ from tests.integration.runs import (
 pytestmark = pytest.mark.crash
 
 CLEAN_WITHIN_SECONDS = 15.0
-PAUSE = ("pause-process", "--at", "step=5", "--on", "rank=1", "--steps", "100000", *SMALL)
+# For longer than any test takes: by default it ends after 10 s, which two commands take on a busy machine.
+PAUSE = ("pause-process", "--at", "step=5", "--on", "rank=1", "--for", "1h", "--steps", "100000", *SMALL)
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
 SHORT_LEASE = f"{IN_COMMAND}    import chaos.lease\n    chaos.lease.LEASE_SECONDS = 3.0\n"
 STAYS_SILENT = """
@@ -91,7 +95,7 @@ def chaos(run, *arguments):
         env=marked_environment(run.mark, run.out.parent),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_TIMEOUT_SECONDS,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
@@ -102,7 +106,7 @@ def events_of(run):
 
 
 def test_killed_while_a_rank_is_paused(tmp_path):
-    with ChaosRun(tmp_path, ["run", *PAUSE]) as run:
+    with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT) as run:
         run.wait_for("verified")
         code, _, told = chaos(run, "heal")
         assert (code, "left alone" in told) == (0, True), "a run that is under way is nobody's to heal"
@@ -119,7 +123,7 @@ def test_killed_while_a_rank_is_paused(tmp_path):
 
 
 def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
-    with ChaosRun(tmp_path, ["run", *PAUSE]) as run:
+    with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT) as run:
         run.wait_for("verified")
         (entry,) = (tmp_path / "state").glob("*.json")
         watchdog = json.loads(entry.read_text())["watchdog"][0]
@@ -140,7 +144,7 @@ def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
 
 
 def test_interrupted_again_and_again_while_a_rank_is_paused(tmp_path):
-    with ChaosRun(tmp_path, ["run", *PAUSE]) as run:
+    with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT) as run:
         run.wait_for("verified")
         for _ in range(3):
             run.process.send_signal(signal.SIGINT)
@@ -158,7 +162,7 @@ def test_a_halt_condition_while_a_rank_is_paused(tmp_path):
     experiment.write_text(
         "name: halt\nhalt: [training_loss < 1000]\ntwin: false\n"
         "job: {nodes: 2, gpus_per_node: 2, steps: 100000, dilation: 'off', strategy: ndb}\n"
-        "faults: [{kind: pause-process, at: {step: 1}, on: rank=1}]\n"
+        "faults: [{kind: pause-process, at: {step: 1}, on: rank=1, for: 1h}]\n"
     )
     with ChaosRun(tmp_path, ["run", str(experiment)]) as run:
         assert run.wait() == 2, run.stderr
@@ -170,13 +174,15 @@ def test_a_halt_condition_while_a_rank_is_paused(tmp_path):
 
 
 def test_stopped_for_longer_than_the_lease(tmp_path):
-    with ChaosRun(tmp_path, ["run", *PAUSE], patch=SHORT_LEASE) as run:
+    with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT + SHORT_LEASE) as run:
         run.wait_for("verified")
         (ledger,) = run.out.glob("*/*/ledger.jsonl")
         run.process.send_signal(signal.SIGSTOP)
         log = ledger.parent / "logs" / "watchdog.log"
+        deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
         while not log.exists() or "no sign of chaos" not in log.read_text():
             assert run.process.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         assert [entry.state for entry in read_ledger(ledger).pending] == ["lapsed"]
         run.process.send_signal(signal.SIGCONT)

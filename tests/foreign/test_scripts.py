@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.foreign.jobs import ROOT, SCRIPTS, python, run_job, torchrun
+from tests.foreign.jobs import ROOT, SCRIPTS, STAY, python, run_job, torchrun
 
 pytestmark = pytest.mark.integration
 
@@ -187,16 +187,22 @@ def test_forks_and_what_a_rank_starts_are_no_ranks(tmp_path):
 
 
 def test_ranks_that_restart_from_a_checkpoint_go_on_counting(tmp_path):
+    at_three = {}
+
     def kill(held):
-        if held.place == (1, 3, "forward"):
-            held.channel.process.signal(signal.SIGKILL)
-        return ()
+        """Rank 1, when rank 0 has come to the third step, too: it is told then, and its checkpoint is written."""
+        if held.step != 3:
+            return ()
+        at_three[held.rank] = held.channel.process
+        if len(at_three) == 2:
+            at_three[1].signal(signal.SIGKILL)
+        return STAY if held.rank == 1 else ()
 
     command = torchrun(2, "ddp.py", "6", options=["--max-restarts", "4", "--monitor-interval", "0.1"])
     job = run_job(
         tmp_path,
         command,
-        holds=[(1, 3, "forward"), (0, 5, "forward")],
+        holds=[(0, 3, "forward"), (1, 3, "forward"), (0, 5, "forward")],
         on_hold=kill,
         # Else restarted ranks find their predecessors' addresses in the store, and most restarts fail (torch 2.13).
         environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},

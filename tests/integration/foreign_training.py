@@ -13,13 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def main() -> None:
-    steps, checkpoint = int(sys.argv[1]), Path(sys.argv[2])
+def train(steps: int, checkpoint: Path) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model: torch.nn.Module = torch.nn.Linear(8, 1)
     if "RANK" in os.environ:
-        torch.distributed.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     step = 0
@@ -43,9 +41,14 @@ def main() -> None:
                 checkpoint.with_suffix(".new").replace(checkpoint)
             if step == steps:
                 break
+
+
+def main() -> None:
     if "RANK" in os.environ:
-        # PyTorch (2.13) can hang here where gloo's threads have just been at work: see tests/foreign/scripts/ddp.py.
-        time.sleep(0.1)
+        torch.distributed.init_process_group("gloo")
+    # The model goes before its group: see tests/foreign/scripts/ddp.py.
+    train(int(sys.argv[1]), Path(sys.argv[2]))
+    if "RANK" in os.environ:
         torch.distributed.destroy_process_group()
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -15,8 +14,7 @@ STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 6
 CHECKPOINT = Path("checkpoint.pt")
 
 
-def main():
-    dist.init_process_group("gloo")
+def train():
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10)))
@@ -41,9 +39,14 @@ def main():
             saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(saved, "next.pt")
             Path("next.pt").rename(CHECKPOINT)
-    # PyTorch (2.13) can wait for ever when it takes groups down with the interpreter's lock in its hand: gloo's threads
-    # may need that to let go of what they did last.
-    time.sleep(0.1)
+
+
+def main():
+    dist.init_process_group("gloo")
+    # In a function of its own, so that the model is gone before its group. PyTorch (2.13) waits for ever, now and then,
+    # where the model is the last to hold the group: it then takes the group down with the interpreter's lock in its
+    # hand, which gloo's threads may need to let go of what they did last.
+    train()
     dist.destroy_process_group()
 
 
