@@ -10,6 +10,7 @@ import uuid
 import pytest
 
 from chaos import state
+from chaos.lease import LEASE_SECONDS
 from chaos.ledger import read_ledger
 from mecefo_runtime.process import ProcessId
 from tests.integration.runs import marked_environment, marked_processes
