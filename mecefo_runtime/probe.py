@@ -21,6 +21,8 @@ from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.wire import parse_address
 
 PROBE_TIMEOUT_SECONDS = 1.0
+# Before the kernel sends a lost packet again, after a second: else a link that was gone is tried until it is back.
+STEADY_TIMEOUT_SECONDS = 0.8
 # On a link that loses packets, the kernel would try again only after a second.
 AGAIN_SECONDS = 0.1
 # How often a link is tried to see whether it stays, and how many in a row that are lost say that it was gone meanwhile.
@@ -76,14 +78,19 @@ def find_unreachable(
     with selectors.DefaultSelector() as selector:
         attempts = _Attempts(selector, addresses)
         try:
-            deadline = time.monotonic() + timeout_seconds
-            while attempts.unknown and (now := time.monotonic()) < deadline:
+            now = time.monotonic()
+            deadline = now + timeout_seconds
+            while attempts.unknown:
                 attempts.begin()
                 again = min(deadline, now + AGAIN_SECONDS)
+                # Once at least: this process may not have run since, while its peers answered.
+                attempts.take(max(0.0, again - time.monotonic()))
                 while attempts.unknown and (remaining := again - time.monotonic()) > 0:
                     attempts.take(remaining)
                 if is_over():
                     return []
+                if (now := time.monotonic()) >= deadline:
+                    break
         finally:
             attempts.close()
     return sorted(set(addresses) - attempts.reached)
@@ -93,7 +100,7 @@ def find_unsteady(
     addresses: Mapping[int, str],
     seconds: float,
     is_over: Callable[[], bool] = lambda: False,
-    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
+    timeout_seconds: float = STEADY_TIMEOUT_SECONDS,
 ) -> list[int]:
     """The ranks of `addresses` to whom the link was gone for a moment, once or more, while it was tried for `seconds`.
 

@@ -6,7 +6,7 @@ import functools
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from harness.backends.image import DEFAULT_IMAGE
 from harness.doctor.engine import why_no_docker
@@ -16,8 +16,8 @@ for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(name, None)
 # What the tests expect of jobs holds of ranks on CPUs. `CUDA_VISIBLE_DEVICES=0 pytest` lets them have a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-# How long an example takes says how busy the machine is, and nothing of the code.
-settings.register_profile("any machine", deadline=None)
+# How long an example takes, or is made, says how busy the machine is, and nothing of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 

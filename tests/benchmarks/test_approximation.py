@@ -29,6 +29,7 @@ from benchmarks.approximation import (
 )
 from mecefo_runtime.approximate import is_degraded, recomputes
 from mecefo_runtime.config import PRESETS, ModelConfig
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 SHAPE = Shape("llama-tiny", 2, "cpu", "float32", 16)
@@ -204,7 +205,7 @@ def test_what_was_measured_on_a_gpu_says_on_which(monkeypatch):
 @pytest.mark.integration
 def test_quick():
     command = [sys.executable, "-m", "benchmarks.approximation", "--json", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     cpu = [found for found in document["blocks"] if found["device"] == "cpu"]

@@ -26,8 +26,10 @@ def test_it_is_pinned_works_and_is_gone_afterwards():
 
 
 def test_it_is_gone_when_the_benchmark_fails():
+    # Other tests of this process may have left some.
+    before = set(psutil.Process().children())
     with pytest.raises(RuntimeError), BusyCore(CORE):
-        children = psutil.Process().children()
+        children = set(psutil.Process().children()) - before
         raise RuntimeError
     assert children
     assert not any(child.is_running() for child in children)
@@ -46,9 +48,9 @@ def test_it_does_not_outlive_a_benchmark_that_is_killed():
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert killed.returncode < 0, killed.stderr
     try:
-        psutil.Process(int(killed.stdout)).wait(timeout=30)
+        psutil.Process(int(killed.stdout)).wait(timeout=120)
     except psutil.NoSuchProcess:
         return

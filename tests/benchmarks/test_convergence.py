@@ -20,6 +20,7 @@ from mecefo_runtime.config import ApproximationConfig, JobConfig, ModelConfig
 from mecefo_runtime.data import Corpus
 from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model import build_unit
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 TEXT = bytes(range(32, 127)) * 40
@@ -320,7 +321,7 @@ def test_a_plan_says_how_much_is_degraded():
 @pytest.mark.integration
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.convergence", "--json", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     by_case = {case["case"]: case for case in document["cases"]}
@@ -329,6 +330,6 @@ def test_quick(tmp_path):
     assert by_case["mecefo, high"]["degraded_ratio"] > 0
     # Nothing is trained twice.
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = subprocess.run([*command, "--only-done"], capture_output=True, text=True, timeout=120)
+    again = subprocess.run([*command, "--only-done"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert json.loads(again.stdout)["cases"] == document["cases"]
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files

@@ -17,6 +17,7 @@ from benchmarks.dilation import (
     report,
     to_document,
 )
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 DILATED_IDLE, DILATED_BUSY, IDLE, BUSY = CONDITIONS
@@ -116,7 +117,7 @@ def test_the_document_is_plain_json():
 @pytest.mark.integration
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.dilation", "--json", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert len(document["runs"]) == len(CONDITIONS) == len(list(tmp_path.glob("*/2*/events.jsonl")))
@@ -125,4 +126,4 @@ def test_quick(tmp_path):
         assert (found["dilation_ratio"] > 1) is (found["condition"]["dilation"] == "auto")
         assert (found["busy_loop_ratio"] is not None) is found["condition"]["is_busy"]
         # Without this, "busy" would say nothing: the loop must really have taken its core.
-        assert found["busy_loop_ratio"] is None or found["busy_loop_ratio"] > 0.05
+        assert found["busy_loop_ratio"] is None or found["busy_loop_ratio"] > 0.01

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from benchmarks._machine import Machine
 from benchmarks.failover import KINDS, PHASES, collect, experiment_of, main, read_failover, report, to_document
 from harness.summary import summarize
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault
 
@@ -83,7 +84,7 @@ def test_the_comparison_with_the_peers_leaves_no_choice_of_kinds():
 @pytest.mark.parametrize("kind", KINDS)
 def test_quick(kind, tmp_path):
     command = [sys.executable, "-m", "benchmarks.failover", "--json", "--quick", "--kind", kind, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["num_recovered"] == len(document["runs"]) == len(list(tmp_path.glob("*/2*/events.jsonl"))) == 2

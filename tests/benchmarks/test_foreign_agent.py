@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks._machine import Machine
 from benchmarks.foreign_agent import judge, report, to_document
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 
@@ -40,7 +41,7 @@ def test_what_is_judged_is_what_the_agent_does(seconds, verdict):
 @pytest.mark.integration
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.foreign_agent", "--json", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     # On a loaded machine the figure itself may be too large.
     assert done.returncode in (0, 1) and not done.stderr, done.stderr
     document = json.loads(done.stdout)

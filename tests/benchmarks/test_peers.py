@@ -109,7 +109,7 @@ def test_the_victim_writes_down_when_and_dies_of_sigkill(tmp_path):
         f"Recorder(Path({str(tmp_path)!r}), 3, 0).kill(8); print('alive')"
     )
     before = time.monotonic()
-    victim = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    victim = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (victim.returncode, victim.stdout) == (-signal.SIGKILL, ""), victim.stderr
     kill, attempts = read_records(tmp_path)
     assert (kill.rank, kill.step, attempts) == (3, 8, [])
@@ -176,19 +176,21 @@ PARENT = [
 ]
 
 
-def descendants(count):
-    deadline = time.monotonic() + 30
-    while len(found := psutil.Process().children(recursive=True)) < count:
+def descendants(count, besides):
+    deadline = time.monotonic() + 120
+    while len(found := set(psutil.Process().children(recursive=True)) - besides) < count:
         assert time.monotonic() < deadline, found
     return found
 
 
 @pytest.mark.unit
 def test_nothing_is_left_however_it_ends(tmp_path):
+    # Other tests of this process may have left some.
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(KeyboardInterrupt), running([PARENT, SLEEPER], {}, tmp_path):
-        found = descendants(3)
+        found = descendants(3, before)
         raise KeyboardInterrupt
-    _, alive = psutil.wait_procs(found, timeout=10)
+    _, alive = psutil.wait_procs(found, timeout=120)
     assert not alive
 
 
@@ -206,10 +208,10 @@ def test_nothing_is_left_of_a_benchmark_that_is_killed(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     try:
-        psutil.Process(int(killed.stdout)).wait(timeout=30)
+        psutil.Process(int(killed.stdout)).wait(timeout=120)
     except psutil.NoSuchProcess:
         return
 

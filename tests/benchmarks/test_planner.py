@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks._machine import Machine
 from benchmarks.planner import PLANNERS, SHAPES, STUDY, Shape, Timing, draw_alive, drops, mean, report, to_document
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 SHAPE = Shape(8, 4, 8)
@@ -64,7 +65,7 @@ def test_the_document_is_plain_json():
 @pytest.mark.integration
 def test_quick():
     command = [sys.executable, "-m", "benchmarks.planner", "--json", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert len(document["drops"]) == len(SHAPES) * len(PLANNERS)

@@ -12,6 +12,7 @@ from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import FATAL_EVERY, FATAL_KINDS, KINDS, SINGLE_REPLICA, SINGLE_REPLICA_KINDS, plan_run
 from mecefo_runtime.data import checksum, samples_of_step
 from mecefo_runtime.events import Event
+from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.planning import layout_of
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
@@ -148,7 +149,7 @@ def test_the_report_tells_how_to_repeat_what_failed(tmp_path):
 @pytest.mark.integration
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.soak", "--json", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["num_losses"] >= 6 and document["num_failed"] == 0

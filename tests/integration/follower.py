@@ -18,7 +18,7 @@ from mecefo_runtime.wire import connect, encode
 
 CHECKPOINT_STEPS = 5
 STEP_SECONDS = 0.02
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 120.0
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.checkpoint import verify
-from tests.integration.runs import ChaosRun, Finished, assert_holders_agree, assert_survived, run_chaos
+from tests.integration.runs import ChaosRun, Finished, assert_holders_agree, assert_survived, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -142,7 +142,8 @@ def test_a_node_lost_while_a_checkpoint_is_written_costs_that_checkpoint_at_most
     kill = "faults: [{kind: kill-node, on: node=1, at: {step: 10, phase: checkpoint}, repair: 3steps}]\n"
     path = tmp_path / "experiment.yaml"
     path.write_text(text.replace("twin: false", "twin: true") + kill)
-    run = run_chaos(tmp_path, str(path))
+    # Eleven steps are left for the node to start in.
+    run = run_chaos(tmp_path, str(path), patch=paced(0.2))
     assert_survived(run, STEPS, at=10, phase="checkpoint")
     assert run.summary["loss_deviation_ratio"] < 1e-5
     newest = max(path.name for path in (tmp_path / "checkpoints").iterdir())

@@ -9,14 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.integration.runs import ChaosRun, assert_nothing_left
+from tests.integration.runs import RUN_TIMEOUT_SECONDS, ChaosRun, assert_nothing_left
 
 pytestmark = pytest.mark.integration
 
 SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--steps", "16")
 FAULT = ("kill-process", "--at", "step=8", "--repair", "3steps", *SMALL)
 TWICE = ("--strategies", "exact,checkpoint", "-K", "1", *FAULT)
-RUN_TIMEOUT_SECONDS = 180.0
 
 
 def chaos(folder: Path, *arguments: str, out: Path) -> tuple[int, str, str]:
@@ -50,8 +49,11 @@ def test_the_same_faults_strike_under_each_strategy_and_each_pays_its_own_price(
     assert len(seeds) == len(faults) == 1
     exact, checkpoint = (figures_of(document, label) for label in ("exact", "checkpoint"))
     assert (exact["steps_lost"], checkpoint["steps_lost"]) == (0, 7)
-    assert checkpoint["progress_seconds"] > exact["progress_seconds"]
-    assert checkpoint["goodput_ratio"] < exact["goodput_ratio"]
+    # What each took its time for. How long that was says of single runs how busy the machine happened to be.
+    assert checkpoint["badput_regroup_seconds"] == 0 < exact["badput_regroup_seconds"]
+    assert checkpoint["badput_restart_seconds"] > 0
+    assert checkpoint["recovery_seconds"] < checkpoint["progress_seconds"]
+    assert exact["recovery_seconds"] == exact["progress_seconds"]
 
 
 def test_it_is_stored_with_links_to_the_single_runs(compared):

@@ -10,12 +10,12 @@ import pytest
 
 from dashboards import DASHBOARDS, as_values
 from tests.dashboards.reading import Query, all_queries, asked, misspelt, selectors
-from tests.integration.runs import ChaosRun
+from tests.integration.runs import RUN_TIMEOUT_SECONDS, ChaosRun
 from tests.prometheus import Prometheus, needs_prometheus
 
 pytestmark = [pytest.mark.integration, needs_prometheus]
 
-# A node is lost and comes back; a device reports errors that it never had; one gate holds, one does not. Prometheus
+# A node is lost and comes back; a device reports errors that it never had; one gate holds, one cannot. Prometheus
 # takes up to five seconds to notice a new target, and up to five more to begin with it; it looks every two seconds, and
 # at its rules every five. Late data keeps the steps so long, however fast the machine is, that it misses nothing.
 EXPERIMENT = """
@@ -27,10 +27,9 @@ faults:
   - {kind: slow-data, on: rank=0, at: {step: 2}, delay: 150ms, for: 200steps}
   - {kind: kill-node, on: node=1, at: {step: 110}, repair: 40steps}
   - {kind: ecc-telemetry, on: rank=0, at: {step: 120}}
-gates: ["steps_lost == 0", "throughput_drop < -50%"]
+gates: ["steps_lost == 0", "throughput_drop < -1000%"]
 """
 _FAILED = 1
-_RUN_TIMEOUT_SECONDS = 300.0
 _SCRAPE_SECONDS = 2
 
 
@@ -59,7 +58,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with Prometheus(folder / "prometheus", targets=out / "prometheus.json") as prometheus:
         start_seconds = time.time()
         with ChaosRun(folder / "run", ["run", str(experiment), "--metrics", "auto"], out=out) as run:
-            assert run.wait(_RUN_TIMEOUT_SECONDS) == _FAILED, run.stderr
+            assert run.wait(RUN_TIMEOUT_SECONDS) == _FAILED, run.stderr
             stored = str(run.folder)
         # As in docker/compose.yaml: what was over too soon to be scraped can be looked at again.
         with ChaosRun(folder / "serve", ["serve", stored], out=out):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runs import Finished, assert_holders_agree, run_chaos
+from tests.integration.runs import IN_RANKS, Finished, assert_holders_agree, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -16,7 +16,6 @@ name: health
 job:
   {nodes: 2, gpus_per_node: 2, steps: %d, dilation: off, strategy: exact, health: {%s}}
 """
-IN_RANKS = "import sys\nif 'harness.backends.forkserver' in sys.orig_argv:\n"
 # Something that is not finite comes out of the rank's forward pass: once, or whenever the step is computed.
 SPOIL = f"""{IN_RANKS}
     from mecefo_runtime.pipeline import Pipeline

@@ -20,20 +20,36 @@ from tests.integration.runs import REPOSITORY, marked_environment, marked_proces
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_SECONDS = 150.0
+DEADLINE_SECONDS = 600.0
 JOB = ("--pipeline", "2", "--steps", "16", "--seed", "3")
+# At its first start rank 2 comes no further than this, until it is killed.
+HELD_STEP = 12
+HOLD = f"""import os, sys, time
+names = ("RANK", "TORCHELASTIC_RESTART_COUNT")
+if "mecefo_runtime" in sys.orig_argv and [os.environ.get(name) for name in names] == ["2", "0"]:
+    from mecefo_runtime.step import Stepper
+
+    run = Stepper.run
+
+    def hold(self, epoch, step):
+        if step == {HELD_STEP}:
+            time.sleep(600)
+        return run(self, epoch, step)
+
+    Stepper.run = hold
+"""
 
 
 class Torchrun:
     """`torchrun -m mecefo_runtime` with its output in a file; a context that ends all it started."""
 
-    def __init__(self, folder: Path, *options: str, ranks: int = 4, restarts: int = 0) -> None:
+    def __init__(self, folder: Path, *options: str, ranks: int = 4, restarts: int = 0, patch: str = "") -> None:
         self.mark = os.urandom(8).hex()
         self._log = folder / "output"
         launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
         # Port 0: torchrun chooses a free one, so that several can run at once.
         ports = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-        environment = marked_environment(self.mark, folder) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment = marked_environment(self.mark, folder, patch) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *launcher, *ports, "-m", "mecefo_runtime", *options],
@@ -80,8 +96,8 @@ def test_a_plain_job_and_one_that_torchrun_restarts_come_to_the_same_end(tmp_pat
         assert sorted(losses_of(plain)) == list(range(1, 17))
         assert not marked_processes(plain.mark)
     checkpoints = ("--checkpoint-folder", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
-    with Torchrun(tmp_path / "killed", *JOB, *checkpoints, restarts=2) as killed:
-        killed.wait_for_step(9)
+    with Torchrun(tmp_path / "killed", *JOB, *checkpoints, restarts=2, patch=HOLD) as killed:
+        killed.wait_for_step(HELD_STEP - 1)
         victim = next(event for event in killed.of("rank_started") if event.rank == 2)
         os.kill(victim.pid, signal.SIGKILL)
         assert killed.process.wait(DEADLINE_SECONDS) == 0, killed.output

@@ -15,6 +15,7 @@ from tests.integration.runs import (
     assert_nothing_left,
     assert_sound,
     assert_survived,
+    paced,
     read_log,
     read_run,
     run_chaos,
@@ -25,9 +26,11 @@ pytestmark = [
     pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
 ]
 
-STEPS = 300
-CLEAN_WITHIN_SECONDS = 15.0
+STEPS = 200
 AT = ("--at", "step=10")
+# 60 steps, for which links are cut, are longer than a rank looks for its peers once it is out; and those that are left
+# then are longer than it takes to come back.
+IN_TIME = paced(0.05)
 LONG = (*AT, "--steps", str(STEPS), *SMALL)
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
 DO_NOTHING = f"""{IN_COMMAND}
@@ -54,7 +57,7 @@ def test_a_job_on_networks_of_its_own_survives_as_on_the_loopback(tmp_path):
 
 
 def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_whole(tmp_path):
-    run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", "--for", "60steps", *LONG)
+    run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", "--for", "60steps", *LONG, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, STEPS)
     (detected,) = run.of("detected")
@@ -64,7 +67,7 @@ def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_who
 
 
 def test_a_link_that_is_reset_is_noticed_although_nobody_sends_and_costs_one_rank(tmp_path):
-    run = run_chaos(tmp_path, "reset-link", "--on", "link=0-2", "--for", "60steps", *LONG)
+    run = run_chaos(tmp_path, "reset-link", "--on", "link=0-2", "--for", "60steps", *LONG, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, STEPS)
     (link,) = run.one("verified").fields["evidence"]["links"]
@@ -76,7 +79,7 @@ def test_a_link_that_is_reset_is_noticed_although_nobody_sends_and_costs_one_ran
 
 def test_of_a_partition_one_side_trains_and_the_other_stops_and_comes_back(tmp_path):
     groups = ("-p", "groups=0,1|2,3")
-    run = run_chaos(tmp_path, "partition", *groups, "--for", "60steps", *LONG)
+    run = run_chaos(tmp_path, "partition", *groups, "--for", "60steps", *LONG, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, STEPS)
     assert sorted(event.fields["lost"] for event in run.of("detected")) == [[2], [3]]
@@ -86,7 +89,7 @@ def test_of_a_partition_one_side_trains_and_the_other_stops_and_comes_back(tmp_p
 
 @pytest.mark.parametrize(("groups", "alone"), [("0,1,coordinator|2,3", (2, 3)), ("0,1|2,3,coordinator", (0, 1))])
 def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tmp_path, groups, alone):
-    run = run_chaos(tmp_path, "partition", "-p", f"groups={groups}", "--for", "60steps", *LONG)
+    run = run_chaos(tmp_path, "partition", "-p", f"groups={groups}", "--for", "60steps", *LONG, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, STEPS)
     assert {event.fields["how"] for event in run.of("detected")} == {"heartbeat"}
@@ -96,9 +99,9 @@ def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tm
 
 
 def test_a_coordinator_that_is_cut_off_from_all_finds_them_in_the_epoch_in_which_it_lost_them(tmp_path):
-    # In steps of a length: training goes on meanwhile, and must neither end before it is found nor take too long.
-    cut = ("partition", "-p", "groups=coordinator|0,1,2,3", "--for", "150steps", *AT)
-    run = run_chaos(tmp_path, *cut, "--steps", "240", *SMALL, "--dilation", "2")
+    # Training goes on meanwhile, and must not end before it is found.
+    cut = ("partition", "-p", "groups=coordinator|0,1,2,3", "--for", "100steps", *AT)
+    run = run_chaos(tmp_path, *cut, "--steps", "240", *SMALL, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, 240)
     assert sorted(rank for event in run.of("detected") for rank in event.fields["lost"]) == [0, 1, 2, 3]
@@ -111,7 +114,7 @@ def test_a_coordinator_that_is_cut_off_from_all_finds_them_in_the_epoch_in_which
 
 def test_a_node_that_is_cut_off_even_from_the_coordinator_commits_nothing_until_it_is_back(tmp_path):
     # The node of the rank that leads until then.
-    run = run_chaos(tmp_path, "isolate-node", "--on", "node=0", "--for", "100steps", *LONG)
+    run = run_chaos(tmp_path, "isolate-node", "--on", "node=0", "--for", "60steps", *LONG, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
     assert_sound(run, STEPS)
     assert {event.fields["how"] for event in run.of("detected")} == {"heartbeat"}
@@ -127,8 +130,7 @@ def test_a_slow_link_is_not_a_dead_one(tmp_path):
     assert_sound(run, 40)
     assert run.of("detected") == []
     assert len(run.of("regrouped")) == 1
-    speed = run.summary["throughput_tokens_per_second"]
-    assert speed["during"] < speed["before"] / 2
+    assert_slowed(run, 10, 0.06)
 
 
 def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
@@ -139,8 +141,7 @@ def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
     assert_sound(run, 40)
     assert run.of("detected") == []
     assert [event.fields["reason"] for event in run.of("regrouped")] == ["start"]
-    speed = run.summary["throughput_tokens_per_second"]
-    assert speed["during"] < speed["before"] / 2
+    assert_slowed(run, 5, 0.2)
     assert "slower steps under the fault" in (run.folder / "report.html").read_text()
 
 
@@ -157,8 +158,11 @@ def test_a_link_that_comes_and_goes_so_fast_that_it_can_always_be_reached_costs_
 
 def test_two_runs_at_once_each_cut_links_of_their_own(tmp_path):
     cut = ("drop-link", "--on", "link=0-2", "--for", "60steps", *LONG)
-    with ChaosRun(tmp_path / "one", ["run", *cut]) as one, ChaosRun(tmp_path / "other", ["run", *cut]) as other:
-        assert [one.wait(), other.wait()] == [0, 0]
+    with (
+        ChaosRun(tmp_path / "one", ["run", *cut], patch=IN_TIME) as one,
+        ChaosRun(tmp_path / "other", ["run", *cut], patch=IN_TIME) as other,
+    ):
+        assert [one.wait(), other.wait()] == [0, 0], f"{one.stderr}\n{other.stderr}"
         for run, running in ((read_run(running.folder, 0), running) for running in (one, other)):
             assert_sound(run, STEPS)
             assert [event.fields["cut_links"] for event in run.of("detected")] == [[[0, 2]]]
@@ -201,7 +205,7 @@ def test_nothing_of_the_networks_outlives_a_command_that_is_killed(tmp_path, fau
         run.process.send_signal(signal.SIGKILL)
         run.wait()
         # Processes of the run hold the networks: with them the networks are gone, and with the networks the rules.
-        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
+        assert_nothing_left(run, read_log(run.folder / "events.jsonl"))
         assert read_ledger(run.folder / "ledger.jsonl").pending == ()
 
 
@@ -214,6 +218,20 @@ def assert_one_cluster_trained(run: Finished, outside: tuple[int, ...]) -> None:
     assert not {event.rank for event in committed} & set(outside)
     steps = [event.step for event in run.of("step_committed") if not event.fields["repeated"]]
     assert len(steps) == len(set(steps)), "a step was committed by two clusters"
+
+
+def assert_slowed(run: Finished, num_steps: int, delay_seconds: float) -> None:
+    """That each step of the fault went over the link and back twice, however busy the machine was before, and then.
+
+    Gradients do, and then the commit, which needs them. In the first of the `num_steps` ranks were held until it was
+    seen; with the commit of the last one it was undone.
+    """
+    first = run.one("injected").step
+    during = [event for event in run.of("step_committed") if first < event.step < first + num_steps]
+    assert len(during) == num_steps - 1
+    for event in during:
+        seconds = event.fields["committed_monotonic"] - event.fields["began_monotonic"]
+        assert seconds >= 3.8 * delay_seconds, event
 
 
 def assert_back_after_the_undo(run: Finished, ranks: list[int]) -> None:

@@ -33,6 +33,10 @@ def test_survives(chaos_run):
 def test_fails():
     raise SystemError("it must not come to this")
 
+@pytest.mark.chaos("kill-node", at="step=8", steps=1000000)
+def test_goes_on_until_it_is_ended(chaos_run):
+    raise SystemError("it must not come to this")
+
 @pytest.mark.chaos("kill-node", at="step=8", steps=12, gate="rejoin_seconds < 10min", check=False)
 def test_takes_it_as_it_is(chaos_run):
     assert chaos_run.verdict == "inconclusive", chaos_run.reasons
@@ -65,9 +69,17 @@ def running(out: Path):
                 yield pid
 
 
+def assert_gone(out: Path):
+    """That nothing of the runs in `out` runs any more; what was killed takes a moment to end."""
+    deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
+    while left := list(running(out)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 def test_under_xdist_with_reports_and_junit(environment, tmp_path):
     done = subprocess.run(
-        command("-n", "2", "--junitxml=junit.xml", "--resilience-out=runs"),
+        command("-n", "2", "-k", "not until_it_is_ended", "--junitxml=junit.xml", "--resilience-out=runs"),
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -100,7 +112,7 @@ def test_under_xdist_with_reports_and_junit(environment, tmp_path):
 def test_an_interrupted_session_ends_its_run_in_order(environment, tmp_path):
     out = tmp_path / "chaos-runs"
     process = subprocess.Popen(
-        command("-k", "test_survives"),
+        command("-k", "until_it_is_ended"),
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -122,15 +134,12 @@ def test_an_interrupted_session_ends_its_run_in_order(environment, tmp_path):
     assert process.returncode == 2
     (log,) = out.glob("*/*/events.jsonl")
     assert json.loads(log.read_text().splitlines()[-1])["fields"]["reason"] == "interrupted"
-    deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
-    while left := list(running(out)):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    assert_gone(out)
 
 
 def test_a_run_that_takes_too_long_is_ended_and_fails_its_test(environment, tmp_path):
     done = subprocess.run(
-        command("-k", "test_survives", "--resilience-timeout=0.5"),
+        command("-k", "until_it_is_ended", "--resilience-timeout=0.5"),
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -140,4 +149,4 @@ def test_a_run_that_takes_too_long_is_ended_and_fails_its_test(environment, tmp_
     )
     assert "1 failed" in done.stdout
     assert "chaos run took longer than 0.5 s and was ended" in done.stdout
-    assert list(running(tmp_path / "chaos-runs")) == []
+    assert_gone(tmp_path / "chaos-runs")

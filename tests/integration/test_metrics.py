@@ -16,10 +16,10 @@ from tests.prometheus import Prometheus
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_SECONDS = 60.0
-SCRAPE_SECONDS = 0.25
+TIMEOUT_SECONDS = 300.0
+SCRAPE_SECONDS = 1.0
 # Between the moment at which a figure is taken and the one that Prometheus says it took it at, on a busy machine.
-SLACK_SECONDS = 2.0
+SLACK_SECONDS = 5.0
 KILL = (*SMALL, "--dilation", "6", "kill-node", "--at", "step=20", "--repair", "15steps", "--steps", "70")
 STEPS = 210
 # Prometheus takes up to five seconds to notice a new target, and up to five more to begin with it: late data keeps the
@@ -143,7 +143,7 @@ def test_when_the_run_is_over_there_is_nothing_to_read(recorded):
 
 
 def read(url):
-    with urllib.request.urlopen(url, timeout=5.0) as answer:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
         return answer.read().decode()
 
 
@@ -192,7 +192,7 @@ def test_a_finished_run_is_served_again(recorded, tmp_path):
         )
         assert (second.returncode, second.stderr) == (3, f"chaos: port {port} is in use: choose another with --port\n")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10.0) == 0
+        assert process.wait(TIMEOUT_SECONDS) == 0
     assert not (out / "prometheus.json").exists()
 
 
@@ -237,7 +237,7 @@ def test_a_run_that_was_killed_leaves_the_targets_to_the_next_one(tmp_path):
         killed.wait()
         left = json.loads((out / "prometheus.json").read_text())
         assert {group["labels"]["role"] for group in left} == {"job", "rank"}
-        assert_nothing_left(killed, timeout_seconds=20.0)
+        assert_nothing_left(killed)
         # The watchdog has undone what there was, and the run is known no more.
         with ChaosRun(tmp_path / "dry", ["heal", "--dry-run"], out=out) as looked:
             assert looked.wait() == 0

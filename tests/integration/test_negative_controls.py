@@ -5,16 +5,14 @@ import signal
 
 import pytest
 
-from tests.integration.runs import SMALL, ChaosRun, read_run, run_chaos
+from tests.integration.runs import IN_RANKS, SMALL, ChaosRun, read_run, run_chaos
 
 pytestmark = pytest.mark.integration
 
 KILL = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "none", "--steps", "20", *SMALL)
 
-# Patches are executed by every process of the run as it starts; these are for the command's own, and for those that
-# the ranks are forked from.
+# For the command's own process alone.
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
-IN_RANKS = "import sys\nif 'harness.backends.forkserver' in sys.orig_argv:\n"
 
 DO_NOTHING = f"""{IN_COMMAND}
     from chaos.faults.kill import KillNode

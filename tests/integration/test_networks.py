@@ -12,7 +12,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -31,9 +30,14 @@ pytestmark = [
 ]
 
 LINK, OTHER = (0, 2), (1, 2)
+# How long is waited for what must not come; for what must, as long as it takes on a busy machine.
 PROBE_SECONDS = 0.3
+PATIENCE_SECONDS = 60.0
+# After so long a probe that has not come is lost, and not late.
+LATE_SECONDS = 5.0
 NUM_PROBES = 5
-DELAY_SECONDS = 0.03
+# Longer than a busy machine keeps a packet.
+DELAY_SECONDS = 0.25
 RATE = 1_000_000.0
 
 
@@ -64,35 +68,45 @@ def in_networks(work: Callable[[NamespaceLinks, asyncio.subprocess.Process], Awa
         async with networks() as (links, holder):
             await work(links, holder)
 
-    asyncio.run(asyncio.wait_for(run(), 60.0))
+    asyncio.run(asyncio.wait_for(run(), 600.0))
 
 
-async def num_reached(links: NamespaceLinks, link: tuple[Any, Any]) -> int:
-    told = await asyncio.gather(*(links.probe(link, PROBE_SECONDS) for _ in range(NUM_PROBES)))
+async def is_whole(links: NamespaceLinks, link: tuple[Any, Any]) -> bool:
+    """Whether every probe comes back."""
+    return await num_reached(links, link, PATIENCE_SECONDS) == NUM_PROBES
+
+
+async def is_cut(links: NamespaceLinks, link: tuple[Any, Any]) -> bool:
+    """Whether none does, for a while."""
+    return await num_reached(links, link, PROBE_SECONDS) == 0
+
+
+async def num_reached(links: NamespaceLinks, link: tuple[Any, Any], seconds: float) -> int:
+    told = await asyncio.gather(*(links.probe(link, seconds) for _ in range(NUM_PROBES)))
     return sum(bool(probe["reached"]) for probe in told)
 
 
 async def round_trip_seconds(links: NamespaceLinks, link: tuple[int, int]) -> float:
-    times = [(await links.probe(link, 2.0))["round_trip_seconds"] for _ in range(NUM_PROBES)]
-    return median(times)
+    """The least of some: a busy machine makes packets late, and none of them early."""
+    return min([(await links.probe(link, PATIENCE_SECONDS))["round_trip_seconds"] for _ in range(NUM_PROBES)])
 
 
 def test_all_reach_each_other_until_a_link_is_cut_and_again_when_it_is_not():
     async def work(links: NamespaceLinks, _: object) -> None:
         ends = links.ends()
         for end in ends[1:]:
-            assert await num_reached(links, (ends[0], end)) == NUM_PROBES
+            assert await is_whole(links, (ends[0], end))
         for rule in ({"action": "drop"}, {"action": "reset"}, {"action": "drop", "way": "in"}):
             records = links.plan_rules((LINK,), rule)
             # Planned is not done.
-            assert await num_reached(links, LINK) == NUM_PROBES
+            assert await is_whole(links, LINK)
             await links.apply_rules(records)
-            assert await num_reached(links, LINK) == 0
-            assert await num_reached(links, (LINK[1], LINK[0])) == 0
-            assert await num_reached(links, OTHER) == NUM_PROBES
+            assert await is_cut(links, LINK)
+            assert await is_cut(links, (LINK[1], LINK[0]))
+            assert await is_whole(links, OTHER)
             (evidence,) = remove_rules([*records])
             assert evidence["removed"] == len(records[0]["rules"])
-            assert await num_reached(links, LINK) == NUM_PROBES
+            assert await is_whole(links, LINK)
 
     in_networks(work)
 
@@ -128,7 +142,7 @@ def test_connections_of_a_link_are_listed_and_ended_also_idle_ones_and_no_others
             assert await links.connections(LINK, PROBE_SECONDS) == []
             assert await links.end_connections(LINK, PROBE_SECONDS) == []
             for end in (one, other):
-                end.settimeout(5.0)
+                end.settimeout(PATIENCE_SECONDS)
                 with pytest.raises(OSError, match=r"abort|reset"):
                     end.recv(1)
             third.sendall(b".")
@@ -144,8 +158,8 @@ def test_removing_takes_away_what_the_record_names_and_nothing_else_however_ofte
         first, second = (links.plan_rules((link,), {"action": "drop"}) for link in (LINK, (0, 3)))
         await links.apply_rules([*first, *second])
         remove_rules([*first])
-        assert await num_reached(links, LINK) == NUM_PROBES
-        assert await num_reached(links, (0, 3)) == 0
+        assert await is_whole(links, LINK)
+        assert await is_cut(links, (0, 3))
         assert [evidence["removed"] for evidence in remove_rules([*first])] == [0]
         # One that was planned and never added.
         assert [evidence["removed"] for evidence in remove_rules(links.plan_rules((LINK,), {"action": "drop"}))] == [0]
@@ -156,15 +170,15 @@ def test_removing_takes_away_what_the_record_names_and_nothing_else_however_ofte
 
 def test_a_delay_is_as_long_as_asked_each_way_and_ends_with_its_process():
     async def work(links: NamespaceLinks, _: object) -> None:
-        before = await round_trip_seconds(links, LINK)
+        assert await round_trip_seconds(links, LINK) < DELAY_SECONDS
         records = links.plan_rules((LINK,), {"action": "shape", "delay_seconds": DELAY_SECONDS})
         await links.apply_rules(records)
-        assert await round_trip_seconds(links, LINK) >= before + 1.9 * DELAY_SECONDS
+        assert await round_trip_seconds(links, LINK) >= 1.9 * DELAY_SECONDS
         assert await round_trip_seconds(links, OTHER) < DELAY_SECONDS
         evidence = remove_rules([*records])
         assert len({one["ended"] for one in evidence}) == 2
         for shaper in links._shapers:
-            assert await asyncio.wait_for(shaper.process.wait(), 10.0) == -signal.SIGKILL
+            assert await asyncio.wait_for(shaper.process.wait(), PATIENCE_SECONDS) == -signal.SIGKILL
         assert await round_trip_seconds(links, LINK) < DELAY_SECONDS
 
     in_networks(work)
@@ -172,12 +186,12 @@ def test_a_delay_is_as_long_as_asked_each_way_and_ends_with_its_process():
 
 def test_a_rate_is_kept_and_other_links_are_as_fast_as_before():
     async def work(links: NamespaceLinks, _: object) -> None:
-        before = await links.measure_rate(LINK, int(RATE), 10.0)
+        before = await links.measure_rate(LINK, int(RATE), PATIENCE_SECONDS)
         await links.apply_rules(links.plan_rules((LINK,), {"action": "shape", "rate_bytes_per_second": RATE}))
         for link in (LINK, (LINK[1], LINK[0])):
-            assert 0.5 * RATE < await links.measure_rate(link, int(RATE), 10.0) <= 1.1 * RATE
+            assert 0.2 * RATE < await links.measure_rate(link, int(RATE), PATIENCE_SECONDS) <= 1.1 * RATE
         assert before > 2 * RATE
-        assert await links.measure_rate(OTHER, int(RATE), 10.0) > 2 * RATE
+        assert await links.measure_rate(OTHER, int(RATE), PATIENCE_SECONDS) > 2 * RATE
 
     in_networks(work)
 
@@ -185,7 +199,7 @@ def test_a_rate_is_kept_and_other_links_are_as_fast_as_before():
 def test_packets_are_lost_at_random_and_a_cut_link_carries_nothing():
     async def work(links: NamespaceLinks, _: object) -> None:
         await links.apply_rules(links.plan_rules((LINK,), {"action": "shape", "loss_ratio": 0.5}))
-        told = await asyncio.gather(*(links.probe(LINK, PROBE_SECONDS) for _ in range(100)))
+        told = await asyncio.gather(*(links.probe(LINK, LATE_SECONDS) for _ in range(100)))
         # A quarter comes back.
         assert 8 <= sum(bool(probe["reached"]) for probe in told) <= 45
         await links.apply_rules(links.plan_rules((OTHER,), {"action": "drop"}))
@@ -201,7 +215,7 @@ def test_packets_pass_when_the_process_that_holds_them_is_killed():
         for shaper in links._shapers:
             shaper.process.send_signal(signal.SIGKILL)
             await shaper.process.wait()
-        assert await num_reached(links, LINK) == NUM_PROBES
+        assert await is_whole(links, LINK)
 
     in_networks(work)
 

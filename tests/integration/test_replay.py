@@ -4,7 +4,7 @@ import pytest
 
 from chaos.experiment import load
 from chaos.target import Target
-from tests.integration.runs import SMALL, ChaosRun, assert_sound, read_run, run_chaos
+from tests.integration.runs import SMALL, ChaosRun, assert_sound, paced, read_run, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +27,9 @@ def chaos(folder, out, *arguments):
 
 
 def test_a_replay_strikes_the_same_ranks_at_the_same_steps(tmp_path):
-    first = run_chaos(tmp_path, "kill-process", "--at", "time=1.5s", "--seed", "5", "--steps", "60", *SMALL)
+    # Training has begun by then on a slow machine, and is not over on a fast one.
+    when = ("--at", "time=4s", "--seed", "5", "--steps", "60")
+    first = run_chaos(tmp_path, "kill-process", *when, *SMALL, patch=paced(0.1))
     struck = first.one("injected")
     code, _, stderr = chaos(tmp_path / "again", tmp_path / "out", "replay", "latest", "--json")
     assert code == 0, stderr

@@ -42,7 +42,7 @@ def test_every_command_of_the_page_does_what_the_page_says(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=1200,
         )
         assert done.returncode == command.exit_code, f"{command}\n{done.stdout}\n{done.stderr}"
         said.setdefault(shlex.join(command.words), []).append(done.stdout)

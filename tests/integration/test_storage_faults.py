@@ -8,8 +8,8 @@ import pytest
 
 from chaos.small_disk import may_mount
 from mecefo_runtime.checkpoint import complete, verify
-from tests.integration.runs import Finished, assert_sound, run_chaos
-from tests.integration.test_negative_controls import IN_COMMAND, IN_RANKS
+from tests.integration.runs import IN_RANKS, Finished, assert_sound, run_chaos
+from tests.integration.test_negative_controls import IN_COMMAND
 
 pytestmark = pytest.mark.integration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runs import assert_sound, run_chaos
+from tests.integration.runs import assert_sound, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -19,7 +19,8 @@ faults: [{kind: kill-node, on: node=1, at: {step: 8}, repair: 8steps}]
 def train(tmp_path, takeover):
     path = tmp_path / "takeover.yaml"
     path.write_text(EXPERIMENT % takeover)
-    run = run_chaos(tmp_path, str(path))
+    # Fourteen steps are left for the node to start in, and for the rest to be fetched.
+    run = run_chaos(tmp_path, str(path), patch=paced(0.15))
     assert run.exit_code == 0, run.summary["reasons"]
     assert_sound(run, STEPS)
     assert run.summary["loss_deviation_ratio"] < 1e-5

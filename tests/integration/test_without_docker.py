@@ -16,7 +16,7 @@ import torch
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 600.0
 
 
 @pytest.fixture

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.unit
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=2, num_microbatches=2)
 LAYOUT = layout_of("exact", CLUSTER, range(4))
 REDUCTIONS = Background().reduction_groups(LAYOUT)
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
+# Of the groups: what ends by it alone is not over before the deadline.
+TIMEOUT_SECONDS = 10 * DEADLINE_SECONDS
 
 
 class Rendezvous:
@@ -48,7 +50,7 @@ class Rendezvous:
 
 def form(rendezvous: Rendezvous, rank: int) -> Groups:
     store = RendezvousStore(rendezvous.put, rendezvous.take)
-    return Groups(store, 1, rank, range(4), REDUCTIONS, timeout_seconds=60.0)
+    return Groups(store, 1, rank, range(4), REDUCTIONS, timeout_seconds=TIMEOUT_SECONDS)
 
 
 def on_all_ranks(act: Callable[[int], object]) -> dict[int, object]:
@@ -210,7 +212,7 @@ def test_groups_that_were_taken_stay_open():
 
 def test_how_fast_state_moves_is_measured_when_the_ways_are_open(groups, monkeypatch):
     """With NCCL the first message between two ranks takes much longer than all others."""
-    seconds = 0.3
+    seconds = 2.0
     num_sends = dict.fromkeys(groups, 0)
 
     def measure(rank: int) -> float | None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import queue
-import socket
 import time
 
 import pytest
 
 from mecefo_runtime.link_watch import STALLED_AFTER, LinkWatch
 from mecefo_runtime.probe import ProbeDesk
+from tests.ports import reserved_port
 
 pytestmark = pytest.mark.unit
 
 HOST = "127.0.0.1"
 PATIENCE_SECONDS = 0.08
-LONG_SECONDS = 10.0
+LONG_SECONDS = 120.0
 
 
 @pytest.fixture
 def nobody():
     """An address at which nobody answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    return f"127.0.0.1:{port}"
+    with reserved_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_who_cannot_be_reached_is_named_when_nothing_goes_on(nobody):

@@ -8,12 +8,13 @@ from prometheus_client.core import GaugeMetricFamily
 from mecefo_runtime.dilation import Pacer
 from mecefo_runtime.exporter import RankFigures
 from mecefo_runtime.metrics_server import MetricsServer, split_address
+from tests.ports import reserved_port
 
 pytestmark = pytest.mark.unit
 
 
 def get(address, accept=""):
-    connection = http.client.HTTPConnection(address, timeout=5.0)
+    connection = http.client.HTTPConnection(address, timeout=60.0)
     try:
         connection.request("GET", "/metrics", headers={"Accept": accept})
         answer = connection.getresponse()
@@ -70,7 +71,7 @@ def test_it_is_known_how_often_it_is_read(serve):
         assert server.interval_seconds is None
         get(server.address)
     get(server.address)
-    assert 0 < server.interval_seconds < 5.0
+    assert 0 < server.interval_seconds < 60.0
 
 
 def test_closing_is_final_and_may_be_said_twice(serve):
@@ -107,10 +108,8 @@ def test_a_rank_serves_where_it_is_told():
 
 
 def test_ranks_of_a_host_share_a_port_range():
-    with_free_ports = MetricsServer(One(), "127.0.0.1")
-    base = with_free_ports.port
-    with_free_ports.close()
-    assert figures().serve(f"127.0.0.1:{base - 2}", "0.0.0.0", 2) == f"127.0.0.1:{base}"
+    with reserved_port() as port:
+        assert figures().serve(f"127.0.0.1:{port - 2}", "0.0.0.0", 2) == f"127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:x", "192.0.2.1", "no such host", "127.0.0.1:65535"])

@@ -24,7 +24,14 @@ from mecefo_runtime.operations import EpochBroken, Owner, wait_all
 from mecefo_runtime.rendezvous import RendezvousStore
 from mecefo_runtime.state import STATE_TAG
 from mecefo_runtime.transport import lanes
-from tests.mecefo_runtime.test_groups import DEADLINE_SECONDS, LAYOUT, REDUCTIONS, Rendezvous, on_all_ranks
+from tests.mecefo_runtime.test_groups import (
+    DEADLINE_SECONDS,
+    LAYOUT,
+    REDUCTIONS,
+    TIMEOUT_SECONDS,
+    Rendezvous,
+    on_all_ranks,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -69,7 +76,7 @@ class Communicator:
         global_ranks_in_group: list[int]
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        assert options._timeout == timedelta(seconds=60)
+        assert options._timeout == timedelta(seconds=TIMEOUT_SECONDS)
         self._arguments = store, rank, size
         self._options = options
         self.num_aborts = 0
@@ -112,7 +119,14 @@ def groups(monkeypatch):
         store = RendezvousStore(rendezvous.put, rendezvous.take)
         # Staging is only what a tensor in host memory would not get: here, what stands for NCCL.
         return Groups(
-            store, 1, rank, range(4), REDUCTIONS, timeout_seconds=60.0, form_device_groups=form_nccl, must_stage=True
+            store,
+            1,
+            rank,
+            range(4),
+            REDUCTIONS,
+            timeout_seconds=TIMEOUT_SECONDS,
+            form_device_groups=form_nccl,
+            must_stage=True,
         )
 
     formed = on_all_ranks(form)

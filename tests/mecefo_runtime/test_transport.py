@@ -19,7 +19,7 @@ from mecefo_runtime.operations import NOT_YET, EpochBroken, Operation, Waiter, w
 from mecefo_runtime.rendezvous import RendezvousStore
 from mecefo_runtime.state import STATE_TAG
 from mecefo_runtime.transport import Lane, Staged, lanes
-from tests.mecefo_runtime.test_groups import DEADLINE_SECONDS, REDUCTIONS, Rendezvous, on_all_ranks
+from tests.mecefo_runtime.test_groups import DEADLINE_SECONDS, REDUCTIONS, TIMEOUT_SECONDS, Rendezvous, on_all_ranks
 from tests.mecefo_runtime.test_membership import World
 from tests.planning import layout_of
 
@@ -101,7 +101,7 @@ def staged():
 
     def form(rank: int) -> Groups:
         store = RendezvousStore(rendezvous.put, rendezvous.take)
-        return Groups(store, 1, rank, range(4), REDUCTIONS, timeout_seconds=60.0, must_stage=True)
+        return Groups(store, 1, rank, range(4), REDUCTIONS, timeout_seconds=TIMEOUT_SECONDS, must_stage=True)
 
     formed = on_all_ranks(form)
     yield formed

@@ -21,7 +21,7 @@ from mecefo_runtime.wire import Connection, WireError, encode
 
 pytestmark = pytest.mark.unit
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 120.0
 
 
 def test_all_messages_of_one_read_are_there_and_half_of_one_waits_for_its_end():
