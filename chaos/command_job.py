@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field
 
 from chaos.complaints import said
 from chaos.errors import UsageError, shown
-from chaos.fields import MAX_RANKS, Said, Text, require_few_ranks
+from chaos.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
 from chaos.trigger import Duration
 from mecefo_runtime.layout import Cluster
 
@@ -33,20 +33,7 @@ def _argument(text: object) -> str:
     return text
 
 
-def _seconds(value: object) -> Duration:
-    duration = Duration.parse(value, in_steps=False)
-    if not duration.seconds:
-        raise UsageError(f"{shown(value)} is no time to wait: write 30s, 5min or 1h")
-    return duration
-
-
 Argument = Annotated[str, Field(max_length=100_000), AfterValidator(said(_argument))]
-WaitText = Annotated[
-    Duration,
-    PlainValidator(said(_seconds)),
-    PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string", "examples": ["30s", "5min"]}),
-]
 
 
 class CommandJob(Said):

@@ -59,6 +59,20 @@ def _model_name(name: object) -> str:
     return name
 
 
+def _wait(value: object) -> Duration:
+    duration = Duration.parse(value, in_steps=False)
+    if not duration.seconds:
+        raise UsageError(f"{shown(value)} is no time to wait: write 30s, 5min or 1h")
+    return duration
+
+
+def _heartbeat_timeout(value: object) -> Duration:
+    duration = _wait(value)
+    if not _MIN_HEARTBEAT_SECONDS <= (duration.seconds or 0.0) <= _MAX_HEARTBEAT_SECONDS:
+        raise UsageError(f"{shown(value)} is not between 500ms and 10min")
+    return duration
+
+
 def _dilation(value: object) -> str | float:
     if value in ("auto", "off"):
         return str(value)
@@ -66,8 +80,8 @@ def _dilation(value: object) -> str | float:
         ratio = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
     except (ValueError, OverflowError):
         ratio = 0.0
-    if not 1 <= ratio < float("inf"):
-        raise UsageError(f"must be auto, off or a number of at least 1, not {shown(value)}")
+    if not 1 <= ratio <= _MAX_DILATION_RATIO:
+        raise UsageError(f"must be auto, off or a number from 1 to {_MAX_DILATION_RATIO:g}, not {shown(value)}")
     return ratio
 
 
@@ -92,6 +106,9 @@ def _retrigger(value: object) -> str | int:
     return attempts
 
 
+# Anything shorter takes a busy machine for a lost rank.
+_MIN_HEARTBEAT_SECONDS, _MAX_HEARTBEAT_SECONDS = 0.5, 600.0
+_MAX_DILATION_RATIO = 1000.0
 _RETRIGGERS = ("once", "every-attempt")
 _AS_TEXT = PlainSerializer(str, return_type=str)
 _TRIGGER_SCHEMA = {
@@ -127,7 +144,9 @@ _PROFILE_SCHEMA = {
         },
     ]
 }
-_DILATION_SCHEMA = {"anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1}]}
+_DILATION_SCHEMA = {
+    "anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1, "maximum": _MAX_DILATION_RATIO}]
+}
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(said(one_line))]
 ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
@@ -137,6 +156,9 @@ TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, 
 RepairText = Annotated[
     Duration | Literal["none"], PlainValidator(said(_repair)), _AS_TEXT, WithJsonSchema(_REPAIR_SCHEMA)
 ]
+_WAIT_SCHEMA = {"type": "string", "examples": ["30s", "5min"]}
+WaitText = Annotated[Duration, PlainValidator(said(_wait)), _AS_TEXT, WithJsonSchema(_WAIT_SCHEMA)]
+HeartbeatText = Annotated[Duration, PlainValidator(said(_heartbeat_timeout)), _AS_TEXT, WithJsonSchema(_WAIT_SCHEMA)]
 DurationText = Annotated[Duration, PlainValidator(said(Duration.parse)), _AS_TEXT, WithJsonSchema(_DURATION_SCHEMA)]
 RateText = Annotated[Rate, PlainValidator(said(Rate.parse)), _AS_TEXT, WithJsonSchema(_RATE_SCHEMA)]
 RetriggerText = Annotated[str | int, PlainValidator(said(_retrigger)), WithJsonSchema(_RETRIGGER_SCHEMA)]

@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from chaos.errors import UsageError
-from chaos.fields import MAX_RANKS, DilationText, ModelName, Said, Text, require_few_ranks
+from chaos.fields import MAX_RANKS, DilationText, HeartbeatText, ModelName, Said, Text, require_few_ranks
 from chaos.quantities import BytesText
+from chaos.trigger import Duration
 from mecefo_runtime.config import (
     MAX_FRUITLESS_RESTARTS,
     PRESETS,
@@ -98,6 +99,7 @@ class Job(Said):
     takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
     degraded_share_limit: float = Field(default=_DEFAULTS.degraded_share_limit, ge=0, le=1)
     rank_memory_bytes: int | None = Field(default=None, ge=1)
+    heartbeat_timeout: HeartbeatText = Duration(seconds=_DEFAULTS.heartbeat_timeout_seconds)
     precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
     device: DeviceChoice = _DEFAULTS.device
 
@@ -159,6 +161,7 @@ class Job(Said):
             takeover=self.takeover,
             degraded_share_limit=self.degraded_share_limit,
             rank_memory_bytes=self.rank_memory_bytes,
+            heartbeat_timeout_seconds=self.heartbeat_timeout.seconds or _DEFAULTS.heartbeat_timeout_seconds,
             precision=self.precision,
             device=self.device,
             dilation_ratio=dilation_ratio,

@@ -49,6 +49,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "takeover": "whether training waits for state that has to move; `auto`: what is estimated to cost less",
         "degraded_share_limit": "with mecefo: at most this share of a step's samples goes through degraded layers",
         "rank_memory_bytes": "what a rank may use, for planners; no limit where it is left out",
+        "heartbeat_timeout": "a rank that is silent for so long is lost; one whose connection closes, at once",
         "precision": "of matrix products; all else is in fp32",
         "device": "what ranks compute on",
     },

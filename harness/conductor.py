@@ -44,6 +44,7 @@ LOGS_FOLDER = "logs"
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
 STALL_SECONDS = 60.0
 STALL_STEPS = 50
+STALL_HEARTBEATS = 10
 STALL_CHECK_SECONDS = 1.0
 # What is in force when the job ends is undone before its processes are killed; what only their end lifts takes longer.
 UNDO_FIRST_SECONDS = 2.0
@@ -252,9 +253,9 @@ class Conductor:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
     def _patience_seconds(self) -> float:
-        usual = max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds)
         if not isinstance(self._job, CommandConfig):
-            return usual
+            until_missed = STALL_HEARTBEATS * self._job.heartbeat_timeout_seconds
+            return max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds, until_missed)
         return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
 
     async def _close(self, reason: str, message: str) -> None:

@@ -18,7 +18,10 @@ for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # How long an example takes, or is made, says how busy the machine is, and nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# Who changes something is not to meet what is new and not theirs; `pytest --hypothesis-profile=search` looks for it.
+settings.register_profile("same examples", settings.get_profile("any machine"), derandomize=True)
+settings.register_profile("search", settings.get_profile("any machine"), max_examples=1000, print_blob=True)
+settings.load_profile("same examples")
 
 
 @functools.cache
