@@ -21,8 +21,9 @@ from mecefo_runtime.operations import EpochBroken
 from mecefo_runtime.wire import parse_address
 
 PROBE_TIMEOUT_SECONDS = 1.0
-# Before the kernel sends a lost packet again, after a second: else a link that was gone is tried until it is back.
-STEADY_TIMEOUT_SECONDS = 0.8
+# Just before the kernel sends a lost packet again, after a second: else a link that was gone is tried until it is back.
+# A slow link answers by then.
+STEADY_TIMEOUT_SECONDS = 0.95
 # On a link that loses packets, the kernel would try again only after a second.
 AGAIN_SECONDS = 0.1
 # How often a link is tried to see whether it stays, and how many in a row that are lost say that it was gone meanwhile.
