@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mecefo_runtime.config import ModelConfig
+from mecefo_runtime.job.config import ModelConfig
 
 
 def count_block(

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from chaos.errors import ChaosError
-from chaos.experiment import Experiment
-from harness.execute import execute
+from chaos.experiment.experiment import Experiment
+from harness.run.execute import execute
 
 EXIT_FAILED_RUNS = 1
 

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._spread import Spread, spread, table
-from mecefo_runtime.config import PRESETS, ApproximationConfig, ModelConfig
-from mecefo_runtime.data import Corpus, read_corpus
-from mecefo_runtime.low_rank import (
+from mecefo_runtime.job.config import PRESETS, ApproximationConfig, ModelConfig
+from mecefo_runtime.model.data import Corpus, read_corpus
+from mecefo_runtime.model.low_rank import (
     FIRST_ITERATIONS,
     WARM_ITERATIONS,
     Bases,
     compute_bases,
     leading_right_singular_vectors,
 )
-from mecefo_runtime.model import Block, Embedding, Head, build_unit
+from mecefo_runtime.model.model import Block, Embedding, Head, build_unit
 
 MODEL = PRESETS["llama-tiny"]
 NUM_SEQUENCES, SEQUENCE_LENGTH, LEARNING_RATE = 8, 64, 3e-3

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from chaos.agent import Agent
-from chaos.trigger import PHASES
-from mecefo_runtime.dilation import Pacer
-from mecefo_runtime.events import Emitter, SocketSink
-from mecefo_runtime.process import ProcessId, start_child
-from mecefo_runtime.wire import encode, parse_address
+from chaos.spec.trigger import PHASES
+from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.system.events import Emitter, SocketSink
+from mecefo_runtime.system.process import ProcessId, start_child
+from mecefo_runtime.system.wire import encode, parse_address
 
 # What is being written, which is no checkpoint yet.
 WRITING = ".writing-"

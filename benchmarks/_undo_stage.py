@@ -21,25 +21,25 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._undo_rank import WRITING, in_force, invite, start_node
-from chaos import state
-from chaos.desk import Desk
 from chaos.faults import registry
 from chaos.faults.base import Fault, Host, OwnedProcess
-from chaos.guard import Guard
-from chaos.heal import heal
-from chaos.injector import Injector
+from chaos.faults.watch import Watch
+from chaos.host.process_table import thread_names
+from chaos.injection.desk import Desk
+from chaos.injection.injector import Injector
 from chaos.inside.hang import WITNESS_NAME
-from chaos.ledger import Ledger, read_ledger
-from chaos.process_table import thread_names
-from chaos.residue.processes import processes_of
-from chaos.schedule import Incident
-from chaos.state import OpenRun
-from chaos.target import ResolvedTarget
-from chaos.trigger import Duration, Trigger
-from chaos.watch import Watch
-from harness.hub import Hub
-from mecefo_runtime.process import ProcessId, start_child
-from mecefo_runtime.wire import new_token
+from chaos.plan.schedule import Incident
+from chaos.spec.target import ResolvedTarget
+from chaos.spec.trigger import Duration, Trigger
+from chaos.undo import state
+from chaos.undo.guard import Guard
+from chaos.undo.heal import heal
+from chaos.undo.ledger import Ledger, read_ledger
+from chaos.undo.residue.processes import processes_of
+from chaos.undo.state import OpenRun
+from harness.control.hub import Hub
+from mecefo_runtime.system.process import ProcessId, start_child
+from mecefo_runtime.system.wire import new_token
 
 # Between "record written" and "record struck", in the order in which they come; the last is just after.
 POINTS = ("recorded", "applied", "noted", "verified", "lifted", "undone", "struck")

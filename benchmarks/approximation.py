@@ -24,10 +24,10 @@ from benchmarks._operations import count_block
 from benchmarks._runs import finish, progress
 from benchmarks._spread import Spread, spread, table
 from benchmarks._subspaces import DECAY, Cost, Quality, measure_cost, measure_quality, report_cost, report_quality
-from mecefo_runtime.approximate import degrade
-from mecefo_runtime.config import PRESETS, ApproximationConfig
-from mecefo_runtime.devices import DeviceChoice, DeviceError, require_device
-from mecefo_runtime.model import build_unit
+from mecefo_runtime.job.config import PRESETS, ApproximationConfig
+from mecefo_runtime.model.approximate import degrade
+from mecefo_runtime.model.model import build_unit
+from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
 
 MAX_EXCESS_RATIO = 1.1
 EXIT_NO_DEVICE = 3

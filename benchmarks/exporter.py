@@ -26,10 +26,10 @@ import psutil
 from benchmarks._machine import describe_machine
 from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder
 from benchmarks._spread import Spread, spread, table
-from chaos.experiment import from_mapping
-from harness.execute import execute
+from chaos.experiment.experiment import from_mapping
 from harness.exporter.job import JobExporter
-from mecefo_runtime.events import Event
+from harness.run.execute import execute
+from mecefo_runtime.system.events import Event
 
 IDLE, USUAL, MANY = 0.0, 1.0, 50.0
 RATES = (IDLE, USUAL, IDLE, MANY)

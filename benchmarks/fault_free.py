@@ -23,7 +23,7 @@ from benchmarks._spread import Spread, spread, table
 from benchmarks.plain.agent import AgentCost, measure_agent
 from benchmarks.plain.phases import PHASES, Window
 from benchmarks.plain.runs import ForkServer, Run, RunFailed, run_ours, run_plain
-from mecefo_runtime.config import JobConfig, ModelConfig
+from mecefo_runtime.job.config import JobConfig, ModelConfig
 
 NUM_CORES = 2
 NUM_ROUNDS, QUICK_NUM_ROUNDS = 6, 1

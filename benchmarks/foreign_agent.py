@@ -22,9 +22,9 @@ from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machin
 from benchmarks._runs import benchmark_options, finish
 from benchmarks._spread import Spread, spread, table
 from benchmarks.plain.runs import NeverReached
-from harness.hub import Hub
-from mecefo_runtime.events import Event
-from mecefo_runtime.wire import new_token
+from harness.control.hub import Hub
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.wire import new_token
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CORES = 2

@@ -23,13 +23,13 @@ import psutil
 from benchmarks._machine import confined_to, describe_machine
 from benchmarks._runs import benchmark_options, finish, progress
 from benchmarks._spread import Spread, spread, table
-from chaos.links import remove_rules
-from chaos.links.firewall import TIMEOUT_SECONDS, inside
+from chaos.host.links import remove_rules
+from chaos.host.links.firewall import TIMEOUT_SECONDS, inside
 from harness.network.links import NamespaceLinks
 from harness.network.machine import why_no_networks
 from harness.network.namespaces import INTERFACE
 from harness.network.plan import HeldNetworks, Networks
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 
 NUM_CORES = 2
 NUM_ROUNDS, QUICK_NUM_ROUNDS = 3, 1

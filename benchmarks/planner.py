@@ -22,11 +22,11 @@ import click
 from benchmarks._machine import Machine, describe_machine
 from benchmarks._runs import finish
 from benchmarks._spread import Spread, spread, table
-from mecefo_runtime.config import PRESETS, ApproximationConfig, ModelConfig
-from mecefo_runtime.costs import Costs
-from mecefo_runtime.layout import Cluster, configured_layout
+from mecefo_runtime.job.config import PRESETS, ApproximationConfig, ModelConfig
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Cluster, configured_layout
+from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import Situation, find
-from mecefo_runtime.step_time import step_seconds
 
 LIMIT_SECONDS = 0.05
 LOST_RATIO = 1 / 8

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from chaos.trigger import OUTSIDE_PHASES
-from mecefo_runtime.wire import Connection, Message, WireError
+from chaos.spec.trigger import OUTSIDE_PHASES
+from mecefo_runtime.system.wire import Connection, Message, WireError
 
 if TYPE_CHECKING:
     from chaos.inside.base import Effect, Subject
@@ -179,7 +179,7 @@ class Agent:
 
 
 def install(*, rank: int, node: int, attempt: int) -> Agent:
-    """The runtime's hook (see `mecefo_runtime.hooks`): connects to the injector named by the environment."""
+    """The runtime's hook (see `mecefo_runtime.training.hooks`): connects to the injector named by the environment."""
     return Agent(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], rank=rank, node=node, attempt=attempt)
 
 

@@ -34,8 +34,8 @@ from chaos.commands.stored import read_run
 from chaos.errors import ChaosError, UsageError
 
 if TYPE_CHECKING:
-    from chaos.complaints import Source
-    from chaos.experiment import Experiment
+    from chaos.experiment.experiment import Experiment
+    from chaos.spec.complaints import Source
 
 EXIT_USAGE = UsageError.exit_code
 EXIT_INTERRUPTED = 2
@@ -120,8 +120,8 @@ def run(
     if repeat > 1:
         with source.locating():
             return repeat_run(experiment, repeat, out, as_json, against, junit, github)
-    from harness.execute import JUNIT_FILE, execute, write_whole
     from harness.exporter.job import exporting
+    from harness.run.execute import JUNIT_FILE, execute, write_whole
 
     with exporting(metrics) as exporter:
         with source.locating():
@@ -212,7 +212,7 @@ def plan(subject: str | None, as_json: bool, **options: Any) -> int:
 @click.option("--pictures", type=FolderToWrite(), help="Also write the charts there, as SVG and PNG.")
 def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
     """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
-    from harness.log import legible
+    from harness.store.log import legible
 
     folder, summary, events = read_run(out, reference)
     with legible(folder):
@@ -229,7 +229,7 @@ def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures
 @JSON_OPTION
 def runs(out: Path, as_json: bool) -> int:
     """List the runs in OUT, the newest last."""
-    from harness.runs import list_runs
+    from harness.store.runs import list_runs
 
     entries = list_runs(out)
     if as_json:
@@ -247,14 +247,14 @@ def runs(out: Path, as_json: bool) -> int:
 @cli.command()
 def schema() -> int:
     """Print the JSON Schema of experiment files, for editors."""
-    from chaos.schema import json_schema
+    from chaos.experiment.schema import json_schema
 
     print_json(json_schema())
     return 0
 
 
 def _said(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:
-    from chaos.experiment import read_options
+    from chaos.experiment.experiment import read_options
 
     return read_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 

@@ -2,15 +2,15 @@
 
     ChaosError
     ├── UsageError            4  what the user wrote cannot be: file, line, key, nearest valid word
-    │   └── RunNotFound          no stored run goes by that name (harness.runs)
+    │   └── RunNotFound          no stored run goes by that name (harness.store.runs)
     ├── InjectionError        5  the fault did not take effect, so nothing can be concluded
     │   ├── TargetNotFound       nothing of the target is there any more
     │   ├── NotOurs              what is there was not started by this run
     │   └── EffectNotSeen        applied, but its effect was not seen in time
     ├── HealError             6  something that was changed could not be changed back
     ├── EnvironmentFailure    3  the machine refuses: full disk, unwritable folder, no more processes
-    │   ├── StoreError           the folder of runs may not be read or written (harness.runs)
-    │   └── LogError             there is no event log that can be read (harness.log)
+    │   ├── StoreError           the folder of runs may not be read or written (harness.store.runs)
+    │   └── LogError             there is no event log that can be read (harness.store.log)
     └── JobFailed             1  the training job cannot go on
 
 The number is the exit code with which the command ends when nothing worse happened.

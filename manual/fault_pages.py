@@ -39,11 +39,11 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 def families() -> dict[str, list[str]]:
     """Family -> kinds, each in the order of the alphabet; what others' packages bring has its pages there."""
-    family_of = {f"chaos.faults.{module}": family for family, modules in _FAMILIES.items() for module in modules}
+    family_of = {module: family for family, modules in _FAMILIES.items() for module in modules}
     found: dict[str, list[str]] = {family: [] for family in _FAMILIES}
     for kind, fault in registry().items():
         if fault.__module__.startswith("chaos.faults."):
-            found[family_of[fault.__module__]].append(kind)
+            found[family_of[fault.__module__.rpartition(".")[2]]].append(kind)
     return found
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from chaos.faults import registry
-from harness.log import read_events
+from harness.store.log import read_events
 from manual.examples import EXAMPLES, FILE
 from manual.timeline import Curve, draw
-from mecefo_runtime.events import Event
+from mecefo_runtime.system.events import Event
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 # What a wrong number does shows in the loss; all else in the speed.
-_SHOWN_BY_LOSS = ("chaos.faults.tensor",)
+_SHOWN_BY_LOSS = ("chaos.faults.device.tensor",)
 # The run, not its verdict, decides whether there is a picture: a job that fails of its fault is one, too.
 _WITH_A_RUN = (0, 1, 5)
 

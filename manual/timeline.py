@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from mecefo_runtime.events import MAIN_JOB, Event
-from mecefo_runtime.layout import Layout
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.system.events import MAIN_JOB, Event
 
 State = Literal["trains", "approximates", "idle", "regroups", "gone"]
 Curve = Literal["speed", "loss"]

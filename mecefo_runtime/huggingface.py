@@ -22,13 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mecefo_runtime.checkpoint import Checkpoint, named_tensors, newest, step_folder, unit_names
-from mecefo_runtime.checkpoint_manifest import CheckpointError, Identity, Stamp
-from mecefo_runtime.checkpoint_unit import write_unit
-from mecefo_runtime.config import JobConfig, ModelConfig
-from mecefo_runtime.layout import EMBEDDING, HEAD
-from mecefo_runtime.model import build_unit
-from mecefo_runtime.state import UnitState
+from mecefo_runtime.checkpoint.checkpoint import Checkpoint, named_tensors, newest, step_folder, unit_names
+from mecefo_runtime.checkpoint.manifest import CheckpointError, Identity, Stamp
+from mecefo_runtime.checkpoint.unit import write_unit
+from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.job.layout import EMBEDDING, HEAD
+from mecefo_runtime.model.model import build_unit
+from mecefo_runtime.state.state import UnitState
 
 ENVIRONMENT_EXIT_CODE = 3
 USAGE_EXIT_CODE = 4

@@ -8,8 +8,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness.backends.image import DEFAULT_IMAGE
-from harness.doctor.engine import why_no_docker
+from harness.backends.docker.examination import why_no_docker
+from harness.backends.docker.image import DEFAULT_IMAGE
 
 # What CI's own workflow is told must come of CI, not of the runs that its tests make.
 for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):

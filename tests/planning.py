@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mecefo_runtime import planners
-from mecefo_runtime.config import PRESETS, ApproximationConfig
-from mecefo_runtime.costs import Costs
-from mecefo_runtime.layout import Cluster, Layout
+from mecefo_runtime.job.config import PRESETS, ApproximationConfig
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.planners import Situation
 
 COSTS = Costs.from_flops(PRESETS["llama-tiny"], 64, 2, ApproximationConfig())

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from chaos.cli import run_cli
-from harness.gates import Gate
-from harness.marked_run import experiment_of, said_by
-from harness.verdict import EXIT_CODES
-from tests.harness.test_pytest_plugin import PLUGIN
+from harness.judging.gates import Gate
+from harness.judging.verdict import EXIT_CODES
+from harness.pytest.marked_run import experiment_of, said_by
+from tests.harness.pytest.test_pytest_plugin import PLUGIN
 
 pytest_plugins = "pytester"
 
@@ -136,7 +136,7 @@ def test_the_marked_test_in_the_documents_is_collected(pytester):
 
 @pytest.mark.unit
 def test_every_option_of_the_plugin_is_documented():
-    source = (ROOT / "harness/pytest_plugin.py").read_text()
+    source = (ROOT / "harness/pytest/plugin.py").read_text()
     text = (ROOT / "docs/pytest.md").read_text()
     names = re.findall(r'\("([a-z-]+)", "(?:N|NAME)"', source) + re.findall(r'"--resilience-([a-z-]+)"', source)
     assert len(names) >= 9

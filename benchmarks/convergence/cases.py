@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.convergence.policies import POLICIES, Policy
 from benchmarks.convergence.runs import DEFAULT_APPROXIMATION, SAMPLES_PER_REPLICA, Run
 from benchmarks.convergence.training import NO_CORRECTION, Correction
-from mecefo_runtime.config import ApproximationConfig
+from mecefo_runtime.job.config import ApproximationConfig
 
 # Failure-free runs of these shares of the steps say what a step is worth.
 LENGTHS = (0.55, 0.7, 0.85, 1.15)

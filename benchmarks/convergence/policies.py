@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mecefo_runtime.config import PRESETS, ApproximationConfig
-from mecefo_runtime.costs import Costs
-from mecefo_runtime.layout import Cluster, Layout
+from mecefo_runtime.job.config import PRESETS, ApproximationConfig
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import NoLayout, Situation, find
-from mecefo_runtime.step_time import step_seconds
 
 # 1,024 sequences a step, as the paper's 7B run has, in microbatches of two.
 CLUSTER = Cluster(

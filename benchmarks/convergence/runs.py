@@ -15,8 +15,8 @@ import torch
 from benchmarks.convergence.failures import PROCESSES, alive_by_step
 from benchmarks.convergence.policies import CLUSTER, Policy, Share, plan_steps
 from benchmarks.convergence.training import NO_CORRECTION, Correction, Group, Training, split_text
-from mecefo_runtime.config import ApproximationConfig, JobConfig
-from mecefo_runtime.data import samples_of_step
+from mecefo_runtime.job.config import ApproximationConfig, JobConfig
+from mecefo_runtime.model.data import samples_of_step
 
 # A gradient's error costs two more steps to find out.
 PROBE_EVERY_STEPS = 50

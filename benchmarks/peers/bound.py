@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from mecefo_runtime.process import die_with_parent
+from mecefo_runtime.system.process import die_with_parent
 
 
 def main() -> None:

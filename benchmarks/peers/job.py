@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mecefo_runtime.config import JobConfig
+from mecefo_runtime.job.config import JobConfig
 
 JOB_VARIABLE = "PEER_JOB"
 

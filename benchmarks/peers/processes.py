@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.peers.job import Peer, PeerJob
 from benchmarks.peers.records import Attempt, Kill, find_recovery, read_records
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 
 ROOT = Path(__file__).resolve().parents[2]
 # Eight processes that import torch on two busy cores.

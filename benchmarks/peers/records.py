@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.steps import CommittedStep, baseline, median_step_seconds
+from harness.analysis.steps import CommittedStep, baseline, median_step_seconds
 
 
 @dataclass(frozen=True, slots=True)

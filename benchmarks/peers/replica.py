@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers.job import PeerJob
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.data import Corpus, read_corpus
-from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.model import Head, build_unit
-from mecefo_runtime.schedule import learning_rate
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
+from mecefo_runtime.model.data import Corpus, read_corpus
+from mecefo_runtime.model.model import Head, build_unit
+from mecefo_runtime.model.schedule import learning_rate
 
 
 class WholeModel(nn.Module):

@@ -13,9 +13,9 @@ from benchmarks.peers import torchft_ddp, torchrun_ddp
 from benchmarks.peers.comparison import Outcome, Way, name_recovery, outcome_of
 from benchmarks.peers.job import Peer, PeerJob
 from benchmarks.peers.processes import run_peer
-from chaos.experiment import Experiment
-from harness.execute import check
-from mecefo_runtime.config import JobConfig
+from chaos.experiment.experiment import Experiment
+from harness.run.execute import check
+from mecefo_runtime.job.config import JobConfig
 
 NOTES = (
     "the same for all: the model, whole on every rank (data parallel, one stage, no dilation), the ranks, "

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.peers.job import Peer, PeerJob
 from benchmarks.peers.records import Recorder
-from mecefo_runtime.process import die_with_parent
+from mecefo_runtime.system.process import die_with_parent
 
 MAX_RESTARTS = 3
 # Of init_process_group and of every collective; far above a step, far below torch's half hour.

@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.plain.runs import NeverReached
-from chaos.trigger import PHASES as ALL_PHASES
-from harness.hub import Hub
-from mecefo_runtime.hooks import Hooks
-from mecefo_runtime.wire import new_token
+from chaos.spec.trigger import PHASES as ALL_PHASES
+from harness.control.hub import Hub
+from mecefo_runtime.system.wire import new_token
+from mecefo_runtime.training.hooks import Hooks
 
 NUM_REPEATS, NUM_STEPS = 9, 5000
 

@@ -22,13 +22,13 @@ import torch
 
 from benchmarks.plain.phases import Window
 from benchmarks.plain.trainer import PlainTrainer
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.coordinator import run_coordinator
-from mecefo_runtime.data import read_corpus
-from mecefo_runtime.events import Emitter
-from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
-from mecefo_runtime.sinks import connect_sink
-from mecefo_runtime.supervisor import run_supervisor
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.launch.supervisor import run_supervisor
+from mecefo_runtime.membership.coordinator import run_coordinator
+from mecefo_runtime.model.data import read_corpus
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.system.sinks import connect_sink
 
 LOOPBACK = "127.0.0.1"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mecefo_runtime.inspection import Inspection
+from mecefo_runtime.training.inspection import Inspection
 
 # What a step consists of, in its order. `reduce` is the all-reduce of gradients, their norm and, in ours, the commit's
 # exchange; `between` is what is neither: the record of the step before, and the zeroing of gradients.
@@ -73,10 +73,10 @@ class PhaseHook:
         self._clock = PhaseClock(window)
 
     def expose(self, subject: Inspection) -> None:
-        """See `mecefo_runtime.hooks.Hook`: times need no tensors."""
+        """See `mecefo_runtime.training.hooks.Hook`: times need no tensors."""
 
     def announce(self, step: int, phase: str) -> None:
-        """See `mecefo_runtime.hooks.Hook`."""
+        """See `mecefo_runtime.training.hooks.Hook`."""
         if phase in _ANNOUNCED:
             self._clock.enter(step, _ANNOUNCED[phase])
             if step == self._window.last + 1 and phase == "data":
@@ -98,6 +98,6 @@ def hook_environment(folder: Path, window: Window) -> Mapping[str, str]:
 
 
 def install(*, rank: int, node: int, attempt: int) -> PhaseHook:
-    """The runtime's hook (see `mecefo_runtime.hooks`)."""
+    """The runtime's hook (see `mecefo_runtime.training.hooks`)."""
     first, last = map(int, os.environ[WINDOW_VARIABLE].split())
     return PhaseHook(rank, Path(os.environ[FOLDER_VARIABLE]), Window(first, last))

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Self
 from benchmarks.plain.forks import plain_file, rendezvous_file
 from benchmarks.plain.phases import Window, hook_environment, phases_file
 from benchmarks.plain.usage import Memory, cpu_seconds_of, read_memory
-from chaos.desk import Channel
-from harness.hub import Hub
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.events import Event
-from mecefo_runtime.wire import Message, new_token
+from chaos.injection.desk import Channel
+from harness.control.hub import Hub
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.wire import Message, new_token
 
 START_TIMEOUT_SECONDS = 120.0
 RUN_TIMEOUT_SECONDS = 900.0
@@ -210,7 +210,7 @@ class NeverReached:
         self.num_held = 0
 
     def connected(self, channel: Channel) -> None:
-        """See `harness.hub.AgentDesk`."""
+        """See `harness.control.hub.AgentDesk`."""
         channel.send({"holds": self.HOLDS})
 
     def on_message(self, channel: Channel, message: Message) -> None:
@@ -219,7 +219,7 @@ class NeverReached:
         channel.send({"type": "release", "holds": self.HOLDS})
 
     def closed(self, channel: Channel) -> None:
-        """See `harness.hub.AgentDesk`."""
+        """See `harness.control.hub.AgentDesk`."""
 
 
 class _Watch:

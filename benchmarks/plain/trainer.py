@@ -19,11 +19,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.plain.phases import PhaseClock, Window
 from benchmarks.plain.usage import read_memory
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.data import Corpus, read_corpus, samples_of_step
-from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.model import build_unit
-from mecefo_runtime.schedule import learning_rate
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
+from mecefo_runtime.model.data import Corpus, read_corpus, samples_of_step
+from mecefo_runtime.model.model import build_unit
+from mecefo_runtime.model.schedule import learning_rate
 
 
 class PlainTrainer:

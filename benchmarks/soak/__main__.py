@@ -27,8 +27,8 @@ from benchmarks.soak.driver import Driver, Record
 from benchmarks.soak.ground import Ground
 from benchmarks.soak.judge import count_rejoins, judge, loss_deviations, recovery_seconds
 from benchmarks.soak.plan import RunPlan, Shape, plan_run
-from harness.steps import read_steps
-from mecefo_runtime.events import MAIN_JOB
+from harness.analysis.steps import read_steps
+from mecefo_runtime.system.events import MAIN_JOB
 
 NUM_LOSSES, QUICK_NUM_LOSSES = 300, 6
 

@@ -18,10 +18,10 @@ from benchmarks.soak.plan import Blow, RunPlan
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from harness.backends.node_job import NodeJob
-from harness.conductor import EVENTS_FILE, LOGS_FOLDER
-from harness.recorder import Recorder
-from mecefo_runtime.events import MAIN_JOB, Emitter, Event
-from mecefo_runtime.process import ProcessId
+from harness.control.recorder import Recorder
+from harness.run.conductor import EVENTS_FILE, LOGS_FOLDER
+from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.process import ProcessId
 
 # Without a committed step for so long a job hangs: more than all its time-outs but that of a collective, which is there
 # for what cannot happen.

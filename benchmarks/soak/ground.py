@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Self
 
 from harness.backends.local import LocalBackend
-from harness.conductor import LOGS_FOLDER
-from harness.hub import Hub
-from mecefo_runtime.events import Emitter, Event
-from mecefo_runtime.process import ProcessId
-from mecefo_runtime.wire import new_token
+from harness.control.hub import Hub
+from harness.run.conductor import LOGS_FOLDER
+from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.wire import new_token
 
 MARK = "SOAK_RUN"
 SETTLE_SECONDS = 0.2

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.soak.driver import Loss, Record
 from benchmarks.soak.plan import RunPlan
-from harness.integrity import find_diverged_units
-from harness.steps import CommittedStep, read_steps
-from mecefo_runtime.data import checksum, samples_of_step
-from mecefo_runtime.events import MAIN_JOB, Event
-from mecefo_runtime.layout import Layout
+from harness.analysis.integrity import find_diverged_units
+from harness.analysis.steps import CommittedStep, read_steps
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.model.data import checksum, samples_of_step
+from mecefo_runtime.system.events import MAIN_JOB, Event
 
 # Sums of float32 in another order; 1.4e-7 has been seen.
 MAX_LOSS_DEVIATION_RATIO = 1e-5

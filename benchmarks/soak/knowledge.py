@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from mecefo_runtime.events import Event
-from mecefo_runtime.layout import Layout
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.process import ProcessId
 
 
 class Knowledge:

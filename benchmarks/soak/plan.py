@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mecefo_runtime.config import JobConfig
+from mecefo_runtime.job.config import JobConfig
 
 NUM_STEPS, QUICK_NUM_STEPS = 150, 100
 NUM_BLOWS, QUICK_NUM_BLOWS = 6, 3

@@ -14,7 +14,7 @@ from chaos.commands.output import is_for_github, print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 if TYPE_CHECKING:
-    from chaos.experiment import Experiment
+    from chaos.experiment.experiment import Experiment
     from harness.comparison.sample import RunSet, Sample
     from harness.comparison.verdicts import Against, SetVerdict
 
@@ -54,7 +54,7 @@ def repeat(
     from harness.comparison.ci import github_of, junit_of
     from harness.comparison.rounds import Contender, Rounds, check_repeatable
     from harness.comparison.verdicts import judge_repetition
-    from harness.execute import write_whole
+    from harness.run.execute import write_whole
 
     check_repeatable(experiment)
     label = getattr(experiment.job, "strategy", experiment.job.runtime)
@@ -159,8 +159,8 @@ def _strategies(text: str) -> list[str]:
 
 def _figure(name: str) -> str:
     from harness.comparison.figures import FIGURES
-    from harness.metrics import find
-    from harness.metrics import nearest as nearest_figure
+    from harness.judging.metrics import find
+    from harness.judging.metrics import nearest as nearest_figure
 
     metric = find(name)
     if metric is None:

@@ -14,7 +14,7 @@ from chaos.commands.output import print_json, print_text
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
-    from harness.doctor.finding import Backend, Finding
+    from harness.backends.finding import Backend, Finding
 
 _COLOURS = {"ok": "green", "missing": "yellow", "wrong": "red"}
 _MAX_COLUMNS = 120
@@ -39,7 +39,7 @@ def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int
     Exit code 0 when runs can be made on the backend, 3 when not. What only some faults need is told, and no reason for
     a 3.
     """
-    from harness.backends.image import DEFAULT_IMAGE
+    from harness.backends.docker.image import DEFAULT_IMAGE
     from harness.doctor.examine import examine
 
     findings = []
@@ -79,7 +79,7 @@ def _told(finding: Finding) -> str:
 
 
 def _conclusion(backend: Backend, findings: list[Finding]) -> str:
-    from harness.doctor.finding import EVERY_BACKEND
+    from harness.backends.finding import EVERY_BACKEND
 
     lines = []
     # The one that was asked for last, where it stands alone before the prompt.

@@ -11,7 +11,7 @@ from chaos.commands.output import print_json, print_text
 from chaos.errors import UsageError
 
 if TYPE_CHECKING:
-    from harness.gates import Gate
+    from harness.judging.gates import Gate
 
 _GRAMMAR = "METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR NUMBER[UNIT]"
 
@@ -23,7 +23,7 @@ _UNITS = {"seconds": " s", "ratio": " (a ratio)", "rate": " per second", "token_
 @JSON_OPTION
 def gates(expressions: tuple[str, ...], as_json: bool) -> int:
     """List the metrics that gates can be set on, with their units; or say how each GATE is understood."""
-    from harness.gates import Gate, GateError
+    from harness.judging.gates import Gate, GateError
 
     try:
         parsed = [Gate.parse(expression) for expression in expressions]
@@ -39,11 +39,11 @@ def gates(expressions: tuple[str, ...], as_json: bool) -> int:
 
 
 def _vocabulary() -> dict[str, Any]:
-    from harness.early_end import can_end_early
-    from harness.gates import AGGREGATES, BUILTIN_GATES, OPERATORS, UNITS, Gate
-    from harness.metric_words import ABOUT, SERIES_ABOUT
-    from harness.metrics import METRICS
-    from harness.series import PERIODS, SERIES
+    from harness.judging.early_end import can_end_early
+    from harness.judging.gates import AGGREGATES, BUILTIN_GATES, OPERATORS, UNITS, Gate
+    from harness.judging.metric_words import ABOUT, SERIES_ABOUT
+    from harness.judging.metrics import METRICS
+    from harness.judging.series import PERIODS, SERIES
 
     return {
         "grammar": _GRAMMAR,
@@ -93,7 +93,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def _meaning(gate: Gate) -> dict[str, Any]:
-    from harness.early_end import can_end_early
+    from harness.judging.early_end import can_end_early
 
     return {
         "gate": gate.expression,

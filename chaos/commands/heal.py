@@ -14,8 +14,8 @@ from chaos.commands.output import print_json, print_text
 from chaos.errors import ChaosError, HealError, UsageError
 
 if TYPE_CHECKING:
-    from chaos.heal import Healed
-    from chaos.state import OpenRun
+    from chaos.undo.heal import Healed
+    from chaos.undo.state import OpenRun
 
 
 @click.command()
@@ -59,7 +59,7 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
 
 
 def _open_runs() -> tuple[list[OpenRun], list[Path]]:
-    from chaos.state import registered
+    from chaos.undo.state import registered
 
     entries = registered()
     runs = [entry.run for entry in entries if entry.run is not None]
@@ -75,10 +75,10 @@ def _open_runs() -> tuple[list[OpenRun], list[Path]]:
 
 def _find(out: Path, reference: str) -> OpenRun:
     """The run that is meant, be it registered or not; its owner is dead."""
-    from chaos.guard import LEDGER_FILE
-    from chaos.ledger import read_ledger
-    from chaos.state import OpenRun, Place, registered
-    from harness.runs import find_run
+    from chaos.undo.guard import LEDGER_FILE
+    from chaos.undo.ledger import read_ledger
+    from chaos.undo.state import OpenRun, Place, registered
+    from harness.store.runs import find_run
 
     path = Path(reference)
     folder = path.resolve().parent if _is_ledger(path) else find_run(out, reference).resolve()
@@ -99,7 +99,7 @@ def _find(out: Path, reference: str) -> OpenRun:
 
 
 def _is_ledger(path: Path) -> bool:
-    from chaos.guard import LEDGER_FILE
+    from chaos.undo.guard import LEDGER_FILE
 
     # What is too long to be a file's name is the name of none.
     with suppress(OSError):
@@ -108,7 +108,7 @@ def _is_ledger(path: Path) -> bool:
 
 
 def _heal(run: OpenRun, dry_run: bool) -> Healed:
-    from chaos.heal import Healed, heal, preview
+    from chaos.undo.heal import Healed, heal, preview
 
     if dry_run:
         return preview(run)

@@ -15,15 +15,15 @@ import click
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
-    from chaos.command_job import CommandConfig
-    from chaos.experiment import Experiment
-    from mecefo_runtime.config import JobConfig
+    from chaos.experiment.command_job import CommandConfig
+    from chaos.experiment.experiment import Experiment
+    from mecefo_runtime.job.config import JobConfig
 
 
 def print_plan(experiment: Experiment, as_json: bool) -> None:
     """What a run of `experiment` would do."""
-    from chaos.gate_spec import AbortingGate
-    from harness.execute import prepare
+    from chaos.experiment.gate_spec import AbortingGate
+    from harness.run.execute import prepare
 
     job, plan = prepare(experiment)
     if as_json:
@@ -42,7 +42,7 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
 
 
 def _job_text(job: JobConfig | CommandConfig) -> str:
-    from chaos.command_job import CommandConfig
+    from chaos.experiment.command_job import CommandConfig
 
     if isinstance(job, CommandConfig):
         return str(job)
@@ -61,8 +61,8 @@ def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events
         return
     from rich.console import Console
 
-    from harness.execute import judge
     from harness.report.terminal import render
+    from harness.run.execute import judge
 
     class ReportConsole(Console):
         def on_broken_pipe(self) -> None:

@@ -11,7 +11,7 @@ import click
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
-    from mecefo_runtime.events import Event
+    from mecefo_runtime.system.events import Event
 
 
 def write_page(path: Path, folder: Path, summary: Mapping[str, Any], events: Sequence[Event]) -> None:
@@ -20,8 +20,8 @@ def write_page(path: Path, folder: Path, summary: Mapping[str, Any], events: Seq
     Raises:
         EnvironmentFailure: it could not be written.
     """
-    from harness.execute import write_whole
     from harness.report.html import render
+    from harness.run.execute import write_whole
 
     write_whole(path, render(summary, events, folder=folder, page_folder=path.absolute().parent))
 

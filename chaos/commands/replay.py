@@ -23,10 +23,10 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
 
     What the seed, a rate or a profile drew is not drawn again. RUN is `latest`, a name, name/time, or a path.
     """
-    from chaos.experiment import from_mapping
-    from chaos.replay import Recorded, explicit, explicit_faults
-    from harness.execute import execute
-    from harness.log import legible
+    from chaos.experiment.experiment import from_mapping
+    from chaos.plan.replay import Recorded, explicit, explicit_faults
+    from harness.run.execute import execute
+    from harness.store.log import legible
 
     folder, summary, events = read_run(out, reference)
     with legible(folder):

@@ -25,7 +25,7 @@ def serve(reference: str, out: Path, port: str) -> int:
     """
     from harness.exporter.follow import follow
     from harness.exporter.job import JobExporter
-    from harness.runs import find_run
+    from harness.store.runs import find_run
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:

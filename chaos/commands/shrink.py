@@ -35,12 +35,12 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     First incidents are left out, then the job is made shorter and the faults come earlier, as long as it fails in the
     same way. The file is written after every success, so an interrupted search leaves the best that was found.
     """
-    from chaos.experiment import from_mapping, to_yaml
-    from chaos.replay import Recorded, explicit, explicit_faults
-    from chaos.shrink import BudgetSpent, Trials
-    from harness.execute import execute
-    from harness.failure import failure_of
-    from harness.log import legible
+    from chaos.experiment.experiment import from_mapping, to_yaml
+    from chaos.plan.replay import Recorded, explicit, explicit_faults
+    from chaos.plan.shrink import BudgetSpent, Trials
+    from harness.judging.failure import failure_of
+    from harness.run.execute import execute
+    from harness.store.log import legible
 
     folder, summary, events = read_run(out, reference)
     wanted = failure_of(summary)
@@ -76,7 +76,7 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
         end = "nothing more can be left out"
     except BudgetSpent:
         end = f"stopped after {max_runs} runs: --max-runs allows more"
-    from harness.words import count
+    from harness.analysis.words import count
 
     click.echo(f"{count(len(faults), 'incident')} -> {_in_short(best.values)}; {end}", err=True)
     click.echo(str(path))
@@ -92,7 +92,7 @@ class _Best:
 
     def drop_incidents(self) -> None:
         """Leave out every incident that it does not take."""
-        from chaos.shrink import minimize
+        from chaos.plan.shrink import minimize
 
         minimize(range(len(self.values["faults"])), self._keeps_failing_with(list(self.values["faults"])))
 
@@ -104,7 +104,7 @@ class _Best:
 
     def come_earlier(self) -> None:
         """Let the faults come at earlier steps, the last one first, and then shorten the job."""
-        from chaos.shrink import lowest
+        from chaos.plan.shrink import lowest
 
         for index in reversed(range(len(self.values["faults"]))):
             step = _step_of(self.values["faults"][index])

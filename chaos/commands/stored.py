@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mecefo_runtime.events import Event
+    from mecefo_runtime.system.events import Event
 
 
 def read_run(out: Path, reference: str) -> tuple[Path, Mapping[str, Any], Sequence[Event]]:
@@ -17,9 +17,9 @@ def read_run(out: Path, reference: str) -> tuple[Path, Mapping[str, Any], Sequen
         UsageError: there is no such run.
         EnvironmentFailure: it cannot be read.
     """
-    from harness.execute import judge
-    from harness.log import legible
-    from harness.runs import find_run
+    from harness.run.execute import judge
+    from harness.store.log import legible
+    from harness.store.runs import find_run
 
     folder = find_run(out, reference)
     with legible(folder):

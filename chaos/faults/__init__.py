@@ -31,9 +31,9 @@ def broken_plugins() -> Mapping[str, str]:
 @functools.cache
 def _load() -> tuple[Mapping[str, type[Fault[Any]]], Mapping[str, str]]:
     found: dict[str, type[Fault[Any]]] = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        if not module_info.name.startswith("_") and module_info.name != "base":
-            found |= {kind.kind: kind for kind in _kinds_in(importlib.import_module(f"{__name__}.{module_info.name}"))}
+    for module_info in pkgutil.walk_packages(__path__, f"{__name__}."):
+        if not module_info.ispkg and not module_info.name.rpartition(".")[2].startswith("_"):
+            found |= {kind.kind: kind for kind in _kinds_in(importlib.import_module(module_info.name))}
     broken: dict[str, str] = {}
     for plugin in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda plugin: plugin.name):
         where = f"{plugin.name} ({plugin.value})"

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from chaos.errors import EffectNotSeen, TargetNotFound
 from chaos.faults.base import Act, Fault, Fidelity, Host
-from chaos.target import ResolvedTarget, Scope
+from chaos.spec.target import ResolvedTarget, Scope
 
 # Steps may take seconds, and what was struck may be used only in the next one.
 VERIFY_TIMEOUT_SECONDS = 120.0

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_c
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.target import ResolvedTarget, Scope
-from chaos.trigger import Duration
-from chaos.watch import Watch
-from mecefo_runtime.layout import Cluster
-from mecefo_runtime.process import ProcessId
+from chaos.faults.watch import Watch
+from chaos.spec.target import ResolvedTarget, Scope
+from chaos.spec.trigger import Duration
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.process import ProcessId
 
 Fidelity = Literal["real", "shaped", "telemetry"]
 Role = Literal["rank", "supervisor", "container", "coordinator", "launcher"]
@@ -81,7 +81,7 @@ class ProcessHost(Protocol):
         ...
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
-        """The processes that play `role` (see `chaos.target.ROLES`) now; none while there is none."""
+        """The processes that play `role` (see `chaos.spec.target.ROLES`) now; none while there is none."""
         ...
 
 
@@ -178,7 +178,7 @@ class Emit(Protocol):
     def __call__(
         self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
     ) -> object:
-        """See `mecefo_runtime.events.Emitter.emit`."""
+        """See `mecefo_runtime.system.events.Emitter.emit`."""
         ...
 
 
@@ -238,7 +238,7 @@ class Fault(ABC, Generic[ParametersT]):
     # What is struck, in words, where the user names no target: a fault of checkpoints has none.
     strikes: ClassVar[str] = "the newest checkpoint"
     fidelity: ClassVar[Fidelity]
-    # Words of `chaos.needs`.
+    # Words of `chaos.plan.needs`.
     needs: ClassVar[tuple[str, ...]] = ()
     undo_summary: ClassVar[str]
     # Whether its record says something that has to be undone, should the injector die.

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.foreign.identity import Identity
-from mecefo_runtime.events import Emitter, Event
-from mecefo_runtime.wire import Guarded, connect, encode, limit_send_time
+from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.wire import Guarded, connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 LOCK_SECONDS = 2.0

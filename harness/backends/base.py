@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from chaos.command_job import CommandConfig
+from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess, ProcessHost
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.events import Event
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.events import Event
 
 Outcome = Literal["completed", "failed", "stopped"]
 # What is run: a job of our runtime, or somebody else's command.

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from chaos.command_job import CommandConfig
-from chaos.experiment import Experiment
+from chaos.experiment.command_job import CommandConfig
+from chaos.experiment.experiment import Experiment
 from harness.backends.base import AnyConfig, Backend
-from harness.backends.command import CommandBackend
-from harness.backends.container_command import folder_of
-from harness.backends.container_settings import ground_of
-from harness.backends.docker import DockerBackend
+from harness.backends.command.backend import CommandBackend
+from harness.backends.docker.backend import DockerBackend
+from harness.backends.docker.command import folder_of
+from harness.backends.docker.settings import ground_of
 from harness.backends.local import LocalBackend
-from harness.hub import Hub
+from harness.control.hub import Hub
 from harness.network.machine import wants_networks
-from mecefo_runtime.events import Emitter
+from mecefo_runtime.system.events import Emitter
 
 # What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
-CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint", "mecefo_runtime.checkpoint_writer")
+CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint.checkpoint", "mecefo_runtime.checkpoint.writer")
 
 
 def choose_backend(
@@ -36,7 +36,7 @@ def choose_backend(
     """The backend of a run in `folder`; `needs` are those of each of its incidents' faults.
 
     `engine` is the address of the Docker engine in which nodes are containers; None: they are on this machine.
-    `ranks_metrics` is where the main job's ranks are to serve their metrics (`mecefo_runtime.exporter`), if at all.
+    `ranks_metrics` is where the main job's ranks are to serve their metrics (`exporter`), if at all.
     """
     has_links = wants_networks(experiment, needs)
     networked = job.cluster() if has_links else None

@@ -9,7 +9,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 
 # linux/pidfd.h: struct pidfd_info in its first version (mask, cgroup, eleven ids, exit code), and
 # _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info). Of ends it tells since Linux 6.15, after the parent has been told.

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.network.plan import NETWORKS_VARIABLE, Networks
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.coordinator import run_coordinator
-from mecefo_runtime.events import Emitter
-from mecefo_runtime.process import ProcessId, die_with_parent, keep_only, set_name, start_child
-from mecefo_runtime.sinks import connect_sink
-from mecefo_runtime.succession import Succession
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.membership.coordinator import run_coordinator
+from mecefo_runtime.membership.succession import Succession
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.system.sinks import connect_sink
 
 LOOPBACK = "127.0.0.1"
 STRANGERS_SECONDS = 1.0
@@ -87,7 +87,7 @@ class ForkServer:
                 own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
 
                 # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
-                from mecefo_runtime.supervisor import run_supervisor
+                from mecefo_runtime.launch.supervisor import run_supervisor
 
                 def supervise() -> int:
                     if self._networks is not None:
@@ -120,7 +120,7 @@ class ForkServer:
                 self._start(command, "coordinator", coordinate)
             case "command":
                 # Here: only a command's container has a use for it.
-                from harness.backends.command_start import become
+                from harness.backends.command.start import become
 
                 self._start(command, str(command["log"]), lambda: become(command))
 
@@ -167,8 +167,8 @@ def load(data: str | None, modules: Iterable[str]) -> None:
     # 480 modules, which torch asks for at the first backward pass of a stage that is not the last.
     import torch.fx.experimental.symbolic_shapes
 
-    import mecefo_runtime.supervisor  # noqa: F401
-    from mecefo_runtime.data import read_corpus
+    import mecefo_runtime.launch.supervisor  # noqa: F401
+    from mecefo_runtime.model.data import read_corpus
 
     torch.set_num_threads(1)
     read_corpus(data)

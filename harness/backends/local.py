@@ -16,21 +16,21 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
-from chaos.links.nccl_transport import LOG_NAME
+from chaos.host.links.nccl_transport import LOG_NAME
 from harness.backends.base import AnyConfig
 from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
-from harness.hub import Hub
+from harness.control.hub import Hub
 from harness.network.links import NamespaceLinks, new_mark
 from harness.network.plan import HeldNetworks, Networks
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.events import Emitter
-from mecefo_runtime.layout import Cluster
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId
 
 START_TIMEOUT_SECONDS = 120.0
 FORK_SERVER_LOG = "forkserver.log"
 # What every rank would have to import to serve its metrics.
-METRICS_MODULES = ("mecefo_runtime.metrics_server", "prometheus_client.core")
+METRICS_MODULES = ("mecefo_runtime.system.metrics_server", "prometheus_client.core")
 
 
 class LocalBackend:

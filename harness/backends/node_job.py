@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from chaos.faults.base import LinkHost, OwnedProcess
 from harness.backends.ending_job import EndingJob
-from harness.hub import Hub
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.coordinator import JOB_FAILED
-from mecefo_runtime.events import Emitter, Event
-from mecefo_runtime.process import ProcessId
+from harness.control.hub import Hub
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.membership.coordinator import JOB_FAILED
+from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.process import ProcessId
 
 STOP_TIMEOUT_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0

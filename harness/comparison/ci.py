@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.analysis.words import one_line
 from harness.comparison.sample import Run, RunSet
 from harness.comparison.verdicts import MedianGate, SetVerdict
-from harness.gates import Gate, GateError
+from harness.judging.gates import Gate, GateError
 from harness.report import github, junit
-from harness.words import one_line
 
 MEDIAN_DECIDES = "the median over the runs decides"
 

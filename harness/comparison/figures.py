@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.metrics import METRICS, Metric
-from harness.words import name_seconds
+from harness.analysis.words import name_seconds
+from harness.judging.metrics import METRICS, Metric
 
 Better = Literal["lower", "higher"]
 

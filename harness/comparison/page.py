@@ -8,13 +8,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from harness.analysis.words import one_line
 from harness.comparison.figures import FIGURES, HEADLINE
 from harness.comparison.plot import plot
 from harness.comparison.sample import RunSet, Sample
 from harness.comparison.text import headline, notes
 from harness.comparison.verdicts import SetVerdict
-from harness.execute import write_whole
-from harness.words import one_line
+from harness.run.execute import write_whole
 
 PLOT_FILE = "plot.svg"
 PAGE_FILE = "report.html"

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import escape
 
+from harness.analysis.words import one_line
 from harness.comparison.figures import FIGURES, HEADLINE, Figure
 from harness.comparison.sample import RunSet, Sample
-from harness.words import one_line
 
 _WIDTH = 820
 _LABEL = 120

@@ -11,11 +11,11 @@ from typing import Any
 
 from chaos.errors import UsageError
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
-from harness.execute import judge
-from harness.log import legible
-from harness.runs import EVENTS_FILE, SET_FILE, find_run
-from harness.summary import summarize
-from mecefo_runtime.events import Event
+from harness.judging.summary import summarize
+from harness.run.execute import judge
+from harness.store.log import legible
+from harness.store.runs import EVENTS_FILE, SET_FILE, find_run
+from mecefo_runtime.system.events import Event
 
 
 def find_samples(out: Path, reference: str) -> list[Sample]:

@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.caveats import MUCH_OVERRUN
+from harness.analysis.words import count, one_line
 from harness.comparison.change import Change
 from harness.comparison.figures import FIGURES, HEADLINE
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample
 from harness.comparison.verdicts import Against, SetVerdict, what_ran
-from harness.words import count, one_line
+from harness.judging.caveats import MUCH_OVERRUN
 from mecefo_runtime.planners import stops_on_loss
 
 _WIDTH = 80

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
+from harness.analysis.words import count
 from harness.comparison.change import Change, compare, exit_code
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample, differences
-from harness.gates import OPERATORS, Gate, GateError
-from harness.verdict import EXIT_CODES, WORST_FIRST, Outcome
-from harness.words import count
+from harness.judging.gates import OPERATORS, Gate, GateError
+from harness.judging.verdict import EXIT_CODES, WORST_FIRST, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Against:
 
 
 def worst(codes: Sequence[int]) -> int:
-    """The exit code of several: the one whose verdict outranks the others; see `harness.verdict.WORST_FIRST`."""
+    """The exit code of several: the one whose verdict outranks the others; see `verdict.WORST_FIRST`."""
     ranks = {EXIT_CODES[outcome]: rank for rank, outcome in enumerate(WORST_FIRST)}
     return min(codes, key=lambda code: ranks.get(code, -1), default=0)
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from harness.backends.image import DEFAULT_IMAGE
-from harness.doctor import engine, fault_ground, machine
-from harness.doctor.finding import Finding
+from harness.backends.docker import examination as engine
+from harness.backends.docker.image import DEFAULT_IMAGE
+from harness.backends.finding import Finding
+from harness.doctor import fault_ground, machine
 from harness.doctor.torch_build import TorchLook
 
 

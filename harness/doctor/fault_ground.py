@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos import memory_limit, small_disk
-from chaos.links.firewall import environment, find_tool
-from harness.doctor.finding import Check, Finding
+from chaos.host import memory_limit, small_disk
+from chaos.host.links.firewall import environment, find_tool
+from harness.backends.finding import Check, Finding
 from harness.network.machine import TRY_TIMEOUT_SECONDS, why_no_networks
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 
 NETWORKS = Check("networks", "link faults of the local backend: every rank in a network of its own")
 QUEUES = Check("packet queue", "slow-link: delay, jitter, loss and rate, packet by packet (NFQUEUE)")

@@ -9,11 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chaos import memory_limit
 from chaos.errors import EnvironmentFailure
-from chaos.state import registered, writable_folder
-from harness.doctor.finding import EVERY_BACKEND, Check, Finding
-from mecefo_runtime.process import ProcessId
+from chaos.host import memory_limit
+from chaos.undo.state import registered, writable_folder
+from harness.backends.finding import EVERY_BACKEND, Check, Finding
+from mecefo_runtime.system.process import ProcessId
 
 OLDEST_PYTHON = (3, 11)
 # The default job and its twin, 8 ranks each one after the other, take 0.6 GB (measured); other models take more.

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Self
 
-from harness.doctor.finding import EVERY_BACKEND, Check, Finding
-from mecefo_runtime.devices import has_driver
+from harness.backends.finding import EVERY_BACKEND, Check, Finding
+from mecefo_runtime.system.devices import has_driver
 
 # Ten times what it takes on a busy machine with cold disks.
 TIMEOUT_SECONDS = 120.0

@@ -1,14 +1,14 @@
-"""Where the time goes while a job runs: what happens becomes claims on its wall clock, as in `harness.accounting`."""
+"""Where the time goes while a job runs: what happens becomes claims on its wall clock, as in `accounting`."""
 
 from __future__ import annotations
 
 from collections import deque
 from statistics import median
 
-from harness.accounting import Claim, Strength, step_cause
+from harness.analysis.accounting import Claim, Strength, step_cause
+from harness.analysis.regroups import Stall
+from harness.analysis.steps import CommittedStep, median_step_seconds, median_work_per_second
 from harness.exporter.stretches import Stretches
-from harness.regroups import Stall
-from harness.steps import CommittedStep, median_step_seconds, median_work_per_second
 
 _MAX_OPEN = 64
 

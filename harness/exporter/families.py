@@ -10,10 +10,10 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from harness.accounting import BADPUT_CAUSES, PRODUCTIVE
+from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE
+from harness.analysis.telemetry import FIDELITY
 from harness.exporter.fold import Fold, cumulated
-from harness.telemetry import FIDELITY
-from harness.verdict import EXIT_CODES
+from harness.judging.verdict import EXIT_CODES
 
 RECOVERY = "recovery"
 _MAX_LABEL_CHARACTERS = 200

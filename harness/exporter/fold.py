@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.attempts import COMMAND_RUNTIME
+from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.regroups import Stall, takes_coordinator
+from harness.analysis.steps import CommittedStep
+from harness.analysis.telemetry import DeviceErrors, add_errors
 from harness.exporter.badput import Badput
 from harness.exporter.incidents import Incidents
 from harness.exporter.members import Members
 from harness.exporter.steps import StepCounts
-from harness.regroups import Stall, takes_coordinator
-from harness.steps import CommittedStep
-from harness.telemetry import DeviceErrors, add_errors
-from mecefo_runtime.events import MAIN_JOB, Event
-from mecefo_runtime.exporter import STEP_SECONDS_BUCKETS
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
 
 _UNFIT_VERDICTS = ("repeat", "skip", "evict", "heal")
 _REGROUP_REASONS = ("start", "loss", "rejoin", "retry", "balance", "heal")

@@ -1,6 +1,6 @@
 """The incidents of a run, event by event: what came of each, and how long each phase of its recovery took.
 
-The rules are those of `harness.timeline`, which reads a whole log. Events of different processes arrive in any order:
+The rules are those of `timeline`, which reads a whole log. Events of different processes arrive in any order:
 an injection is told when it has been applied, and by then the job may have noticed.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.analysis.incident import Incident
+from harness.analysis.regroups import Stall
+from harness.analysis.steps import CommittedStep
+from harness.analysis.timeline import RESTORED_RATIO, RESTORED_STEPS
 from harness.exporter.badput import Badput
-from harness.incident import Incident
-from harness.regroups import Stall
-from harness.steps import CommittedStep
-from harness.timeline import RESTORED_RATIO, RESTORED_STEPS
-from mecefo_runtime.events import Event
+from mecefo_runtime.system.events import Event
 
 _MAX_INCIDENTS = 256
 _MAX_STRUCK = 64
@@ -45,7 +45,7 @@ class Incidents:
     """What is known of every incident; the newest `_MAX_INCIDENTS` are kept. Claims on time go to `badput`.
 
     By fault: `planned`, `outcomes`, `recoveries` and `undo_failures` count incidents, `newest` is the one that was
-    injected last. `fault_work` was done in the `fault_seconds` in which a fault was in force, see `harness.throughput`.
+    injected last. `fault_work` was done in the `fault_seconds` in which a fault was in force, see `throughput`.
     """
 
     def __init__(self, badput: Badput) -> None:
@@ -215,7 +215,7 @@ class Incidents:
         """What of the time since the last commit was under a fault, and the share of the step's work that was."""
         committed = step.committed_seconds
         windows = self._count_seconds(committed)
-        # As in `harness.throughput`: an attempt that began after a fault came is no step that was in flight then.
+        # As in `throughput`: an attempt that began after a fault came is no step that was in flight then.
         began = max([step.previous_seconds, *(start for start, _ in windows if start <= step.began_seconds)])
         for start, end in windows:
             within = min(committed, end) - max(began, start)
@@ -280,7 +280,7 @@ class Incidents:
         return [one for one in self._struck if one.known.injected is not None and one.known.injected <= at]
 
     def _assign(self, event: Event) -> None:
-        """Which incidents a detection is of; see `harness.detections`."""
+        """Which incidents a detection is of; see `harness.analysis.detections`."""
         at = event.monotonic_seconds
         latest_first = sorted(self._struck_before(at), key=lambda one: one.known.injected or 0.0, reverse=True)
         own: list[_Open] = []

@@ -15,10 +15,10 @@ from chaos.errors import EnvironmentFailure, UsageError, shown
 from harness.exporter.families import RunCollector
 from harness.exporter.fold import Fold
 from harness.exporter.targets import Targets, reachable
-from harness.live import RunView
-from mecefo_runtime.events import Event
-from mecefo_runtime.exporter import AUTO
-from mecefo_runtime.metrics_server import PATH, MetricsServer, split_address
+from harness.live.live import RunView
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.metrics_server import PATH, MetricsServer, split_address
+from mecefo_runtime.training.exporter import AUTO
 
 OFF = "off"
 LOOPBACK = "127.0.0.1"

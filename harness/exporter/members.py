@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mecefo_runtime.layout import Layout
+from mecefo_runtime.job.layout import Layout
 
 STATES = ("starting", "alive", "lost")
 _MAX_RANKS = 4096

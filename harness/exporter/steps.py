@@ -1,4 +1,4 @@
-"""The committed steps of a job, event by event: what `harness.steps` reads from a whole log, without keeping it."""
+"""The committed steps of a job, event by event: what `steps` reads from a whole log, without keeping it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import deque
 from statistics import median
 
-from harness.steps import BASELINE_STEPS, WARM_UP_STEPS, WORK_UNITS, CommittedStep, baseline
-from mecefo_runtime.events import Event
+from harness.analysis.steps import BASELINE_STEPS, WARM_UP_STEPS, WORK_UNITS, CommittedStep, baseline
+from mecefo_runtime.system.events import Event
 
 # Enough for the baseline, and for the late news of an injection that was before the newest of them.
 _RECENT_STEPS = BASELINE_STEPS + WARM_UP_STEPS + 8

@@ -1,6 +1,6 @@
 """The wall clock of a job as stretches from one commit to the next, each shared out among causes when it is over.
 
-What `harness.accounting` does for a whole log, as it goes. News that come late (a fault that is detected, or seen to
+What `accounting` does for a whole log, as it goes. News that come late (a fault that is detected, or seen to
 have taken effect, some steps after it struck) change the stretches that they are about, as far back as those are kept.
 """
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.accounting import BADPUT_CAUSES, PRODUCTIVE, Claim, Strength, resolve
+from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE, Claim, Strength, resolve
 
 _MAX_STRETCHES = 256
 _MAX_CLAIMS = 256

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mecefo_runtime.events import MAIN_JOB, Event
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.process import ProcessId
 
 TARGETS_FILE = "prometheus.json"
 OWNER_LABEL = "__chaos_owner"

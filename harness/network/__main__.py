@@ -7,7 +7,7 @@ import sys
 
 from harness.network.namespaces import leave_for_own_namespaces, make_networks
 from harness.network.plan import NETWORKS_VARIABLE, sites
-from mecefo_runtime.process import die_with_parent
+from mecefo_runtime.system.process import die_with_parent
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """`python -m harness.network.command PARENT NODES RANKS TOLD GO COMMAND...`: run COMMAND on networks of its own.
 
 What starts the ranks is where the coordinator of a job of ours is; each rank moves into its own network as its Python
-starts (`chaos.foreign.network`). Which networks there are goes to the descriptor TOLD; then a byte from GO is waited
+starts (`chaos.host.join_network`). Which networks there are goes to the descriptor TOLD; then a byte from GO is waited
 for. The process that becomes COMMAND holds the networks.
 """
 
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from chaos.foreign.network import HOLDER_VARIABLE, NETWORKS_VARIABLE
+from chaos.host.join_network import HOLDER_VARIABLE, NETWORKS_VARIABLE
 from harness.network.namespaces import leave_for_own_namespaces, make_networks
 from harness.network.plan import sites
 

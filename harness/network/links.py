@@ -1,6 +1,6 @@
 """Changing what goes over the links of a run's networks, from outside: firewall rules at one end of each link.
 
-Rules are planned as records first, from which alone they can be removed again (`chaos.links.firewall`).
+Rules are planned as records first, from which alone they can be removed again (`chaos.host.links.firewall`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
-from chaos.links.firewall import FirewallRules, environment, inside, restore_text
-from chaos.residue.processes import RUN_VARIABLE
+from chaos.host.links.firewall import FirewallRules, environment, inside, restore_text
+from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.network.asked import AskedLinks
 from harness.network.plan import HeldNetworks
-from mecefo_runtime.own_network import OwnNetwork
+from mecefo_runtime.system.own_network import OwnNetwork
 
 # A process has to start, on a machine that may be busy.
 TOOL_TIMEOUT_SECONDS = 30.0
@@ -76,7 +76,7 @@ class NamespaceLinks(AskedLinks):
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One record for each end at which something is to be done.
 
-        `rule`: `action` is drop, reset or shape (see `chaos.faults.link.SlowLink`); `way`, of each link, is out (what
+        `rule`: `action` is drop, reset or shape (see `link.SlowLink`); `way`, of each link, is out (what
         goes from the first end to the second), in, or both, which it is when nothing is said.
         """
         at: dict[End, list[tuple[str, End]]] = {}

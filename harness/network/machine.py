@@ -6,8 +6,8 @@ import functools
 import subprocess
 from collections.abc import Iterable
 
-from chaos.experiment import Experiment
-from chaos.links.firewall import environment, find_tool
+from chaos.experiment.experiment import Experiment
+from chaos.host.links.firewall import environment, find_tool
 
 TRY_TIMEOUT_SECONDS = 60.0
 

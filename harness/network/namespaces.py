@@ -12,10 +12,10 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from chaos.foreign.network import INTERFACE as INTERFACE
+from chaos.host.join_network import INTERFACE as INTERFACE
 from harness.network.plan import PREFIX_LENGTH, Networks, Site
 from harness.network.rtnetlink import RoutingSocket
-from mecefo_runtime.own_network import CLONE_NEWNET, OwnNetwork
+from mecefo_runtime.system.own_network import CLONE_NEWNET, OwnNetwork
 
 CLONE_NEWUSER = 0x10000000
 BRIDGE = "bridge"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.foreign.network import NETWORKS_VARIABLE as NETWORKS_VARIABLE
-from mecefo_runtime.own_network import OwnNetwork
-from mecefo_runtime.process import ProcessId
+from chaos.host.join_network import NETWORKS_VARIABLE as NETWORKS_VARIABLE
+from mecefo_runtime.system.own_network import OwnNetwork
+from mecefo_runtime.system.process import ProcessId
 
 PREFIX_LENGTH = 16
 _PREFIX = "10.77"

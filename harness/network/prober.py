@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 from harness.network.sock_diag import connections_with, end_connections_with
-from mecefo_runtime.own_network import OwnNetwork
-from mecefo_runtime.process import die_with_parent
+from mecefo_runtime.system.own_network import OwnNetwork
+from mecefo_runtime.system.process import die_with_parent
 
 _PORT = 7707
 _ASKING, _ANSWERING = b"?", b"!"

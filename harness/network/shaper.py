@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from mecefo_runtime.process import die_with_parent
+from mecefo_runtime.system.process import die_with_parent
 
 _NETFILTER = 12
 _QUEUE = 3 << 8
@@ -40,7 +40,7 @@ BACKLOG_SECONDS = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What happens to each packet; see `chaos.faults.link.SlowLink`."""
+    """What happens to each packet; see `chaos.faults.network.link.SlowLink`."""
 
     delay_seconds: float = 0.0
     jitter_seconds: float = 0.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from harness.analysis.words import count, name_ranks, name_seconds
 from harness.report import drawing
 from harness.report.curves import Curves, Holding
 from harness.report.drawing import Clock, Frame, Scale
 from harness.report.history import History, Struck, Way
-from harness.words import count, name_ranks, name_seconds
 
 _BAR = 28
 _MANY_RANKS = 24

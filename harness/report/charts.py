@@ -9,12 +9,12 @@ from statistics import median
 
 from markupsafe import Markup, escape
 
+from harness.analysis.words import count, name_seconds, speed_text
 from harness.report import drawing
 from harness.report.curves import Curves, Mark, StepPoint, differences, mean_rates, step_rates, thin_losses
 from harness.report.drawing import WIDE, Clock, Frame, Point, Scale
 from harness.report.history import History, shares
 from harness.report.wording import cause_words
-from harness.words import count, name_seconds, speed_text
 
 _MANY_FAULTS = 24
 """With more faults than this the lines of all would hide the curve."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from typing import Any, TypeVar
 
-from harness.attempts import COMMAND_RUNTIME
-from harness.steps import WORK_UNITS, unit_of, work_of
-from mecefo_runtime.events import MAIN_JOB, Event
-from mecefo_runtime.layout import Layout
+from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.steps import WORK_UNITS, unit_of, work_of
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.system.events import MAIN_JOB, Event
 
 _T = TypeVar("_T")
 _MARKED = ("injected", "regrouped", "repair_started", "rejoined")

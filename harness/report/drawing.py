@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from harness.words import one_line
+from harness.analysis.words import one_line
 
 WIDE, NARROW = 860, 344
 _CHAR_WIDTH = 5.9

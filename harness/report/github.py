@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness.analysis.words import name_seconds, one_line
 from harness.report import wording
-from harness.words import name_seconds, one_line
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 MAX_ANNOTATIONS = 10

@@ -1,6 +1,6 @@
 """What happened when, as the reports draw it: the stretches of the wall clock and the way of each incident.
 
-All of it is read off `harness.timeline` and `harness.accounting`, so that a picture and a figure cannot disagree. Times
+All of it is read off `timeline` and `accounting`, so that a picture and a figure cannot disagree. Times
 are seconds since the job started.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness import accounting, timeline
-from harness.incident import Incident
-from harness.steps import median_work_per_second
-from mecefo_runtime.events import MAIN_JOB, Event
+from harness.analysis import accounting, timeline
+from harness.analysis.incident import Incident
+from harness.analysis.steps import median_work_per_second
+from mecefo_runtime.system.events import MAIN_JOB, Event
 
 _STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")
 _PARTS: Mapping[str, str] = {

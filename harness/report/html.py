@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text, when
 from harness.report import bars, charts, history, tables, wording
 from harness.report.bars import Part
 from harness.report.curves import Curves, trace
 from harness.report.drawing import NARROW, WIDE
 from harness.report.history import History, Way
 from harness.report.story import about, chronicle, lost_words, steps_text, story
-from harness.words import count, name_seconds, one_line, speed_text, target_text, when
-from mecefo_runtime.events import Event
+from mecefo_runtime.system.events import Event
 
 _T = TypeVar("_T")
 _TEMPLATE = "report.html.j2"

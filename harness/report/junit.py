@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from harness.analysis.words import one_line
 from harness.report import wording
-from harness.words import one_line
 
 _BAD = ("failure", "error")
 _PROPERTIES = (

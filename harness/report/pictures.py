@@ -21,7 +21,7 @@ from harness.report import bars, charts, history
 from harness.report.curves import trace
 from harness.report.drawing import WIDE
 from harness.report.html import time_parts
-from mecefo_runtime.events import Event
+from mecefo_runtime.system.events import Event
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs that can draw a PNG, in the order in which they are looked for."""

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text, when
 from harness.report import wording
-from harness.words import Narrator, count, name_seconds, one_line, speed_text, target_text, when
-from mecefo_runtime.events import MAIN_JOB, Event
+from mecefo_runtime.system.events import MAIN_JOB, Event
 
 _TOLD_ONE_BY_ONE = 3
 _CHRONICLE_HEAD, _CHRONICLE_TAIL = 150, 50

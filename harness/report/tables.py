@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from harness.metrics import METRICS, Metric
+from harness.analysis.words import name_seconds
+from harness.judging.metrics import METRICS, Metric
 from harness.report import wording
-from harness.words import name_seconds
 
 _FILES: Mapping[str, str] = {
     "events.jsonl": "the event log, from which everything here is computed",

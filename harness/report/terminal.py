@@ -13,11 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from harness.analysis.words import count, name_seconds, one_line, speed_text
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
 from harness.report.story import backends_text, lost_words, steps_text
-from harness.words import count, name_seconds, one_line, speed_text
-from mecefo_runtime.events import Event
+from mecefo_runtime.system.events import Event
 
 _MAX_WIDTH = 100
 _MAX_BAR_CELLS = 24

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.words import evidence_text, name_ranks, name_seconds, one_line, target_text, when
+from harness.analysis.words import evidence_text, name_ranks, name_seconds, one_line, target_text, when
 
 VERDICTS: Mapping[str, str] = {
     "pass": "Every fault took effect, the job came through it, and every gate holds.",

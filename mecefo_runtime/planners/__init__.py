@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from mecefo_runtime.costs import Costs
-from mecefo_runtime.layout import Cluster, Layout
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Cluster, Layout
 
 
 class NoLayout(RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mecefo_runtime.layout import Cluster, Layout, Replica, Span, split_evenly
+from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, split_evenly
 from mecefo_runtime.planners import NoLayout
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mecefo_runtime.layout import Layout
+from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.planners import Situation
 from mecefo_runtime.planners._takeover import plan_takeover
 

@@ -21,8 +21,8 @@ from itertools import accumulate
 from math import floor, inf
 from typing import NamedTuple
 
-from mecefo_runtime.costs import Costs
-from mecefo_runtime.layout import (
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import (
     Cluster,
     Layout,
     LayoutError,
@@ -31,11 +31,7 @@ from mecefo_runtime.layout import (
     configured_layout,
     layer_unit,
 )
-from mecefo_runtime.planners import NoLayout, Situation
-from mecefo_runtime.planners._partition import Pace, Partition
-from mecefo_runtime.planners._shares import Shares, Sharing, Team, Whole
-from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Stages
-from mecefo_runtime.step_time import (
+from mecefo_runtime.job.step_time import (
     degraded_share_ratio,
     most_memory_bytes,
     span_seconds,
@@ -43,6 +39,10 @@ from mecefo_runtime.step_time import (
     step_seconds,
     update_seconds,
 )
+from mecefo_runtime.planners import NoLayout, Situation
+from mecefo_runtime.planners._partition import Pace, Partition
+from mecefo_runtime.planners._shares import Shares, Sharing, Team, Whole
+from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Stages
 
 # A step may take this much longer than without failures before a layer is degraded for it, and a plan must be better
 # than the current layout by this much to replace it.

@@ -27,8 +27,8 @@ from benchmarks.approximation import (
     to_document,
     ways_in_turn,
 )
-from mecefo_runtime.approximate import is_degraded, recomputes
-from mecefo_runtime.config import PRESETS, ModelConfig
+from mecefo_runtime.job.config import PRESETS, ModelConfig
+from mecefo_runtime.model.approximate import is_degraded, recomputes
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")

@@ -15,11 +15,11 @@ from benchmarks.convergence.policies import CLUSTER, POLICIES, Policy, Share, St
 from benchmarks.convergence.report import Curve, curve_of, figures_of, report, to_document
 from benchmarks.convergence.runs import Dealer, Outcome, Run, groups_of, recall, train_and_keep, trained_layers
 from benchmarks.convergence.training import NO_CORRECTION, Correction, Group, Training, split_text
-from mecefo_runtime.approximate import bases, degrade
-from mecefo_runtime.config import ApproximationConfig, JobConfig, ModelConfig
-from mecefo_runtime.data import Corpus
-from mecefo_runtime.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.model import build_unit
+from mecefo_runtime.job.config import ApproximationConfig, JobConfig, ModelConfig
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
+from mecefo_runtime.model.approximate import bases, degrade
+from mecefo_runtime.model.data import Corpus
+from mecefo_runtime.model.model import build_unit
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from benchmarks._machine import Machine
 from benchmarks.failover import KINDS, PHASES, collect, experiment_of, main, read_failover, report, to_document
-from harness.summary import summarize
+from harness.judging.summary import summarize
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault
@@ -22,7 +22,7 @@ def failover(**fault):
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_runs_differ_in_their_targets(kind):
-    from harness.execute import check
+    from harness.run.execute import check
 
     targets = {str(check(experiment_of(kind, seed, quick=False))[1][0].target) for seed in range(10)}
     assert len(targets) > 1

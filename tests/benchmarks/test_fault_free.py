@@ -34,7 +34,7 @@ from benchmarks.plain.agent import AgentCost
 from benchmarks.plain.phases import PHASES, PhaseClock, PhaseHook, Window, phases_file
 from benchmarks.plain.runs import Run
 from benchmarks.plain.usage import Memory, cpu_seconds_of, parse_status, read_memory
-from mecefo_runtime.config import JobConfig
+from mecefo_runtime.job.config import JobConfig
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")

@@ -30,9 +30,9 @@ from benchmarks.peers.job import PeerJob
 from benchmarks.peers.processes import ROOT, run_peer, running, watch
 from benchmarks.peers.records import Attempt, Kill, Recorder, find_recovery, read_records, usual_step_seconds
 from benchmarks.peers.rounds import Entry, peer_entries, run_rounds
-from harness.execute import check
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.data import samples_of_step
+from harness.run.execute import check
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.model.data import samples_of_step
 
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 KILL = Kill(rank=1, step=8, at_seconds=100.0)

@@ -10,8 +10,8 @@ from benchmarks.soak.driver import Loss, Record
 from benchmarks.soak.judge import check_stop, find_crashes, judge, recovery_seconds
 from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import FATAL_EVERY, FATAL_KINDS, KINDS, SINGLE_REPLICA, SINGLE_REPLICA_KINDS, plan_run
-from mecefo_runtime.data import checksum, samples_of_step
-from mecefo_runtime.events import Event
+from mecefo_runtime.model.data import checksum, samples_of_step
+from mecefo_runtime.system.events import Event
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.planning import layout_of
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from chaos.faults.base import Host, OwnedProcess
-from chaos.target import ResolvedTarget
-from chaos.watch import Watch
-from mecefo_runtime.process import ProcessId
+from chaos.faults.watch import Watch
+from chaos.spec.target import ResolvedTarget
+from mecefo_runtime.system.process import ProcessId
 
 NUM_PROCESSES = 4
 

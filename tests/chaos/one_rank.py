@@ -7,18 +7,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.desk import Desk
 from chaos.faults.base import Host, OwnedProcess
-from chaos.injector import Injector
-from chaos.ledger import Ledger, read_ledger
-from chaos.schedule import Incident
-from chaos.target import ResolvedTarget
-from chaos.trigger import Duration, Trigger
-from chaos.watch import Watch
-from harness.hub import Hub
-from mecefo_runtime.events import Event
-from mecefo_runtime.process import ProcessId
-from mecefo_runtime.wire import new_token
+from chaos.faults.watch import Watch
+from chaos.injection.desk import Desk
+from chaos.injection.injector import Injector
+from chaos.plan.schedule import Incident
+from chaos.spec.target import ResolvedTarget
+from chaos.spec.trigger import Duration, Trigger
+from chaos.undo.ledger import Ledger, read_ledger
+from harness.control.hub import Hub
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.wire import new_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AT = Trigger(step=5, phase="backward")
@@ -33,7 +33,7 @@ STEP_SECONDS = 6 * PHASE_SECONDS
 RANK = """
 import json, os, select, sys, time
 from chaos.agent import Agent
-from chaos.trigger import PHASES
+from chaos.spec.trigger import PHASES
 
 SETUP = {setup!r}
 agent = Agent(sys.argv[1], sys.argv[2], rank=0, node=0, attempt=1)

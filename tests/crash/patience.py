@@ -5,7 +5,7 @@ PATIENT = """
 import sys
 
 if sys.orig_argv[1] == "-c":
-    from mecefo_runtime.config import JobConfig
+    from mecefo_runtime.job.config import JobConfig
 
     set_up = JobConfig.__init__
 

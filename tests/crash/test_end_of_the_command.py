@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from chaos.process_table import is_stopped
-from mecefo_runtime.process import ProcessId
+from chaos.host.process_table import is_stopped
+from mecefo_runtime.system.process import ProcessId
 from tests.crash.patience import PATIENT
 from tests.integration.runs import (
     RUN_TIMEOUT_SECONDS,
@@ -30,9 +30,9 @@ HELD = ("kill-process", "--at", "step=5,phase=backward", "--on", "replica=0", "-
 HOLD_FOR_EVER = f"""{PATIENT}
 
 if sys.orig_argv[1] == "-c":
-    import chaos.injector
+    import chaos.injection.injector
 
-    chaos.injector.HOLD_GRACE_SECONDS = 3600.0
+    chaos.injection.injector.HOLD_GRACE_SECONDS = 3600.0
 """
 # However fast the run is, and however late we come: the command waits for its signal where that is to reach it.
 STOP_AT = f"""{PATIENT}
@@ -41,7 +41,7 @@ if sys.orig_argv[1] == "-c":
     import os
     import signal
 
-    from harness.recorder import Recorder
+    from harness.control.recorder import Recorder
 
     write = Recorder.write
 

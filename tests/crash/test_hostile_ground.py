@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 from tests.crash.patience import PATIENT
 from tests.integration.runs import (
     SMALL,

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks._undo_stage import POINTS
 from benchmarks.undo_sweep import BOTH, kinds_with_undo
-from chaos.ledger import read_ledger
+from chaos.undo.ledger import read_ledger
 from tests.crash.patience import PATIENT
 from tests.integration.runs import (
     REPOSITORY,
@@ -30,7 +30,7 @@ CLEAN_WITHIN_SECONDS = 15.0
 # For longer than any test takes: by default it ends after 10 s, which two commands take on a busy machine.
 PAUSE = ("pause-process", "--at", "step=5", "--on", "rank=1", "--for", "1h", "--steps", "100000", *SMALL)
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
-SHORT_LEASE = f"{IN_COMMAND}    import chaos.lease\n    chaos.lease.LEASE_SECONDS = 3.0\n"
+SHORT_LEASE = f"{IN_COMMAND}    import chaos.undo.lease\n    chaos.undo.lease.LEASE_SECONDS = 3.0\n"
 STAYS_SILENT = """
 import benchmarks._undo_stage as stage
 from pathlib import Path

@@ -9,10 +9,10 @@ import uuid
 
 import pytest
 
-from chaos import state
-from chaos.lease import LEASE_SECONDS
-from chaos.ledger import read_ledger
-from mecefo_runtime.process import ProcessId
+from chaos.undo import state
+from chaos.undo.lease import LEASE_SECONDS
+from chaos.undo.ledger import read_ledger
+from mecefo_runtime.system.process import ProcessId
 from tests.integration.runs import marked_environment, marked_processes
 
 pytestmark = pytest.mark.crash
@@ -26,7 +26,7 @@ SCRIPT = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from chaos.faults import registry
-from chaos.guard import Guard
+from chaos.undo.guard import Guard
 
 async def main(folder, pid, start_ticks):
     def lapse(text):

@@ -12,8 +12,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import DASHBOARDS, FOLDER, as_text, as_values, write
-from harness.incident import Incident
-from harness.verdict import EXIT_CODES
+from harness.analysis.incident import Incident
+from harness.judging.verdict import EXIT_CODES
 from tests.dashboards.reading import DOCS, all_panels, all_queries, metrics, table_of_metrics
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import docker
 
-from chaos.containers import DEFAULT_URL, LABEL, PART_LABEL
+from chaos.host.containers import DEFAULT_URL, LABEL, PART_LABEL
 
 POLL_SECONDS = 0.1
 

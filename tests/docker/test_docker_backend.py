@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from harness.backends.image import DEFAULT_IMAGE
-from mecefo_runtime.events import Event
+from harness.backends.docker.image import DEFAULT_IMAGE
+from mecefo_runtime.system.events import Event
 from tests.docker.engine import SlowEngine, assert_gone, container_of, parts, remove_network, run_of
 from tests.integration.runs import (
     RUN_TIMEOUT_SECONDS,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.image import DEFAULT_IMAGE
+from harness.backends.docker.image import DEFAULT_IMAGE
 from tests.docker.engine import assert_gone, container_of, run_of
 from tests.integration.runs import ChaosRun, Finished, read_run, run_chaos
 

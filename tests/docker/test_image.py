@@ -13,8 +13,8 @@ from typing import Any
 import docker
 import pytest
 
-from harness.backends.image import DEFAULT_IMAGE, DIGEST_LABEL, PURPOSE_LABEL, image_digest, source_digest
-from harness.doctor.engine import docker_findings
+from harness.backends.docker.examination import docker_findings
+from harness.backends.docker.image import DEFAULT_IMAGE, DIGEST_LABEL, PURPOSE_LABEL, image_digest, source_digest
 
 pytestmark = pytest.mark.docker
 
@@ -106,7 +106,7 @@ def test_link_faults_find_their_programs(engine):
 
 def test_it_has_the_sources_of_here_and_says_so(engine):
     assert image_digest(engine, IMAGE) == source_digest()
-    assert said(engine, ["python", "-P", "-m", "harness.backends.image"], **LITTLE).strip() == source_digest()
+    assert said(engine, ["python", "-P", "-m", "harness.backends.docker.image"], **LITTLE).strip() == source_digest()
 
 
 def test_an_image_with_other_sources_is_told_apart(engine, tag):

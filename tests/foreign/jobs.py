@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.desk import Channel
-from harness.hub import Hub
-from mecefo_runtime.events import Event
-from mecefo_runtime.wire import Message
+from chaos.injection.desk import Channel
+from harness.control.hub import Hub
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.wire import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from chaos.foreign import network
-from chaos.foreign.network import HOLDER_VARIABLE, NCCL_LOG_VARIABLE, NETWORKS_VARIABLE, move
+from chaos.host import join_network as network
+from chaos.host.join_network import HOLDER_VARIABLE, NCCL_LOG_VARIABLE, NETWORKS_VARIABLE, move
 
 pytestmark = pytest.mark.unit
 

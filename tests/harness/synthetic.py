@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mecefo_runtime.data import checksum, samples_of_step
-from mecefo_runtime.events import MAIN_JOB, TWIN_JOB, Event
-from mecefo_runtime.layout import Cluster, Layout
+from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.model.data import checksum, samples_of_step
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from tests.planning import layout_of
 
 CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)

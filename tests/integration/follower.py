@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from chaos.agent import Agent
-from mecefo_runtime.events import Emitter, SocketSink
-from mecefo_runtime.wire import connect, encode
+from mecefo_runtime.system.events import Emitter, SocketSink
+from mecefo_runtime.system.wire import connect, encode
 
 CHECKPOINT_STEPS = 5
 STEP_SECONDS = 0.02

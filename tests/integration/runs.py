@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mecefo_runtime.data import checksum, samples_of_step
-from mecefo_runtime.events import MAIN_JOB, Event
-from mecefo_runtime.layout import Layout
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.model.data import checksum, samples_of_step
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.process import ProcessId
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Much longer than any of these runs takes on a busy machine: what is not over by then hangs.
@@ -47,7 +47,7 @@ def paced(step_seconds: float) -> str:
     return f"""{IN_RANKS}
     import time
 
-    from mecefo_runtime.step import Stepper
+    from mecefo_runtime.training.step import Stepper
 
     run_at_once = Stepper.run
 

@@ -15,11 +15,11 @@ SCRIPT = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
-from mecefo_runtime.checkpoint import newest, prune, unit_names, verify
-from mecefo_runtime.checkpoint_manifest import Identity
-from mecefo_runtime.checkpoint_writer import CheckpointWriter
-from mecefo_runtime.config import JobConfig, ModelConfig
-from mecefo_runtime.state import UnitState
+from mecefo_runtime.checkpoint.checkpoint import newest, prune, unit_names, verify
+from mecefo_runtime.checkpoint.manifest import Identity
+from mecefo_runtime.checkpoint.writer import CheckpointWriter
+from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.state.state import UnitState
 
 torch.set_num_threads(1)
 root, num_kills = Path(sys.argv[1]), int(sys.argv[2])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.checkpoint import verify
+from mecefo_runtime.checkpoint.checkpoint import verify
 from tests.integration.runs import ChaosRun, Finished, assert_holders_agree, assert_survived, paced, run_chaos
 
 pytestmark = pytest.mark.integration

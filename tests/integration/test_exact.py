@@ -2,7 +2,7 @@
 
 import pytest
 
-from mecefo_runtime.events import TWIN_JOB
+from mecefo_runtime.system.events import TWIN_JOB
 from tests.integration.runs import assert_holders_agree, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 from tests.integration.runs import ChaosRun, assert_nothing_left, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -20,7 +20,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c1
 NOTHING_APPLIED = """
 import sys
 if "chaos.cli" in " ".join(sys.argv + sys.orig_argv):
-    from chaos.faults.kill import KillProcess
+    from chaos.faults.process.kill import KillProcess
     async def apply(self, act, host):
         return
     KillProcess.apply = apply

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.ledger import read_ledger
+from chaos.undo.ledger import read_ledger
 from harness.network.machine import why_no_networks
 from tests.integration.runs import ChaosRun, assert_nothing_left, read_log, run_chaos
 from tests.ports import reserved_port

@@ -18,8 +18,8 @@ job:
 """
 # Something that is not finite comes out of the rank's forward pass: once, or whenever the step is computed.
 SPOIL = f"""{IN_RANKS}
-    from mecefo_runtime.pipeline import Pipeline
-    from mecefo_runtime.state import Bank
+    from mecefo_runtime.training.pipeline import Pipeline
+    from mecefo_runtime.state.state import Bank
 
     run, times = Pipeline.run, []
 
@@ -41,7 +41,7 @@ SPOIL = f"""{IN_RANKS}
 ONCE, ALWAYS = SPOIL.replace("MOST", "1"), SPOIL.replace("MOST", "99")
 # One parameter of one rank changes behind everybody's back.
 FLIP = f"""{IN_RANKS}
-    from mecefo_runtime.step import Stepper
+    from mecefo_runtime.training.step import Stepper
 
     run = Stepper.run
     # Once, whichever epoch that is: on a busy machine the first one may be formed again.

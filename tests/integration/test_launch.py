@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.coordinator import JOB_FAILED
-from mecefo_runtime.events import Event
-from mecefo_runtime.launch import MAX_FRUITLESS_COORDINATORS, keep_coordinator
-from mecefo_runtime.process import ProcessId, start_child
-from mecefo_runtime.succession import Succession
+from mecefo_runtime.launch.torchrun import MAX_FRUITLESS_COORDINATORS, keep_coordinator
+from mecefo_runtime.membership.coordinator import JOB_FAILED
+from mecefo_runtime.membership.succession import Succession
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.process import ProcessId, start_child
 from tests.integration.runs import REPOSITORY, marked_environment, marked_processes
 
 pytestmark = pytest.mark.integration
@@ -27,7 +27,7 @@ HELD_STEP = 12
 HOLD = f"""import os, sys, time
 names = ("RANK", "TORCHELASTIC_RESTART_COUNT")
 if "mecefo_runtime" in sys.orig_argv and [os.environ.get(name) for name in names] == ["2", "0"]:
-    from mecefo_runtime.step import Stepper
+    from mecefo_runtime.training.step import Stepper
 
     run = Stepper.run
 
@@ -109,7 +109,7 @@ def test_a_plain_job_and_one_that_torchrun_restarts_come_to_the_same_end(tmp_pat
 
 # In the place of the coordinator, and of nothing else.
 CRASHING = """
-import mecefo_runtime.launch as launch
+import mecefo_runtime.launch.torchrun as launch
 def crash(*_):
     raise ZeroDivisionError("a bug of the coordinator")
 launch.run_coordinator = crash

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from chaos.ledger import read_ledger
+from chaos.undo.ledger import read_ledger
 from harness.network.machine import why_no_networks
 from tests.integration.runs import (
     SMALL,

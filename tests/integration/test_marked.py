@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.harness.test_pytest_plugin import PLUGIN
+from tests.harness.pytest.test_pytest_plugin import PLUGIN
 from tests.integration.runs import GONE_TIMEOUT_SECONDS, REPOSITORY, RUN_TIMEOUT_SECONDS, WAIT_TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ KILL = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "none", "-
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
 
 DO_NOTHING = f"""{IN_COMMAND}
-    from chaos.faults.kill import KillNode
+    from chaos.faults.process.kill import KillNode
 
     async def do_nothing(self, act, host):
         pass
@@ -24,7 +24,7 @@ DO_NOTHING = f"""{IN_COMMAND}
 """
 # The replicas that took over compute one microbatch less than their share ...
 DROP_A_MICROBATCH = f"""{IN_RANKS}
-    from mecefo_runtime.pipeline import Pipeline
+    from mecefo_runtime.training.pipeline import Pipeline
 
     create = Pipeline.__init__
 
@@ -41,7 +41,7 @@ REPEAT_A_MICROBATCH = DROP_A_MICROBATCH.replace(
 )
 # One survivor's parameters change behind everybody's back.
 DIVERGE = f"""{IN_RANKS}
-    from mecefo_runtime.step import Stepper
+    from mecefo_runtime.training.step import Stepper
 
     run = Stepper.run
 
@@ -56,7 +56,7 @@ DIVERGE = f"""{IN_RANKS}
 FREEZE = f"""{IN_RANKS}
     import threading
 
-    from mecefo_runtime.step import Stepper
+    from mecefo_runtime.training.step import Stepper
 
     run = Stepper.run
 
@@ -69,24 +69,24 @@ FREEZE = f"""{IN_RANKS}
 """
 # From the takeover on: to start, and to regroup, may take as long as it does on a busy machine.
 BE_IMPATIENT = f"""{IN_COMMAND}
-    import harness.conductor
+    import harness.run.conductor
 
-    on_event = harness.conductor.Conductor._on_event
+    on_event = harness.run.conductor.Conductor._on_event
 
     def listen(self, event):
         if event.kind == "regrouped" and event.fields["reason"] == "loss":
-            harness.conductor.STALL_SECONDS = 3.0
+            harness.run.conductor.STALL_SECONDS = 3.0
         on_event(self, event)
 
-    harness.conductor.Conductor._on_event = listen
+    harness.run.conductor.Conductor._on_event = listen
 """
 # Ranks that never come so far that they say hello.
 NEVER_BEGIN = f"""{IN_RANKS}
     import threading
 
-    import mecefo_runtime.worker
+    import mecefo_runtime.launch.worker
 
-    mecefo_runtime.worker.run_worker = lambda environment: threading.Event().wait()
+    mecefo_runtime.launch.worker.run_worker = lambda environment: threading.Event().wait()
 """
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from chaos.errors import EnvironmentFailure, HealError
-from chaos.links import remove_rules
+from chaos.host.links import remove_rules
 from harness.network.links import NamespaceLinks
 from harness.network.machine import why_no_networks
 from harness.network.plan import HeldNetworks, Networks
-from mecefo_runtime.own_network import OwnNetwork
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.own_network import OwnNetwork
+from mecefo_runtime.system.process import ProcessId
 
 pytestmark = [
     pytest.mark.integration,
@@ -239,7 +239,7 @@ def test_rules_that_cannot_be_removed_are_an_error(monkeypatch):
         records = links.plan_rules((LINK,), {"action": "drop"})
         await links.apply_rules(records)
         with monkeypatch.context() as patch:
-            patch.setattr("chaos.links.firewall._delete", lambda record, comment: 0)
+            patch.setattr("chaos.host.links.firewall._delete", lambda record, comment: 0)
             with pytest.raises(HealError, match=records[0]["comment"]):
                 remove_rules([*records])
         remove_rules([*records])

@@ -82,9 +82,9 @@ def test_it_needs_its_apply(tmp_path, site):
         ("import no_such_module", "broken = broken_faults", "cannot be imported"),
         ("class Fault: pass", "broken = broken_faults:Fault", "neither a Fault"),
         (
-            "from chaos.faults.kill import KillNode\nclass Twice(KillNode):\n    kind = 'kill-node'",
+            "from chaos.faults.process.kill import KillNode\nclass Twice(KillNode):\n    kind = 'kill-node'",
             "broken = broken_faults:Twice",
-            "which chaos.faults.kill has already",
+            "which chaos.faults.process.kill has already",
         ),
     ],
 )

@@ -131,11 +131,11 @@ def test_slow_rank_makes_the_job_slower(tmp_path, dilation, steps):
 
 
 NOTHING = {
-    "pause-process": f"{IN_COMMAND}    from chaos.faults.pause import PauseProcess as Fault{DO_NOTHING}",
-    "segfault": f"{IN_COMMAND}    from chaos.faults.crash import Segfault as Fault\n",
-    "hang-gil": f"{IN_COMMAND}    from chaos.faults.hang import HangGil as Fault\n",
-    "leak-memory": f"{IN_COMMAND}    from chaos.faults.memory import LeakMemory as Fault\n",
-    "slow-rank": f"{IN_COMMAND}    from chaos.faults.straggler import SlowRank as Fault{DO_NOTHING}",
+    "pause-process": f"{IN_COMMAND}    from chaos.faults.process.pause import PauseProcess as Fault{DO_NOTHING}",
+    "segfault": f"{IN_COMMAND}    from chaos.faults.process.crash import Segfault as Fault\n",
+    "hang-gil": f"{IN_COMMAND}    from chaos.faults.process.hang import HangGil as Fault\n",
+    "leak-memory": f"{IN_COMMAND}    from chaos.faults.process.memory import LeakMemory as Fault\n",
+    "slow-rank": f"{IN_COMMAND}    from chaos.faults.process.straggler import SlowRank as Fault{DO_NOTHING}",
 }
 # Those that act inside are told to, and do not.
 IDLE = """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from chaos.experiment import load
-from chaos.target import Target
+from chaos.experiment.experiment import load
+from chaos.spec.target import Target
 from tests.integration.runs import SMALL, ChaosRun, assert_sound, paced, read_run, run_chaos
 
 pytestmark = pytest.mark.integration

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.judging.summary import summarize
 from harness.report import pictures
 from harness.report.html import render
-from harness.summary import summarize
 from tests.harness import synthetic
+from tests.harness.analysis.test_attempts import restarted
 from tests.harness.synthetic import Fault
-from tests.harness.test_attempts import restarted
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next((found for name in pictures.BROWSERS if (found := shutil.which(name))), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.restarts import ORDER_AGAIN_SECONDS
+from harness.run.restarts import ORDER_AGAIN_SECONDS
 from tests.integration.runs import (
     ChaosRun,
     Finished,
@@ -120,7 +120,7 @@ def test_a_rank_that_ends_at_every_start_ends_the_job_and_is_named(tmp_path):
     # Later than it is looked whether all of them run, and before its hello.
     patch = f"""import sys, time
 if 'harness.backends.forkserver' in sys.orig_argv:
-    from mecefo_runtime.trainer import Trainer
+    from mecefo_runtime.training.trainer import Trainer
 
     begin = Trainer.__init__
 
@@ -140,7 +140,7 @@ if 'harness.backends.forkserver' in sys.orig_argv:
 def test_a_rank_that_dies_at_the_same_step_every_time_ends_the_job_and_is_named(tmp_path):
     patch = """import os, sys
 if 'harness.backends.forkserver' in sys.orig_argv:
-    from mecefo_runtime.step import Stepper
+    from mecefo_runtime.training.step import Stepper
 
     run = Stepper.run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.small_disk import may_mount
-from mecefo_runtime.checkpoint import complete, verify
+from chaos.host.small_disk import may_mount
+from mecefo_runtime.checkpoint.checkpoint import complete, verify
 from tests.integration.runs import IN_RANKS, Finished, assert_sound, run_chaos
 from tests.integration.test_negative_controls import IN_COMMAND
 
@@ -28,10 +28,10 @@ faults:
 """
 # In all of its processes, but it does nothing in the others.
 DO_NOTHING = f"""{IN_COMMAND}
-    import chaos.faults.checkpoint, chaos.faults.disk
+    import chaos.faults.storage.checkpoint, chaos.faults.storage.disk
 
-    chaos.faults.checkpoint.FlipCheckpointBit._damage = lambda self, path, details: None
-    chaos.faults.disk._fill = lambda ballast, limit_bytes: ballast.touch()
+    chaos.faults.storage.checkpoint.FlipCheckpointBit._damage = lambda self, path, details: None
+    chaos.faults.storage.disk._fill = lambda ballast, limit_bytes: ballast.touch()
 {IN_RANKS}
     import chaos.inside.slow
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.trigger import PHASES
+from chaos.spec.trigger import PHASES
 from tests.integration.runs import SMALL, assert_survived, paced, run_chaos
 
 pytestmark = pytest.mark.integration

@@ -24,8 +24,8 @@ import pytest
 from _pytest.config import get_config
 
 from chaos.cli import cli, run_cli
-from chaos.experiment import from_options
-from harness.execute import prepare
+from chaos.experiment.experiment import from_options
+from harness.run.execute import prepare
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files
 
@@ -199,7 +199,7 @@ def found(words):
     """(the click command, its arguments) of a command line of ours."""
     if words[0] == "chaos":
         return cli.commands[words[1]], words[2:]
-    name = "mecefo_runtime.launch" if words[2] == "mecefo_runtime" else words[2]
+    name = "mecefo_runtime.launch.torchrun" if words[2] == "mecefo_runtime" else words[2]
     module = importlib.import_module(name)
     if not hasattr(module, "main"):
         module = importlib.import_module(f"{name}.__main__")
@@ -221,8 +221,8 @@ def torchrun_options():
 def pytest_options():
     """Of pytest, and of our plugin for it."""
     parser = get_config()._parser
-    if importlib.util.find_spec("harness.pytest_plugin") is not None:
-        importlib.import_module("harness.pytest_plugin").pytest_addoption(parser)
+    if importlib.util.find_spec("harness.pytest.plugin") is not None:
+        importlib.import_module("harness.pytest.plugin").pytest_addoption(parser)
     return {name for group in parser._groups for option in group.options for name in option.names()}
 
 

@@ -10,20 +10,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from chaos import residue
-from chaos.residue import auditors, left_behind, look
-from chaos.residue.base import Ground
-from harness import gates
+from chaos.undo import residue
+from chaos.undo.residue import auditors, left_behind, look
+from chaos.undo.residue.base import Ground
 from harness.backends.local import LocalBackend
-from harness.hub import Hub
+from harness.control.hub import Hub
+from harness.judging import gates
 from mecefo_runtime import planners
-from mecefo_runtime.config import JobConfig
-from mecefo_runtime.events import Emitter
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId
 from tests.harness import synthetic
 from tests.integration.runs import run_chaos
 from tests.manual.documents import ROOT, Document, blocks
-from tests.mecefo_runtime import test_planners_contract as contract
+from tests.mecefo_runtime.planners import test_planners_contract as contract
 
 
 def code_of(page):
@@ -127,7 +127,7 @@ def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
     try:
         shared = tmp_path / "shm"
         shared.mkdir()
-        monkeypatch.setattr(importlib.import_module("chaos.residue.shared_memory"), "FOLDER", shared)
+        monkeypatch.setattr(importlib.import_module("chaos.undo.residue.shared_memory"), "FOLDER", shared)
         # What carries its name is looked for on the whole machine.
         run = uuid.uuid4().hex
         ground = Ground(run, (), tmp_path / "ledger.jsonl")

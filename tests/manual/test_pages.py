@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from chaos.cli import cli
+from chaos.experiment.schema import json_schema
+from chaos.experiment.schema_words import WORDS
 from chaos.faults import registry
-from chaos.schema import json_schema
-from chaos.schema_words import WORDS
 from manual import fault_pages, hooks, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
@@ -121,7 +121,7 @@ def test_every_key_of_an_experiment_has_words():
         if name in WORDS:
             assert model["properties"].keys() == WORDS[name].keys(), name
         silent = [key for key, field in model.get("properties", {}).items() if not field.get("description")]
-        assert not silent, f"{name}: say in chaos/schema_words.py what these keys mean"
+        assert not silent, f"{name}: say in chaos/experiment/schema_words.py what these keys mean"
 
 
 @pytest.mark.parametrize(

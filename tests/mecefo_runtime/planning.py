@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from mecefo_runtime.costs import Costs
-from mecefo_runtime.layout import Cluster
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Cluster
 
 # A layer takes 3 seconds and a degraded one 2 (recomputed 2.5); there is nothing beside layers to speak of.
 PLAIN = Costs(

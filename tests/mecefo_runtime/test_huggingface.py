@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from mecefo_runtime.checkpoint import Checkpoint, named_tensors, newest, step_folder, unit_names, verify
-from mecefo_runtime.checkpoint_manifest import DataOrder, Identity, Stamp
-from mecefo_runtime.checkpoint_unit import write_unit
-from mecefo_runtime.config import JobConfig, ModelConfig
+from mecefo_runtime.checkpoint.checkpoint import Checkpoint, named_tensors, newest, step_folder, unit_names, verify
+from mecefo_runtime.checkpoint.manifest import DataOrder, Identity, Stamp
+from mecefo_runtime.checkpoint.unit import write_unit
 from mecefo_runtime.huggingface import (
     CONFIG,
     INDEX,
@@ -25,8 +24,9 @@ from mecefo_runtime.huggingface import (
     import_checkpoint,
     main,
 )
-from mecefo_runtime.model import Block, Embedding, Head, build_unit
-from mecefo_runtime.state import UnitState
+from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.model.model import Block, Embedding, Head, build_unit
+from mecefo_runtime.state.state import UnitState
 
 pytestmark = pytest.mark.unit
 

@@ -96,7 +96,7 @@ def _import(name: str) -> Any:
 def _move() -> None:
     """Into the network that was made for this rank, before anything is opened."""
     try:
-        _import("chaos.foreign.network").move(os.environ)
+        _import("chaos.host.join_network").move(os.environ)
     except Exception as error:
         # Links to it are not cut then, which is found out when one is to be.
         print(f"chaos: this process has no network of its own: {type(error).__name__}: {error}", file=sys.stderr)
@@ -104,7 +104,7 @@ def _move() -> None:
 
 def _is_ours(spec: ModuleSpec) -> bool:
     places = spec.submodule_search_locations or ()
-    return any(os.path.exists(os.path.join(place, "injector.py")) for place in places)  # noqa: PTH110, PTH118
+    return any(os.path.exists(os.path.join(place, "cli.py")) for place in places)  # noqa: PTH110, PTH118
 
 
 def _run_next() -> None:

@@ -12,12 +12,12 @@ from harness.comparison.ci import github_of, junit_of
 from harness.comparison.sample import Run
 from harness.comparison.stored import verdict_but_gates
 from harness.comparison.verdicts import judge_repetition
+from harness.judging.summary import summarize
 from harness.report.junit import render_all
-from harness.summary import summarize
 from tests.harness.comparison.samples import run_set, sample
+from tests.harness.report.test_junit import schema
 from tests.harness.summaries import summary
 from tests.harness.synthetic import Fault, run
-from tests.harness.test_report_junit import schema
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,8 @@ import pytest
 
 from chaos.errors import EnvironmentFailure, UsageError
 from harness.comparison.stored import find_samples, verdict_but_gates
-from harness.execute import write_reports
-from harness.runs import SET_FILE, list_runs, new_run_folder, new_set_folder
+from harness.run.execute import write_reports
+from harness.store.runs import SET_FILE, list_runs, new_run_folder, new_set_folder
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run_set, sample
 

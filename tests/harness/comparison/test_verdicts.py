@@ -13,7 +13,7 @@ from harness.comparison.figures import DECIDING
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import NoSet, Run, RunSet, differences
 from harness.comparison.verdicts import judge_against, judge_comparison, judge_repetition, worst
-from harness.verdict import EXIT_CODES
+from harness.judging.verdict import EXIT_CODES
 from tests.harness.comparison.samples import EXPERIMENT, gate, run, run_set, sample
 
 pytestmark = pytest.mark.unit

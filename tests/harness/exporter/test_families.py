@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from harness.exporter.families import RunCollector
 from harness.exporter.fold import Fold
-from harness.summary import summarize
-from mecefo_runtime.dilation import Pacer
-from mecefo_runtime.events import Event
-from mecefo_runtime.exporter import RankFigures
-from mecefo_runtime.layout import Layout, Replica, Span
+from harness.judging.summary import summarize
+from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.training.exporter import RankFigures
 from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit

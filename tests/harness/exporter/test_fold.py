@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.accounting import BADPUT_CAUSES
+from harness.analysis.accounting import BADPUT_CAUSES
 from harness.exporter.fold import STEP_SECONDS_BUCKETS, Fold, cumulated
-from harness.summary import summarize
-from mecefo_runtime.events import TWIN_JOB, Event
+from harness.judging.summary import summarize
+from mecefo_runtime.system.events import TWIN_JOB, Event
 from tests.harness.synthetic import Fault, run
 
 pytestmark = pytest.mark.unit

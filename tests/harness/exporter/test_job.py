@@ -11,7 +11,7 @@ from chaos.errors import EnvironmentFailure, UsageError
 from harness.exporter import job
 from harness.exporter.job import JobExporter, address_of, exported, exporting
 from harness.exporter.targets import TARGETS_FILE
-from mecefo_runtime import metrics_server
+from mecefo_runtime.system import metrics_server
 from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit

@@ -11,8 +11,8 @@ import pytest
 
 from harness.exporter import targets as targets_module
 from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, Targets, owner_of, reachable
-from mecefo_runtime.events import TWIN_JOB, Event
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 

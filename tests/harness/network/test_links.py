@@ -11,7 +11,7 @@ import pytest
 from chaos.errors import EnvironmentFailure
 from harness.network.links import NamespaceLinks
 from harness.network.plan import HeldNetworks
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import UsageError
-from chaos.experiment import from_mapping
-from harness import execute
+from chaos.experiment.experiment import from_mapping
 from harness.network.machine import wants_networks, why_no_networks
+from harness.run import execute
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,7 @@ def machine(tmp_path: Path, monkeypatch):
             (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
             (tmp_path / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setattr("chaos.links.firewall._SYSTEM_FOLDERS", ())
+        monkeypatch.setattr("chaos.host.links.firewall._SYSTEM_FOLDERS", ())
 
     return make
 

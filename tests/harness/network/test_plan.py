@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from chaos.links.firewall import restore_text
+from chaos.host.links.firewall import restore_text
 from harness.network.links import NamespaceLinks
 from harness.network.plan import HeldNetworks, Networks, sites
-from mecefo_runtime.own_network import OwnNetwork
-from mecefo_runtime.process import ProcessId
+from mecefo_runtime.system.own_network import OwnNetwork
+from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,94 @@
+"""One fault as a user writes it: what, on whom, when, how often, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_serializer, model_validator
+
+from chaos.errors import UsageError
+from chaos.experiment.fields import DurationText, RateText, RepairText, RetriggerText, Said, TargetText, TriggerText
+from chaos.spec.complaints import said
+from chaos.spec.recurrence import MAX_INCIDENTS, Rate, Recurrence, default_first
+from chaos.spec.trigger import Duration, Trigger
+
+# What can be said of every fault. A fault's own parameters have other names.
+FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger", "draw")
+
+
+class FaultSpec(Said):
+    """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.
+
+    `lifetime` (`for`) None is the kind's own; `repair` None is what is usual for it, see `schedule`. With `every`
+    or `rate` it fires again and again, and `at` is when it may do so first. `retrigger` says at which attempts of the
+    job's launcher it fires: `once`, `every-attempt`, or so many. What the fault draws when it fires, such as an element
+    of a tensor, it draws as incident `draw` of the run would; None: as the incident that it is. `parameters` are the
+    fault's own; in a file they stand beside the other keys.
+    """
+
+    kind: str
+    on: TargetText | None = None
+    at: TriggerText
+    lifetime: DurationText | None = Field(default=None, alias="for")
+    repair: RepairText | None = None
+    every: DurationText | None = None
+    rate: RateText | None = None
+    count: int | None = Field(default=None, ge=1, le=MAX_INCIDENTS)
+    within: DurationText | None = None
+    retrigger: RetriggerText = "once"
+    draw: int | None = Field(default=None, ge=0, lt=10**6)
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """How often it fires; None: once.
+
+        Raises:
+            UsageError: what is said of it contradicts itself.
+        """
+        if self.every is None and self.rate is None:
+            for key in ("count", "within"):
+                if getattr(self, key) is not None:
+                    raise UsageError(f"{key} ends what fires again and again: write every or rate, too", key=key)
+            return None
+        return Recurrence(self.at, self.every, self.rate, self.count, self.within)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fires_first_where_nothing_is_said(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("at") is not None:
+            return values
+        every, rate = values.get("every"), values.get("rate")
+        if every is None and rate is None:
+            return values
+        try:
+            first = default_first(
+                None if every is None else Duration.parse(every), None if rate is None else Rate.parse(rate)
+            )
+        except UsageError:
+            # Which is said when the field itself is judged.
+            first = Trigger(step=1)
+        return {**values, "at": first}
+
+    @model_validator(mode="after")
+    def _recurs_without_contradiction(self) -> Self:
+        said(lambda _: self.recurrence)(None)
+        return self
+
+    @model_serializer
+    def _to_mapping(self) -> dict[str, Any]:
+        given = {
+            "on": self.on,
+            "at": self.at,
+            "for": self.lifetime,
+            "repair": self.repair,
+            "every": self.every,
+            "rate": self.rate,
+            "within": self.within,
+        }
+        texts = {key: str(value) for key, value in given.items() if value is not None}
+        count = {} if self.count is None else {"count": self.count}
+        retrigger = {} if self.retrigger == "once" else {"retrigger": self.retrigger}
+        draw = {} if self.draw is None else {"draw": self.draw}
+        return {"kind": self.kind, **texts, **count, **retrigger, **draw, **self.parameters}

@@ -1,0 +1,165 @@
+"""The single values of an experiment: how each is read, written, and described in the JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from chaos.errors import UsageError, nearest, shown
+from chaos.experiment.profile import PROFILES, ProfileSpec
+from chaos.spec.complaints import said
+from chaos.spec.recurrence import Rate
+from chaos.spec.target import Target
+from chaos.spec.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger, whole_number
+from mecefo_runtime.job.config import PRESETS
+
+MAX_TEXT = 200
+"""Characters of a text."""
+MAX_RANKS = 1024
+"""Of a job, over all nodes."""
+
+
+class Said(BaseModel):
+    """What a user's text comes in as: nothing unknown, nothing converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def require_few_ranks(nodes: int, gpus_per_node: int, given: Collection[str], otherwise: str = "nodes") -> None:
+    """See that a job has at most MAX_RANKS ranks.
+
+    Raises:
+        UsageError: it has more. It names the larger one of `nodes` and `gpus_per_node` that is among the keys `given`,
+            or else the key `otherwise`.
+    """
+    num_ranks = nodes * gpus_per_node
+    if num_ranks > MAX_RANKS:
+        sizes = {name: size for name, size in (("gpus_per_node", gpus_per_node), ("nodes", nodes)) if name in given}
+        message = f"{nodes} nodes x {gpus_per_node} ranks are {num_ranks} ranks, and a job has at most {MAX_RANKS}"
+        raise UsageError(message, key=max(sizes, key=sizes.__getitem__, default=otherwise))
+
+
+def one_line(text: object) -> str:
+    """`text`, which stands on one line and steers no terminal.
+
+    Raises:
+        UsageError: it has control characters in it.
+    """
+    if not isinstance(text, str) or not text.isprintable():
+        raise UsageError(f"{shown(text)} has control characters in it: write it on one line")
+    return text
+
+
+def _model_name(name: object) -> str:
+    if not isinstance(name, str) or name not in PRESETS:
+        message = f"there is no model {shown(name)}: there are {', '.join(PRESETS)}"
+        raise UsageError(message, suggestion=nearest(str(name), PRESETS))
+    return name
+
+
+def _wait(value: object) -> Duration:
+    duration = Duration.parse(value, in_steps=False)
+    if not duration.seconds:
+        raise UsageError(f"{shown(value)} is no time to wait: write 30s, 5min or 1h")
+    return duration
+
+
+def _heartbeat_timeout(value: object) -> Duration:
+    duration = _wait(value)
+    if not _MIN_HEARTBEAT_SECONDS <= (duration.seconds or 0.0) <= _MAX_HEARTBEAT_SECONDS:
+        raise UsageError(f"{shown(value)} is not between 500ms and 10min")
+    return duration
+
+
+def _dilation(value: object) -> str | float:
+    if value in ("auto", "off"):
+        return str(value)
+    try:
+        ratio = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        ratio = 0.0
+    if not 1 <= ratio <= _MAX_DILATION_RATIO:
+        raise UsageError(f"must be auto, off or a number from 1 to {_MAX_DILATION_RATIO:g}, not {shown(value)}")
+    return ratio
+
+
+def _repair(value: object) -> Duration | Literal["none"]:
+    if value == "none":
+        return "none"
+    try:
+        return Duration.parse(value)
+    except UsageError as error:
+        raise UsageError(f"{error.message}; or none, to leave it broken", suggestion=error.suggestion) from None
+
+
+def _retrigger(value: object) -> str | int:
+    if value in _RETRIGGERS:
+        return str(value)
+    attempts = whole_number(value)
+    if attempts is None or attempts < 1:
+        words = " or ".join(_RETRIGGERS)
+        suggestion = nearest(value, _RETRIGGERS) if isinstance(value, str) else None
+        message = f"must be {words}, or the number of attempts at which it fires, not {shown(value)}"
+        raise UsageError(message, suggestion=suggestion)
+    return attempts
+
+
+# Anything shorter takes a busy machine for a lost rank.
+_MIN_HEARTBEAT_SECONDS, _MAX_HEARTBEAT_SECONDS = 0.5, 600.0
+_MAX_DILATION_RATIO = 1000.0
+_RETRIGGERS = ("once", "every-attempt")
+_AS_TEXT = PlainSerializer(str, return_type=str)
+_TRIGGER_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "examples": ["step=500", "step=500,phase=backward", "phase=regroup", "time=10s"]},
+        {
+            "type": "object",
+            "properties": {
+                "step": {"type": "integer", "minimum": 1},
+                "phase": {"enum": [*PHASES, *OUTSIDE_PHASES]},
+                "time": {"type": "string", "examples": ["10s"]},
+            },
+            "additionalProperties": False,
+        },
+    ]
+}
+_TARGET_SCHEMA = {
+    "type": "string",
+    "examples": ["rank=3", "node=1+2", "rack=0", "stage=1,replica=0", "role=coordinator", "link=2-5", "random:2"],
+}
+_REPAIR_SCHEMA = {"type": "string", "examples": ["40steps", "10s", "none"]}
+_DURATION_SCHEMA = {"type": "string", "examples": ["30s", "10steps"]}
+_RATE_SCHEMA = {"type": "string", "examples": ["0.5/min", "2/100steps"]}
+_RETRIGGER_SCHEMA = {"anyOf": [{"enum": list(_RETRIGGERS)}, {"type": "integer", "minimum": 1}]}
+_PROFILE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "examples": [*PROFILES, "llama3:10"]},
+        {
+            "type": "object",
+            "properties": {"name": {"enum": list(PROFILES)}, "failures": {"type": "integer", "minimum": 1}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    ]
+}
+_DILATION_SCHEMA = {
+    "anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1, "maximum": _MAX_DILATION_RATIO}]
+}
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(said(one_line))]
+ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
+DilationText = Annotated[str | float, PlainValidator(said(_dilation)), WithJsonSchema(_DILATION_SCHEMA)]
+TargetText = Annotated[Target, PlainValidator(said(Target.parse)), _AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]
+TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, WithJsonSchema(_TRIGGER_SCHEMA)]
+RepairText = Annotated[
+    Duration | Literal["none"], PlainValidator(said(_repair)), _AS_TEXT, WithJsonSchema(_REPAIR_SCHEMA)
+]
+_WAIT_SCHEMA = {"type": "string", "examples": ["30s", "5min"]}
+WaitText = Annotated[Duration, PlainValidator(said(_wait)), _AS_TEXT, WithJsonSchema(_WAIT_SCHEMA)]
+HeartbeatText = Annotated[Duration, PlainValidator(said(_heartbeat_timeout)), _AS_TEXT, WithJsonSchema(_WAIT_SCHEMA)]
+DurationText = Annotated[Duration, PlainValidator(said(Duration.parse)), _AS_TEXT, WithJsonSchema(_DURATION_SCHEMA)]
+RateText = Annotated[Rate, PlainValidator(said(Rate.parse)), _AS_TEXT, WithJsonSchema(_RATE_SCHEMA)]
+RetriggerText = Annotated[str | int, PlainValidator(said(_retrigger)), WithJsonSchema(_RETRIGGER_SCHEMA)]
+ProfileText = Annotated[ProfileSpec, PlainValidator(said(ProfileSpec.parse)), _AS_TEXT, WithJsonSchema(_PROFILE_SCHEMA)]

@@ -1,0 +1,202 @@
+"""The job of an experiment: its shape, recipe and protection, as a user writes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from chaos.errors import UsageError
+from chaos.experiment.fields import MAX_RANKS, DilationText, HeartbeatText, ModelName, Said, Text, require_few_ranks
+from chaos.spec.quantities import BytesText
+from chaos.spec.trigger import Duration
+from mecefo_runtime.job.config import (
+    MAX_FRUITLESS_RESTARTS,
+    PRESETS,
+    ApproximationConfig,
+    CheckpointConfig,
+    HealthConfig,
+    JobConfig,
+    Unfit,
+)
+from mecefo_runtime.planners import stops_on_loss
+from mecefo_runtime.system.devices import DeviceChoice
+
+# The recipe's defaults are the runtime's.
+_DEFAULTS = JobConfig()
+# How often a job that can only go back to a checkpoint writes one, if it is not said.
+DEFAULT_CHECKPOINT_STEPS = 20
+# Which roles are processes of their own, by runtime.
+ROLES_OF_RUNTIME = {"mecefo": ("coordinator",), "command": ("launcher", "store")}
+
+
+class Approximation(Said):
+    """How degraded layers are approximated; see `mecefo_runtime.job.config.ApproximationConfig`."""
+
+    rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
+    refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
+    down_projection: Literal["left", "right"] = _DEFAULTS.approximation.down_projection
+    average_rest: bool = _DEFAULTS.approximation.average_rest
+
+
+class Health(Said):
+    """What becomes of steps that are not fit to be committed; see `mecefo_runtime.job.config.HealthConfig`."""
+
+    nonfinite: Unfit = _DEFAULTS.health.nonfinite
+    outlier: Unfit = _DEFAULTS.health.outlier
+    outlier_ratio: float = Field(default=_DEFAULTS.health.outlier_ratio, gt=1, allow_inf_nan=False)
+    window_steps: int = Field(default=_DEFAULTS.health.window_steps, ge=1, le=10**6)
+    max_repeats: int = Field(default=_DEFAULTS.health.max_repeats, ge=0, le=1000)
+    checksum_every_steps: int = Field(default=_DEFAULTS.health.checksum_every_steps, ge=0, le=10**8)
+
+
+class Checkpoint(Said):
+    """Durable checkpoints; `folder` None: in the run's own folder. See `mecefo_runtime.job.config.CheckpointConfig`."""
+
+    every_steps: int = Field(ge=1, le=10**8)
+    keep: int = Field(default=2, ge=1, le=10**6)
+    folder: Text | None = None
+    resume: bool = False
+    max_fruitless_restarts: int = Field(default=MAX_FRUITLESS_RESTARTS, ge=1, le=1000)
+
+
+class Containers(Said):
+    """What a node of the docker backend is: its image, and its share of this machine.
+
+    `cpus` of a core's time and `memory` are of each node; None: as much as there is.
+    """
+
+    image: Text = "mecefo-chaos"
+    cpus: float | None = Field(default=None, ge=0.1, le=4096, allow_inf_nan=False)
+    memory: BytesText | None = None
+
+
+class Job(Said):
+    """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks.
+
+    `nodes_per_rack` says which nodes can be struck together as a rack; to the runtime it means nothing.
+    """
+
+    runtime: Literal["mecefo"] = "mecefo"
+    model: ModelName = "llama-tiny"
+    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=MAX_RANKS)
+    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=MAX_RANKS)
+    nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
+    data_parallel: int | None = Field(default=None, ge=1)
+    pipeline: int | None = Field(default=None, ge=1)
+    steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
+    strategy: str = _DEFAULTS.strategy
+    data: Text | None = None
+    dilation: DilationText = "auto"
+    sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
+    microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
+    microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
+    learning_rate: float = Field(default=_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
+    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0, le=10**8)
+    approximation: Approximation = Approximation()
+    health: Health = Health()
+    checkpoint: Checkpoint | None = None
+    takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
+    degraded_share_limit: float = Field(default=_DEFAULTS.degraded_share_limit, ge=0, le=1)
+    rank_memory_bytes: int | None = Field(default=None, ge=1)
+    heartbeat_timeout: HeartbeatText = Duration(seconds=_DEFAULTS.heartbeat_timeout_seconds)
+    precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
+    device: DeviceChoice = _DEFAULTS.device
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    def shape(self) -> tuple[int, int]:
+        """(data_parallel, pipeline). Where neither is given: two stages if that leaves two replicas or more, else one.
+
+        Raises:
+            UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
+        """
+        require_few_ranks(self.nodes, self.gpus_per_node, self.model_fields_set)
+        num_layers = PRESETS[self.model].num_layers
+        fitting = [
+            (self.num_ranks // stages, stages)
+            for stages in range(1, min(self.num_ranks, num_layers) + 1)
+            if self.num_ranks % stages == 0
+        ]
+        wanted = [(d, p) for d, p in fitting if self.data_parallel in (None, d) and self.pipeline in (None, p)]
+        if not wanted:
+            given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
+            shapes = ", ".join(f"{d} x {p}" for d, p in fitting)
+            asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
+            raise UsageError(
+                f"{asked} cannot be shared out over {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
+                f"and {num_layers} layers: data_parallel x pipeline can be {shapes}",
+                key=next(key for key, value in given.items() if value is not None),
+            )
+        return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
+
+    def to_config(self, seed: int, dilation_ratio: float) -> JobConfig:
+        """The job as the runtime takes it; checkpoints that are to go to the run's folder have the folder "".
+
+        Raises:
+            UsageError: the shape does not fit.
+        """
+        data_parallel, pipeline = self.shape()
+        return JobConfig(
+            model=PRESETS[self.model],
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            data_parallel=data_parallel,
+            pipeline=pipeline,
+            steps=self.steps,
+            seed=seed,
+            strategy=self.strategy,
+            sequence_length=self.sequence_length,
+            microbatch_size=self.microbatch_size,
+            microbatches_per_replica=self.microbatches_per_replica,
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            data=self.data,
+            approximation=ApproximationConfig(**self.approximation.model_dump()),
+            health=HealthConfig(**self.health.model_dump()),
+            checkpoint=self._checkpoint_config(),
+            takeover=self.takeover,
+            degraded_share_limit=self.degraded_share_limit,
+            rank_memory_bytes=self.rank_memory_bytes,
+            heartbeat_timeout_seconds=self.heartbeat_timeout.seconds or _DEFAULTS.heartbeat_timeout_seconds,
+            precision=self.precision,
+            device=self.device,
+            dilation_ratio=dilation_ratio,
+        )
+
+    def _checkpoint_config(self) -> CheckpointConfig | None:
+        said = self.checkpoint
+        if said is None:
+            return None
+        return CheckpointConfig(
+            said.folder or "", said.every_steps, said.keep, said.resume, said.max_fruitless_restarts
+        )
+
+    def complaint_about_checkpoint_before(self, step: int | None) -> str | None:
+        """Why there cannot be a checkpoint yet when `step` comes; None if there may be one."""
+        # A folder of the user's own may have some already.
+        if self.checkpoint is None or self.checkpoint.folder is not None or step is None:
+            return None
+        first = self.checkpoint.every_steps
+        if step > first:
+            return None
+        return f"there is no checkpoint yet in step {step}: the first is written at the end of step {first}"
+
+    def complaint_about_checkpoint_of(self, step: int | None) -> str | None:
+        """Why a fault cannot be injected in the phase `checkpoint` of `step`; None if it can."""
+        if self.checkpoint is None:
+            return "the job writes no checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})"
+        every = self.checkpoint.every_steps
+        if step is not None and step % every:
+            return f"step {step} writes no checkpoint: choose a multiple of {every}"
+        return None
+
+
+def with_checkpoints(job: Job) -> Job:
+    """`job`, with checkpoints if its strategy lives by them and nothing is said of any."""
+    if job.checkpoint is not None or not stops_on_loss(job.strategy):
+        return job
+    return job.model_copy(update={"checkpoint": Checkpoint(every_steps=DEFAULT_CHECKPOINT_STEPS)})

@@ -1,0 +1,61 @@
+"""Caps on the blast radius: how much of the job may be struck at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from chaos.errors import UsageError, shown
+from chaos.experiment.fields import Said
+from chaos.spec.complaints import said
+from mecefo_runtime.job.layout import Cluster
+
+
+def _ratio(value: object) -> float:
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        if text.endswith("%") and text.isascii():
+            ratio = float(text[:-1]) / 100
+        else:
+            ratio = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
+    except (ValueError, OverflowError):
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise UsageError(f"must be 0% to 100%, or 0 to 1, not {shown(value)}")
+    return ratio
+
+
+_RATIO_SCHEMA = {
+    "anyOf": [{"type": "string", "examples": ["50%"]}, {"type": "number", "minimum": 0, "maximum": 1}],
+}
+
+RatioText = Annotated[float, PlainValidator(said(_ratio)), WithJsonSchema(_RATIO_SCHEMA)]
+
+
+class Limits(Said):
+    """How much may be struck at once: nodes and ranks at most, and the share of ranks that is left alone at least.
+
+    A rank counts while a fault is in force on it: until it is repaired, or for the fault's lifetime. Its node counts
+    with it, and a link with the ranks at both of its ends.
+    """
+
+    max_nodes: int | None = Field(default=None, ge=1)
+    max_ranks: int | None = Field(default=None, ge=1)
+    min_healthy: RatioText | None = None
+
+    def complaint(self, struck: Collection[int], cluster: Cluster) -> str | None:
+        """Which limit the ranks `struck` at once are beyond, and by how much; None when they are within all."""
+        ranks = set(struck)
+        nodes = {cluster.node_of(rank) for rank in ranks}
+        if self.max_nodes is not None and len(nodes) > self.max_nodes:
+            return f"{len(nodes)} nodes would be struck at once, more than max_nodes {self.max_nodes}"
+        if self.max_ranks is not None and len(ranks) > self.max_ranks:
+            return f"{len(ranks)} ranks would be struck at once, more than max_ranks {self.max_ranks}"
+        healthy = cluster.num_ranks - len(ranks)
+        if self.min_healthy is not None and healthy < self.min_healthy * cluster.num_ranks:
+            return (
+                f"{healthy} of {cluster.num_ranks} ranks would be healthy, less than min_healthy {self.min_healthy:.4g}"
+            )
+        return None

@@ -1,0 +1,59 @@
+"""`-p KEY=VALUE`: what a command line says of a fault's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from chaos.errors import UsageError, shown
+from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.spec.yaml_lines import plain
+
+if TYPE_CHECKING:
+    from chaos.faults.base import Fault
+
+
+def named(key: str) -> str:
+    """A key as messages show it."""
+    return key if key.isidentifier() else shown(key)
+
+
+def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None) -> dict[str, Any]:
+    """The parameters that `pairs` give, each as a file would have it; as text where a fault of `kind` takes only that.
+
+    Raises:
+        UsageError: one of them is no KEY=VALUE, there twice, or of every fault. What else is wrong is said when the
+            experiment is judged.
+    """
+    found: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        label = f"--param {shown(pair)}"
+        if not key or not equals:
+            raise UsageError("write KEY=VALUE, such as delay=50ms", key=label)
+        if key in FAULT_KEYS:
+            message = f"{key} is said of every fault: write --{key} {text}"
+            if kind is not None and kind.Parameters.model_fields:
+                message += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
+            raise UsageError(message, key=label)
+        if key in texts:
+            raise UsageError(f"{key} is there twice", key=label)
+        try:
+            found[key], texts[key] = plain(text), text
+        except UsageError as error:
+            raise UsageError(error.message, key=label) from error
+    try:
+        if kind is not None:
+            kind.Parameters.model_validate(found)
+    except ValidationError as error:
+        wants_text = {details["loc"][0] for details in error.errors() if details["type"] == "string_type"}
+        found.update({key: texts[key] for key in texts if key in wants_text})
+    except UsageError:
+        pass
+    for key, text in texts.items():
+        if not text and found[key] is None:
+            raise UsageError("has no value: write KEY=VALUE, such as delay=50ms", key=f"--param {named(key)}")
+    return found

@@ -1,0 +1,194 @@
+"""What faults on tensors have in common: where they strike, how they begin in the ranks, and how they are judged.
+
+Seen is the effect when the training has used the wrong values (the optimizer took them in, a forward pass computed
+with them, somebody downstream received them), or when the job's own judge of steps has found the step unfit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.errors import EffectNotSeen
+from chaos.faults._inside import InsideFault, ParametersT
+from chaos.faults.base import Act, Host
+from chaos.spec.trigger import PHASES
+from mecefo_runtime.system.events import Event
+
+Where = Literal["parameters", "gradients", "activations", "optimizer"]
+
+# What the judge of steps says comes by another way than what the rank says.
+JUDGEMENT_SECONDS = 5.0
+# Longer than any verification.
+LISTEN_SECONDS = 3600.0
+
+EFFECTS: Mapping[Where, str] = {
+    "parameters": "chaos.inside.tensors:StrikeParameters",
+    "gradients": "chaos.inside.gradients:StrikeGradients",
+    "activations": "chaos.inside.activations:StrikeActivations",
+    "optimizer": "chaos.inside.tensors:StrikeOptimizer",
+}
+BEFORE_REDUCTION = ("data", "forward", "backward", "reduce", "optimizer")
+# The phases of a step in which what is to be struck in this very step still lies ahead.
+PHASES_OF: Mapping[Where, tuple[str, ...]] = {
+    "parameters": PHASES,
+    "gradients": BEFORE_REDUCTION,
+    "activations": ("data", "forward"),
+    "optimizer": PHASES,
+}
+
+
+TENSOR_DESCRIPTION = "a name or pattern, layer.3.*.weight; of activations, a module's; drawn if not said"
+LAYER_DESCRIPTION = "only tensors of this layer"
+
+
+class TensorParameters(BaseModel):
+    """Where a fault on tensors strikes: what is left out is drawn from the experiment's seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    where: Where = Field(default="gradients", description="which of the rank's tensors; activations: modules' outputs")
+    tensor: str | None = Field(default=None, min_length=1, max_length=200, description=TENSOR_DESCRIPTION)
+    layer: int | None = Field(default=None, ge=0, description=LAYER_DESCRIPTION)
+
+
+class ElementParameters(TensorParameters):
+    """Which elements of the tensor."""
+
+    index: int | None = Field(
+        default=None, ge=0, description="the first element, counted row by row; drawn if not said"
+    )
+    elements: int | None = Field(default=None, ge=1, le=1_000_000, description="how many of them; 1 if not said")
+
+
+class TensorFault(InsideFault[ParametersT]):
+    """Begins an effect in each rank of the target, and judges what the ranks and the job's own judge say of it."""
+
+    undo_summary: ClassVar[str] = "nothing to undo: the wrong values stay, the job heals them or does not"
+    has_undo: ClassVar[bool] = False
+
+    def __init__(self, parameters: ParametersT) -> None:
+        super().__init__(parameters)
+        self._unfit: list[Event] = []
+        self._listening: asyncio.Task[Event] | None = None
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Begin it in each rank, and listen from before it can have consequences."""
+        self._listening = asyncio.create_task(host.watch.wait_for(self._note, LISTEN_SECONDS))
+        await super().apply(act, host)
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """Listen no longer, and take the hooks out of the ranks."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
+        await super().lift(act, host)
+
+    # ---- what came of it ----
+
+    def _note(self, event: Event) -> bool:
+        """Keep what the judge of steps says; never what is waited for, so that no event between two waits is lost."""
+        if event.kind == "step_unfit":
+            self._unfit.append(event)
+        return False
+
+    async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
+        """The evidence of one rank.
+
+        Raises:
+            EffectNotSeen: nothing used the wrong values, and nobody refused them.
+        """
+        outcome = str(told["outcome"])
+        where = f"rank {rank}: {struck_text(told)}"
+        if told.get("is_changed") is False:
+            raise EffectNotSeen(f"{where}: the values in memory did not change")
+        match outcome:
+            case "consumed" | "masked":
+                return {"summary": f"{where}; {use_text(told)}", **told}
+            case "left" | "unchanged" | "restored":
+                event = await self._judgement(int(told.get("step") or 0), is_healed=outcome == "restored")
+                if event is None:
+                    raise EffectNotSeen(f"{where}; {_NOT_USED[outcome]}, and nobody judged the step")
+                fields = event.fields
+                verdict = f"step {event.step} was judged unfit: {fields['verdict']} ({fields['reason']})"
+                judgement = {key: fields[key] for key in ("verdict", "suspects", "reason")} | {"step": event.step}
+                return {"summary": f"{where}; {verdict}", **told, "judgement": judgement}
+            case _:
+                why = "whether it was used is not known" if outcome == "failed" and told.get("struck") else outcome
+                raise EffectNotSeen(f"{where}; {_NOT_USED.get(why, why)}{_because(told)}")
+
+    async def _judgement(self, step: int, *, is_healed: bool) -> Event | None:
+        """What the job's judge of steps said about `step` (or, of a state that was healed, about any step)."""
+        for _ in range(int(JUDGEMENT_SECONDS / 0.05)):
+            for event in self._unfit:
+                if event.step == step or (is_healed and event.fields.get("verdict") == "heal"):
+                    return event
+            await asyncio.sleep(0.05)
+        return None
+
+
+_NOT_USED: Mapping[str, str] = {
+    "left": "the step was left before the optimizer took it in",
+    "unchanged": "the optimizer left the parameter as it was",
+    "restored": "it was put back before it was read",
+    "otherwise": "the optimizer's step is not what it yields from the struck value",
+    "unused": "nothing downstream received it",
+    "failed": "it could not be done",
+}
+
+
+def _because(told: Mapping[str, Any]) -> str:
+    return f": {str(told['reason']).rstrip('.')}" if told.get("reason") else ""
+
+
+def struck_text(told: Mapping[str, Any]) -> str:
+    """Which element of which tensor became what, of the first element."""
+    struck = told.get("struck")
+    if not struck:
+        return "nothing was struck"
+    first = struck["elements"][0]
+    if "kept_step" in told:
+        return (
+            f"the gradients of step {told['kept_step']} again in step {told['step']}: {told['num_tensors']} tensors, "
+            f"from which the fresh ones differ by {told['relative_change']:.3g} times their norm; "
+            f"{struck['tensor']}{first['place']}: {_text(first['before'])} -> {_text(first['after'])}"
+        )
+    bit = f", bit {first['bit']}" if "bit" in first else ""
+    more = f" and {struck['count'] - 1} more" if struck["count"] > 1 else ""
+    before, after = _texts(first["before"], first["after"])
+    return f"{struck['tensor']}{first['place']}{bit}: {before} -> {after}{more}"
+
+
+def use_text(told: Mapping[str, Any]) -> str:
+    """Who used it, with figures."""
+    if "receiver" in told:
+        return str(told["receiver"])
+    if "update" in told:
+        update = told["update"]
+        actual, clean = _texts(update["parameter_actual"], update["parameter_clean"])
+        if told["outcome"] == "masked":
+            return f"the optimizer took it in, and to the last place the parameter is the same: {actual}"
+        return f"the optimizer took it in: the parameter became {actual} instead of {clean}"
+    if "output" in told:
+        output = told["output"]
+        return (
+            f"the next forward pass computed with it: {output['num_changed']} of {output['num_elements']} elements of "
+            f"the module's output differ, by up to {_text(output['largest_change'])}"
+        )
+    return f"it was there in {told['num_forwards']} forward passes and changed none of their outputs"
+
+
+def _texts(one: float | str, other: float | str) -> tuple[str, str]:
+    """Two numbers, with as many digits as it takes to tell them apart."""
+    for digits in range(6, 18):
+        texts = _text(one, digits), _text(other, digits)
+        if texts[0] != texts[1]:
+            break
+    return texts if texts[0] != texts[1] else (_text(one), _text(other))
+
+
+def _text(number: float | str, digits: int = 6) -> str:
+    return number if isinstance(number, str) else f"{number:.{digits}g}"

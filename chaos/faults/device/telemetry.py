@@ -1,0 +1,86 @@
+"""What a device says of itself: error counters in our own records, without any error."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound
+from chaos.faults.base import Act, Fault, Fidelity, Host
+from chaos.spec.target import ResolvedTarget, Scope
+
+LOG_FILE = "events.jsonl"
+
+
+class EccParameters(BaseModel):
+    """What is reported."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    xid: int = Field(default=48, ge=1, le=999, description="NVIDIA's error number; 48: double-bit ECC error")
+    ecc_sbe: int = Field(default=0, ge=0, le=1_000_000, description="single-bit ECC errors that are added")
+    ecc_dbe: int = Field(default=1, ge=0, le=1_000_000, description="double-bit ECC errors that are added")
+
+
+class EccTelemetry(Fault[EccParameters]):
+    """Reports an XID and ECC errors of a rank's GPU in our records only; the GPU and the job notice nothing."""
+
+    kind: ClassVar[str] = "ecc-telemetry"
+    scope: ClassVar[Scope] = "rank"
+    fidelity: ClassVar[Fidelity] = "telemetry"
+    undo_summary: ClassVar[str] = "nothing to undo: counters only rise"
+    has_undo: ClassVar[bool] = False
+    Parameters: ClassVar[type[BaseModel]] = EccParameters
+
+    def __init__(self, parameters: EccParameters) -> None:
+        super().__init__(parameters)
+        self._record = uuid.uuid4().hex
+        # Where in the log this fault's records can be, in bytes.
+        self._log_position = 0
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """The ranks of the target that are there."""
+        running = tuple(o for o in host.processes.rank_processes(target.ranks) if o.process.is_running())
+        if not running:
+            raise TargetNotFound(f"{target} has no running rank, and only ranks have devices")
+        return Act(running, {"processes": [owned.to_dict() for owned in running]})
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """One record for each rank."""
+        if host.emit is None:
+            raise InjectionError("this run keeps no records that a device's counters could be in")
+        log = host.run_folder / LOG_FILE
+        self._log_position = log.stat().st_size if log.exists() else 0
+        for rank in act.ranks:
+            host.emit("telemetry", rank=rank, record=self._record, **self.parameters.model_dump())
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Read the records back from the log: an event is written before its emission returns."""
+        seen = set()
+        with (host.run_folder / LOG_FILE).open("rb") as log:
+            log.seek(self._log_position)
+            for line in log:
+                fields = json.loads(line)["fields"] if self._record.encode() in line else {}
+                if fields.get("record") == self._record:
+                    seen.add(fields["rank"])
+        missing = sorted(set(act.ranks) - seen)
+        if missing:
+            raise EffectNotSeen(f"the log has no telemetry of ranks {missing}")
+        counters = self.parameters.model_dump()
+        said = ", ".join(f"{name} {value}" for name, value in counters.items())
+        ranks = ", ".join(map(str, act.ranks))
+        return {
+            "summary": f"recorded as telemetry of rank {ranks}: {said}; nothing happened to a device",
+            "seen_in": LOG_FILE,
+            "ranks": list(act.ranks),
+            **counters,
+        }
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """A counter is not turned back."""
+        return {"undone": "nothing to undo", "processes": len(record.get("processes", ()))}

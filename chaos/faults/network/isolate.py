@@ -1,0 +1,61 @@
+"""Hosts that are cut off: a whole node from everything, or a rank from the coordinator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any, ClassVar
+
+from chaos.errors import InjectionError
+from chaos.faults.base import Act, End, Ground, Host, NoParameters
+from chaos.faults.network.link import LinkFault
+from chaos.host.links.check import COORDINATOR, Link
+from chaos.spec.target import ResolvedTarget, Scope
+
+
+class _Isolation(LinkFault[NoParameters]):
+    """Cuts links whose other ends are not in the target."""
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Any target will do."""
+
+    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
+        # Who is cut off is struck, not whoever is at the other ends.
+        return Act(processes=host.processes.rank_processes(target.ranks), undo_record=record)
+
+
+class IsolateNode(_Isolation):
+    """Cuts every link of a node: no packet comes or goes, its processes go on."""
+
+    kind: ClassVar[str] = "isolate-node"
+    scope: ClassVar[Scope] = "node"
+
+    def __init__(self, parameters: NoParameters) -> None:
+        super().__init__(parameters)
+        self._ends: tuple[End, ...] = ()
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Plan the rules, at the node's own ends of all its links."""
+        if host.links is not None:
+            self._ends = host.links.ends()
+        return super().prepare(target, host)
+
+    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        here = [end for end in self._ends if end in target.ranks or end in {f"node-{node}" for node in target.nodes}]
+        return tuple(product(here, (end for end in self._ends if end not in here)))
+
+
+class DropCoordinatorLink(_Isolation):
+    """Cuts the link between a rank and the coordinator, no other: packets vanish, nobody is told."""
+
+    kind: ClassVar[str] = "drop-coordinator-link"
+    scope: ClassVar[Scope] = "rank"
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Plan the rules, at the rank's end."""
+        if not target.ranks:
+            raise InjectionError(f"{target} is no rank")
+        return super().prepare(target, host)
+
+    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        return tuple((rank, COORDINATOR) for rank in target.ranks)

@@ -1,0 +1,388 @@
+"""Links between ranks' hosts: cut, slowed, or coming and going. What a backend makes of the rules is its business.
+
+A link is seen from the network itself: that it carried traffic before, and what traffic on it does after. The rules
+are planned before they are added, and each is in the undo record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from chaos.errors import ChaosError, EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
+from chaos.faults.base import Act, ConnectionHost, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
+from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
+from chaos.faults.process.crash import LOGS_FOLDER
+from chaos.host.links import remove_rules
+from chaos.host.links.check import Link, check_link, name_of
+from chaos.host.links.nccl_transport import read_routes, refuse_what_no_rule_touches
+from chaos.spec.quantities import RateText, SecondsFromZeroText, SecondsText, rate_text
+from chaos.spec.target import ResolvedTarget, Scope
+from chaos.spec.trigger import Duration
+
+NUM_PROBES = 5
+PROBE_TIMEOUT_SECONDS = 0.5
+DEFAULT_DELAY_SECONDS = 0.05
+# How much of a delay, and how much more than a rate, is taken for it.
+SEEN_DELAY_RATIO = 0.9
+SEEN_RATE_RATIO = 1.25
+RATE_SECONDS = 1.0
+MAX_PERIOD_SECONDS = 60.0
+# How much later than its time a turn may come: programs have to start for it, on a machine that may be busy.
+TURN_SLACK_SECONDS = 10.0
+
+ParametersT = TypeVar("ParametersT", bound=BaseModel)
+
+
+class LinkFault(Fault[ParametersT]):
+    """Rules on links; each link is looked at before and after."""
+
+    scope: ClassVar[Scope] = "link"
+    fidelity: ClassVar[Fidelity] = "real"
+    needs: ClassVar[tuple[str, ...]] = ("links",)
+    undo_summary: ClassVar[str] = "the rules are removed from the links, by their records"
+    has_lifetime: ClassVar[bool] = True
+    default_lifetime: ClassVar[Duration | None] = Duration(seconds=20.0)
+    verify_timeout_seconds: ClassVar[float] = 60.0
+
+    def __init__(self, parameters: ParametersT) -> None:
+        super().__init__(parameters)
+        self._before: dict[Link, Look] = {}
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse links that are none: without two ends, or with both of them on one host."""
+        for link in target.links:
+            check_link(link, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Plan the rules."""
+        links = self._links(target)
+        if host.links is None:
+            raise InjectionError(f"{self.kind} needs a backend whose nodes have network links of their own")
+        if not links:
+            raise TargetNotFound(f"{target} is no link")
+        rules = host.links.plan_rules(links, self._rule())
+        return self._act(target, host, {"rules": rules, "links": [list(link) for link in links]})
+
+    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
+        pairs = {pair for link in self._links(target) for pair in _host(host).between_ranks(link)}
+        return Act(undo_record=record, links=tuple(sorted(pairs)))
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """See that the links carry traffic, NCCL's included, then add the rules."""
+        links = _links_of(act)
+        refuse_what_no_rule_touches(links, read_routes(host.run_folder / LOGS_FOLDER))
+        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
+        self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
+        for link, before in self._before.items():
+            if before.is_cut:
+                raise InjectionError(
+                    f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
+                )
+        await _host(host).apply_rules(list(act.undo_record["rules"]))
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Look at each link until all of them are as they should be, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                told = await asyncio.gather(*(self._see(link, _host(host)) for link in _links_of(act)))
+        except TimeoutError:
+            raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
+        seen = dict(zip(_links_of(act), told, strict=True))
+        return {
+            "summary": self._summarize({link: str(one["summary"]) for link, one in seen.items()}),
+            "links": [
+                {"link": list(link), "before": self._before[link].to_dict(), **one} for link, one in seen.items()
+            ],
+        }
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove every rule of the record."""
+        evidence = remove_rules(list(record.get("rules", ())))
+        return {"undone": f"rules removed: {len(evidence)}", "rules": evidence}
+
+    def _summarize(self, said: Mapping[Link, str]) -> str:
+        """One sentence of what was seen on each link; what was the same on many is said once."""
+        if len(said) > 1 and len(set(said.values())) == 1:
+            return f"{len(said)} links, {name_of(min(said, key=str))} and others: on each {next(iter(said.values()))}"
+        return "; ".join(f"link {name_of(link)}: {words}" for link, words in said.items())
+
+    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        """The links that it touches, which are all known from the target."""
+        return target.links
+
+    def _rule(self) -> dict[str, Any]:
+        """What is done to each link, both ways."""
+        return {"action": "drop"}
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        """What one link does now, with a `summary`.
+
+        Raises:
+            EffectNotSeen: it is not what it should be.
+        """
+        seen = await look(host, link, NUM_PROBES, PROBE_TIMEOUT_SECONDS)
+        if not seen.is_cut:
+            came = seen.num_sent - seen.num_lost
+            raise EffectNotSeen(
+                f"link {name_of(link)} still carries traffic: {came} of {seen.num_sent} probes came back"
+            )
+        before = self._before[link]
+        return {
+            "summary": (
+                f"0 of {seen.num_sent} probes come back, {before.num_sent - before.num_lost} of {before.num_sent} did "
+                "before"
+            ),
+            "after": seen.to_dict(),
+        }
+
+
+class DropParameters(BaseModel):
+    """Which `way` packets vanish: both, or only `out` (from the lower rank to the higher), or only `in`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    way: Literal["both", "out", "in"] = "both"
+
+
+class DropLink(LinkFault[DropParameters]):
+    """Cuts the link between two ranks' hosts, both ways or one: packets vanish, nobody is told."""
+
+    kind: ClassVar[str] = "drop-link"
+    Parameters: ClassVar[type[BaseModel]] = DropParameters
+
+    def _rule(self) -> dict[str, Any]:
+        return {"action": "drop", "way": self.parameters.way}
+
+
+class ResetLink(LinkFault[NoParameters]):
+    """Breaks the link between two ranks' hosts, loudly: its connections are reset, and so is each that is tried."""
+
+    kind: ClassVar[str] = "reset-link"
+
+    def __init__(self, parameters: NoParameters) -> None:
+        super().__init__(parameters)
+        self._ended: dict[Link, list[str]] = {}
+        self._why_not: str | None = None
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """After the rules, end the connections that there are: an idle one would not notice them before it is used."""
+        await super().apply(act, host)
+        if not isinstance(host.links, ConnectionHost):
+            self._why_not = "connections cannot be listed here: an idle one notices when it is used"
+            return
+        try:
+            for link in _links_of(act):
+                self._ended[link] = await host.links.end_connections(link, PROBE_TIMEOUT_SECONDS)
+        except EnvironmentFailure as error:
+            self._why_not = f"an idle connection notices when it is used: {error}"
+
+    def _rule(self) -> dict[str, Any]:
+        return {"action": "reset"}
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        """No probe comes back, and no connection is left."""
+        told = await super()._see(link, host)
+        if self._why_not is not None or not isinstance(host, ConnectionHost):
+            return {**told, "summary": f"{told['summary']}; {self._why_not}"}
+        if left := await host.connections(link, PROBE_TIMEOUT_SECONDS):
+            raise EffectNotSeen(f"link {name_of(link)} still has connections: {', '.join(left)}")
+        ended = self._ended[link]
+        words = f"its connections were reset ({len(ended)} ends), none is left"
+        return {**told, "summary": f"{told['summary']}; {words}", "connections_reset": ended}
+
+
+class SlowLinkParameters(BaseModel):
+    """What is done to each packet, each way; a `delay` of 50 ms where nothing is said."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    delay: SecondsFromZeroText | None = Field(
+        default=None, description="of every packet, each way; 50ms where nothing else is said either"
+    )
+    jitter: SecondsFromZeroText = Field(default=0.0, description="each delay varies by up to so much")
+    # More cannot be told from a cut link by counting packets.
+    loss: float = Field(default=0.0, ge=0, le=0.9, description="the share of packets that vanish")
+    bandwidth: RateText | None = Field(default=None, description="what the link carries at most, each way")
+
+    @model_validator(mode="after")
+    def _does_something(self) -> SlowLinkParameters:
+        if not (self.delay_seconds or self.loss or self.bandwidth):
+            raise UsageError("slow-link slows nothing: give it delay, such as 50ms, loss, such as 0.05, or bandwidth")
+        if self.jitter > self.delay_seconds:
+            message = f"{self.jitter:g}s is more than the delay: choose at most {self.delay_seconds:g}s"
+            raise UsageError(message, key="jitter")
+        return self
+
+    @property
+    def delay_seconds(self) -> float:
+        """What each packet is late."""
+        if self.delay is not None:
+            return self.delay
+        return 0.0 if self.loss or self.bandwidth else DEFAULT_DELAY_SECONDS
+
+
+class SlowLink(LinkFault[SlowLinkParameters]):
+    """Slows the link between two ranks' hosts: delay with jitter, loss, less bandwidth, or several of them."""
+
+    kind: ClassVar[str] = "slow-link"
+    fidelity: ClassVar[Fidelity] = "shaped"
+    Parameters: ClassVar[type[BaseModel]] = SlowLinkParameters
+
+    def __init__(self, parameters: SlowLinkParameters) -> None:
+        super().__init__(parameters)
+        self._rate_before: dict[Link, float] = {}
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """See what the links carry, then add the rules."""
+        rate = self.parameters.bandwidth
+        if rate is not None:
+            for link in _links_of(act):
+                carried = await self._carried(link, _host(host))
+                if 8 * carried <= rate:
+                    found = f"{8 * carried:.3g} bit/s before it is touched"
+                    raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} is no limit to it")
+                self._rate_before[link] = carried
+        await super().apply(act, host)
+
+    def _rule(self) -> dict[str, Any]:
+        said = self.parameters
+        return {
+            "action": "shape",
+            "delay_seconds": said.delay_seconds,
+            "jitter_seconds": said.jitter,
+            "loss_ratio": said.loss,
+            "rate_bytes_per_second": None if said.bandwidth is None else said.bandwidth / 8,
+        }
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        said, before = self.parameters, self._before[link]
+        round_trip = 2 * (said.delay_seconds + said.jitter)
+        num_probes = max(NUM_PROBES, probes_for_loss(said.loss) if said.loss else 0)
+        seen = await look(host, link, num_probes, PROBE_TIMEOUT_SECONDS + round_trip)
+        told: dict[str, Any] = {"after": seen.to_dict()}
+        words = []
+        if said.delay_seconds:
+            longer = (seen.least_round_trip_seconds or 0.0) - (before.least_round_trip_seconds or 0.0)
+            # With jitter none is late by less.
+            wanted = SEEN_DELAY_RATIO * 2 * (said.delay_seconds - said.jitter)
+            if seen.round_trip_seconds is None or longer < wanted:
+                raise EffectNotSeen(
+                    f"link {name_of(link)}: a round trip is {longer:.4f} s longer, not {2 * said.delay_seconds:g} s"
+                )
+            took = f"a round trip takes {seen.round_trip_seconds:.4f} s"
+            words.append(f"{took}, the quickest {longer:.4f} s longer than before")
+        if said.loss:
+            if not is_loss(seen, said.loss):
+                lost = f"{seen.num_lost} of {seen.num_sent} probes were lost"
+                raise EffectNotSeen(f"link {name_of(link)}: {lost}, which is not {said.loss:g} each way")
+            words.append(f"{seen.num_lost} of {seen.num_sent} probes are lost ({said.loss:g} each way)")
+        if said.bandwidth is not None:
+            carried = await self._carried(link, host)
+            if not 0 < 8 * carried <= SEEN_RATE_RATIO * said.bandwidth:
+                raise EffectNotSeen(
+                    f"link {name_of(link)} carries {8 * carried:.3g} bit/s, not {rate_text(said.bandwidth)}"
+                )
+            told["bytes_per_second"] = {"before": self._rate_before[link], "after": carried}
+            carries, before_it = 8 * carried / 1e6, 8 * self._rate_before[link] / 1e6
+            words.append(f"it carries {carries:.3g} Mbit/s instead of {before_it:.3g}")
+        return {"summary": ", ".join(words), **told}
+
+    async def _carried(self, link: Link, host: LinkHost) -> float:
+        assert self.parameters.bandwidth is not None
+        # As much as it would carry in that time: enough to fill buffers, and never long.
+        num_bytes = max(1, int(self.parameters.bandwidth / 8 * RATE_SECONDS))
+        return await host.measure_rate(link, num_bytes, 10 * RATE_SECONDS)
+
+
+class FlapParameters(BaseModel):
+    """How long the link is down and then up, again and again; it begins with down."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    down: SecondsText = Field(default=1.0, description="how long it is down each time, first at once")
+    up: SecondsText = Field(default=2.0, description="how long it is up in between")
+
+    @field_validator("down", "up")
+    @classmethod
+    def _is_short(cls, period: float, field: ValidationInfo) -> float:
+        if period > MAX_PERIOD_SECONDS:
+            message = f"{period:g}s is no flapping: choose at most {MAX_PERIOD_SECONDS:g}s, or use drop-link"
+            raise UsageError(message, key=field.field_name)
+        return period
+
+
+class FlapLink(LinkFault[FlapParameters]):
+    """Makes the link between two ranks' hosts come and go: down, up, down, as a loose plug does."""
+
+    kind: ClassVar[str] = "flap-link"
+    # A whole turn of it is waited for, and held ranks would send nothing over it.
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = 3 * MAX_PERIOD_SECONDS
+    Parameters: ClassVar[type[BaseModel]] = FlapParameters
+
+    def __init__(self, parameters: FlapParameters) -> None:
+        super().__init__(parameters)
+        self._turns: asyncio.Task[None] | None = None
+        self._is_lifted = asyncio.Event()
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Begin with down."""
+        await super().apply(act, host)
+        self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), _host(host)))
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """No further turn. Where it stopped is for `undo`, which rules that are being added must not come after."""
+        self._is_lifted.set()
+        if self._turns is not None:
+            with suppress(ChaosError):
+                await self._turns
+
+    async def _turn(self, rules: list[dict[str, Any]], host: LinkHost) -> None:
+        while not await self._is_lifted_within(self.parameters.down):
+            # Programs are waited for; meanwhile others go on, who want to see it.
+            await asyncio.to_thread(remove_rules, [*rules])
+            if await self._is_lifted_within(self.parameters.up):
+                return
+            await host.apply_rules(rules)
+
+    async def _is_lifted_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_lifted.wait(), seconds)
+        return self._is_lifted.is_set()
+
+    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
+        """Down, up, and down again, each not much later than it should come."""
+        seen: list[dict[str, Any]] = []
+        began = asyncio.get_running_loop().time()
+        slack_seconds = TURN_SLACK_SECONDS + self.parameters.down + self.parameters.up
+        for wants_cut in (True, False, True):
+            word = "down" if wants_cut else "up"
+            try:
+                async with asyncio.timeout(slack_seconds):
+                    while (await look(host, link, 1, self._probe_seconds)).is_cut != wants_cut:
+                        await asyncio.sleep(self._probe_seconds / 10)
+            except TimeoutError:
+                raise EffectNotSeen(f"link {name_of(link)} was not {word} within {slack_seconds:g} s") from None
+            seen.append({"state": word, "seconds": round(asyncio.get_running_loop().time() - began, 4)})
+        times = ", ".join(f"{turn['state']} after {turn['seconds']:.2f} s" for turn in seen)
+        return {"summary": times, "turns": seen}
+
+    @property
+    def _probe_seconds(self) -> float:
+        """Short against a period, so that no turn goes by unseen."""
+        return min(PROBE_TIMEOUT_SECONDS, self.parameters.down / 4, self.parameters.up / 4)
+
+
+def _links_of(act: Act) -> list[Link]:
+    return [(one, other) for one, other in act.undo_record["links"]]
+
+
+def _host(host: Host) -> LinkHost:
+    assert host.links is not None
+    return host.links

@@ -1,0 +1,76 @@
+"""A network that falls apart: groups of ranks that reach each other and nobody else, and where the coordinator is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations, product
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from chaos.faults.base import Act, Ground, Host
+from chaos.faults.network.link import LinkFault
+from chaos.host.links.check import COORDINATOR, Link, check_groups, parse_groups
+from chaos.spec.target import ResolvedTarget, Scope
+
+
+class PartitionParameters(BaseModel):
+    """Who can still reach whom."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    groups: str = Field(
+        examples=["0,1|2,3", "0,1,coordinator|2,3"],
+        description="who reaches each other; every rank is in exactly one, and all reach a coordinator that is in none",
+    )
+
+    @field_validator("groups")
+    @classmethod
+    def _are_groups(cls, text: str) -> str:
+        parse_groups(text)
+        return text
+
+
+class Partition(LinkFault[PartitionParameters]):
+    """Splits the job's network into groups of ranks: no packet goes from one group to another.
+
+    All still reach the coordinator, unless it is named as a member of one group: then the others have none.
+    """
+
+    kind: ClassVar[str] = "partition"
+    scope: ClassVar[Scope] = "job"
+    Parameters: ClassVar[type[BaseModel]] = PartitionParameters
+
+    def __init__(self, parameters: PartitionParameters) -> None:
+        super().__init__(parameters)
+        self._groups = parse_groups(parameters.groups)
+        self._supervisors: tuple[str, ...] = ()
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse groups that are not a partition of the job's ranks, or that split a host."""
+        check_groups(self._groups, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Plan the rules, those of the hosts that are to have no coordinator with them."""
+        if host.links is not None and host.cluster is not None:
+            names = {f"node-{host.cluster.node_of(rank)}" for rank in self._without_coordinator()}
+            self._supervisors = tuple(end for end in host.links.ends() if isinstance(end, str) and end in names)
+        return super().prepare(target, host)
+
+    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
+        if not (alone := self._without_coordinator()):
+            return super()._act(target, host, record)
+        # Who is cut off from the coordinator is struck, not whoever is at the other ends.
+        return Act(processes=host.processes.rank_processes(alone), undo_record=record)
+
+    def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
+        pairs = (pair for one, other in combinations(self._groups, 2) for pair in product(one.ranks, other.ranks))
+        among_ranks: list[Link] = sorted((min(pair), max(pair)) for pair in pairs)
+        alone: tuple[int | str, ...] = (*self._without_coordinator(), *self._supervisors)
+        return (*among_ranks, *((end, COORDINATOR) for end in alone))
+
+    def _without_coordinator(self) -> tuple[int, ...]:
+        """The ranks that no longer reach it; none where it is in no group."""
+        if not any(group.has_coordinator for group in self._groups):
+            return ()
+        return tuple(sorted(rank for group in self._groups if not group.has_coordinator for rank in group.ranks))

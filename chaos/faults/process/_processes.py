@@ -1,0 +1,121 @@
+"""What the faults of processes share: whom they strike, and how a process is heard to have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound
+from chaos.faults.base import Act, Fault, Fidelity, Host, OwnedProcess, ParametersT
+from chaos.host.process_table import exited
+from chaos.spec.target import ResolvedTarget
+from mecefo_runtime.system.process import ProcessId
+
+
+class ProcessFault(Fault[ParametersT]):
+    """A fault of processes: those of the target that still run, by pid and start time."""
+
+    fidelity: ClassVar[Fidelity] = "real"
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Every process of the target that is still running."""
+        running = tuple(owned for owned in self._candidates(target, host) if owned.process.is_running())
+        if not running:
+            raise TargetNotFound(f"nothing of {target} is running any more")
+        return Act(running, {"processes": [owned.to_dict() for owned in running]})
+
+    def _candidates(self, target: ResolvedTarget, host: Host) -> tuple[OwnedProcess, ...]:
+        if target.role is not None:
+            return host.processes.role_processes(target.role)
+        if self.scope == "node":
+            return host.processes.node_processes(target.nodes)
+        return host.processes.rank_processes(target.ranks)
+
+
+def send(owned: OwnedProcess, number: signal.Signals) -> bool:
+    """Send a signal to this very process; False when it is gone.
+
+    Raises:
+        NotOurs: it is the process that we are.
+    """
+    if owned.process.pid == os.getpid():
+        raise NotOurs("the target is this very process")
+    return owned.process.signal(number)
+
+
+def recorded(record: Mapping[str, Any]) -> tuple[ProcessId, ...]:
+    """The processes of an undo record."""
+    return tuple(ProcessId(int(p["pid"]), int(p["start_ticks"])) for p in record.get("processes", ()))
+
+
+class Exits:
+    """Hears from the job's events how processes end, from its creation on."""
+
+    def __init__(self, processes: Iterable[OwnedProcess], host: Host) -> None:
+        self._waits = {owned.process: asyncio.ensure_future(_exit_code(owned, host)) for owned in processes}
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Until every end was told of, or the time is up."""
+        if self._waits:
+            await asyncio.wait(self._waits.values(), timeout=timeout_seconds)
+
+    def code(self, process: ProcessId) -> int | None:
+        """The exit code, negative for a signal; None when nobody has told."""
+        wait = self._waits[process]
+        return wait.result() if wait.done() and not wait.cancelled() and wait.exception() is None else None
+
+    async def close(self) -> None:
+        """Listen no more."""
+        for wait in self._waits.values():
+            wait.cancel()
+            with suppress(asyncio.CancelledError):
+                await wait
+
+
+async def _exit_code(owned: OwnedProcess, host: Host) -> int | None:
+    event = await host.watch.wait_for(
+        lambda event: event.kind == "process_exited" and event.fields.get("exited_pid") == owned.process.pid, 1e9
+    )
+    code = event.fields.get("exit")
+    return None if code is None else int(code)
+
+
+async def see_exits(
+    act: Act, host: Host, timeout_seconds: float, *, codes_within_seconds: float
+) -> tuple[float, dict[ProcessId, int | None]]:
+    """Wait until all processes of `act` are gone: (seconds that it took, exit code of each where it was told in time).
+
+    Raises:
+        EffectNotSeen: one of them still runs.
+    """
+    began = time.monotonic()
+    exits = Exits(act.processes, host)
+    try:
+        alive = set(await exited((owned.process for owned in act.processes), timeout_seconds))
+        seconds = time.monotonic() - began
+        if alive:
+            names = ", ".join(str(owned) for owned in act.processes if owned.process in alive)
+            raise EffectNotSeen(f"still running after {timeout_seconds:g} s: {names}")
+        await exits.wait(codes_within_seconds)
+        return seconds, {owned.process: exits.code(owned.process) for owned in act.processes}
+    finally:
+        await exits.close()
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "nobody told its exit code"
+    return f"exit code {code}" if code >= 0 else f"ended by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, or its number where it has none (a real-time one)."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -1,0 +1,265 @@
+"""A rank ends by itself, from within its training thread: a bad pointer, an abort, an exit, an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import re
+import signal
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from chaos.errors import EffectNotSeen, HealError, UsageError, nearest, shown
+from chaos.faults.base import Act, Host, NoParameters, OwnedProcess, ParametersT
+from chaos.faults.process._processes import ProcessFault, ending, recorded, see_exits
+from chaos.host.process_table import disposition
+from chaos.spec.complaints import said
+from chaos.spec.target import Scope
+
+# Exiting takes a process with large memory, or one that writes a core file, a while.
+CRASH_SECONDS = 20.0
+ENDING_SECONDS = 10.0
+LIFT_SECONDS = 2.0
+# One log for each rank of our own runtime, one for all that a command prints.
+LOGS_FOLDER = "logs"
+JOB_LOG = "job.log"
+# The last lines of a rank's log, in which the exception that ended it stands.
+LOG_TAIL_BYTES = 16384
+
+
+def job_log_of(node: int) -> str:
+    """The name of the log of what a command prints on `node`, where it is started on several."""
+    return f"job-node-{node}.log"
+
+
+_DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class _Crash(ProcessFault[ParametersT]):
+    """Begins an effect of `chaos.inside.crash` in every rank of the target; it strikes when they are let go."""
+
+    scope: ClassVar[Scope] = "rank"
+    is_loss: ClassVar[bool] = True
+    acts_inside: ClassVar[bool] = True
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = CRASH_SECONDS
+    undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
+    has_undo: ClassVar[bool] = False
+    effect: ClassVar[str]
+
+    def __init__(self, parameters: ParametersT) -> None:
+        super().__init__(parameters)
+        self._handles: dict[int, int] = {}
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Ready in every rank."""
+        for rank in act.ranks:
+            self._handles[rank], _ = await host.inside.begin(
+                rank, f"chaos.inside.crash:{self.effect}", self.parameters.model_dump(mode="json")
+            )
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for the end of every process, and for word of how it ended: it must be the end that was asked for."""
+        try:
+            seconds, codes = await see_exits(act, host, timeout_seconds, codes_within_seconds=ENDING_SECONDS)
+        except EffectNotSeen as error:
+            alive = [owned for owned in act.processes if owned.process.is_running()]
+            raise EffectNotSeen(f"{error}; {self._why_alive(alive)}") from None
+        wrong = [owned for owned in act.processes if not self._is_wanted(owned, codes[owned.process], host)]
+        if wrong:
+            ends = ", ".join(f"{owned}: {ending(codes[owned.process])}" for owned in wrong)
+            raise EffectNotSeen(f"gone, but not by {self._what()}: {ends}")
+        told = [self._told(owned, codes[owned.process], host) for owned in act.processes]
+        names = ", ".join(f"{owned}: {words}" for owned, words in zip(act.processes, told, strict=True))
+        return {
+            "summary": f"{self._what()} on the training thread; gone from the process table: {names}",
+            "seen_in": "process table, and its exit code",
+            "seconds": round(seconds, 6),
+            "processes": [{**owned.to_dict(), "exit": codes[owned.process]} for owned in act.processes],
+        }
+
+    @abstractmethod
+    def _wanted_code(self) -> int:
+        """The exit code that it must have, negative for a signal."""
+
+    def _is_wanted(self, owned: OwnedProcess, code: int | None, host: Host) -> bool:
+        """Whether a process that ended with `code` (None: nobody told) ended of this."""
+        return code == self._wanted_code()
+
+    @abstractmethod
+    def _what(self) -> str:
+        """What ends it, in words."""
+
+    def _why_alive(self, alive: list[OwnedProcess]) -> str:
+        return "; ".join(
+            f"{owned} {disposition(owned.process, signal.Signals(-self._wanted_code()))} "
+            f"{signal.Signals(-self._wanted_code()).name}"
+            for owned in alive
+        )
+
+    def _told(self, owned: OwnedProcess, code: int | None, host: Host) -> str:
+        return ending(code)
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """Take it back where it has not struck yet."""
+        await _lift(self._handles, host)
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The dead stay dead, and what had not struck ended with our connection."""
+        return {"undone": "nothing to undo", "processes": len(recorded(record))}
+
+
+class Segfault(_Crash[NoParameters]):
+    """The rank reads from address 0: SIGSEGV, as from a bug in a native extension."""
+
+    kind: ClassVar[str] = "segfault"
+    effect: ClassVar[str] = "Segfault"
+
+    def _wanted_code(self) -> int:
+        return -signal.SIGSEGV
+
+    def _what(self) -> str:
+        return "a read from address 0"
+
+
+class Abort(_Crash[NoParameters]):
+    """The rank calls abort(): SIGABRT, as after a failed assertion in C++."""
+
+    kind: ClassVar[str] = "abort"
+    effect: ClassVar[str] = "Abort"
+
+    def _wanted_code(self) -> int:
+        return -signal.SIGABRT
+
+    def _what(self) -> str:
+        return "abort()"
+
+
+class ExitParameters(BaseModel):
+    """How it ends."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    code: int = Field(default=1, ge=0, le=255, description="the exit code; 0 looks like success to a launcher")
+
+
+class Exit(_Crash[ExitParameters]):
+    """The rank ends at once with an exit code of your choice, without Python's clean-up."""
+
+    kind: ClassVar[str] = "exit"
+    effect: ClassVar[str] = "Exit"
+    Parameters: ClassVar[type[BaseModel]] = ExitParameters
+
+    def _wanted_code(self) -> int:
+        return self.parameters.code
+
+    def _what(self) -> str:
+        return f"_exit({self.parameters.code})"
+
+    def _why_alive(self, alive: list[OwnedProcess]) -> str:
+        return "it was not let go to its end"
+
+
+def _exception_name(name: object) -> str:
+    if not isinstance(name, str) or not _DOTTED_NAME.fullmatch(name):
+        raise UsageError(f"{shown(name)} is no exception: write RuntimeError, or a.module.ItsError")
+    if "." not in name:
+        known = [key for key, value in vars(builtins).items() if _is_exception(value)]
+        if name not in known:
+            raise UsageError(
+                f"Python has no exception {name}: write one that it has, or a.module.ItsError",
+                suggestion=nearest(name, known),
+            )
+    return name
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+class RaiseParameters(BaseModel):
+    """What is raised: an exception, made of a message."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    exception: Annotated[str, AfterValidator(said(_exception_name))] = Field(
+        default="RuntimeError", description="a class of Python's own, or a.module.ItsError"
+    )
+    message: str = Field(default="injected by chaos", max_length=200, description="what it says")
+
+
+class Raise(_Crash[RaiseParameters]):
+    """An exception of your choice in the training thread, out of the step's own code."""
+
+    kind: ClassVar[str] = "raise"
+    effect: ClassVar[str] = "Raise"
+    Parameters: ClassVar[type[BaseModel]] = RaiseParameters
+
+    def _wanted_code(self) -> int:
+        # Of a Python program that ends of an exception.
+        return 1
+
+    def _what(self) -> str:
+        return f"{self.parameters.exception}({self.parameters.message!r})"
+
+    def _why_alive(self, alive: list[OwnedProcess]) -> str:
+        return "the script caught it, or has not come to its end of it"
+
+    def _is_wanted(self, owned: OwnedProcess, code: int | None, host: Host) -> bool:
+        # A script with an excepthook of its own, or that trains in a thread, ends otherwise: its log tells.
+        return code == 1 or (code is not None and code >= 0 and bool(self._line(self._log(owned, host))))
+
+    def _told(self, owned: OwnedProcess, code: int | None, host: Host) -> str:
+        log = self._log(owned, host)
+        if not log.exists():
+            return f"{ending(code)} (it keeps no log here that could name the exception)"
+        if line := self._line(log):
+            return f"{ending(code)}, and the log has '{line}'"
+        if log.name != _own_log(owned):
+            # Somebody else's script may log its errors elsewhere.
+            return f"{ending(code)} (logs/{log.name} does not name the exception)"
+        raise EffectNotSeen(f"{owned} ended with {ending(code)}, but its log does not name {self._what()}")
+
+    def _log(self, owned: OwnedProcess, host: Host) -> Path:
+        logs = host.run_folder / LOGS_FOLDER
+        own, of_node, of_all = (logs / name for name in (_own_log(owned), _node_log(owned), JOB_LOG))
+        return next((log for log in (own, of_node) if log.exists()), of_all)
+
+    def _line(self, log: Path) -> str:
+        """The last line that names the exception; empty where none does."""
+        name = self.parameters.exception.rpartition(".")[2]
+        text = _tail(log) if log.exists() else ""
+        found = [line for line in text.splitlines() if name in line and self.parameters.message in line]
+        return found[-1].strip() if found else ""
+
+
+def _own_log(owned: OwnedProcess) -> str:
+    return f"rank-{owned.rank}.log"
+
+
+def _node_log(owned: OwnedProcess) -> str:
+    return JOB_LOG if owned.node is None else job_log_of(owned.node)
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+        return log.read().decode(errors="replace")
+
+
+async def _lift(handles: Mapping[int, int], host: Host) -> None:
+    """Lift in every rank, all at once: one that is held answers at once, one that is gone is gone.
+
+    One that was let go and lives (it caught what was raised) has nothing of it left, whether it answers or not.
+    """
+    lifts = [host.inside.lift(rank, handle, LIFT_SECONDS) for rank, handle in handles.items()]
+    failures = [found for found in await asyncio.gather(*lifts, return_exceptions=True) if found is not None]
+    for failure in failures:
+        if isinstance(failure, BaseException) and not isinstance(failure, HealError):
+            raise failure

@@ -1,0 +1,168 @@
+"""A rank that holds the interpreter lock: it neither trains nor answers, and its connections stay open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
+from chaos.faults.base import Act, Host, OwnedProcess
+from chaos.faults.process._processes import ProcessFault, recorded
+from chaos.host.process_table import STOPPED, thread_names, thread_states
+from chaos.inside.hang import PULSE_SECONDS, WITNESS_NAME
+from chaos.spec.quantities import SecondsText
+from chaos.spec.target import ResolvedTarget, Scope
+from chaos.spec.trigger import Duration
+from mecefo_runtime.system.process import ProcessId
+
+EFFECT = "chaos.inside.hang:HangGil"
+# Without a sign of life from any other Python thread for so long, the lock is held: 50 missed pulses of the witness.
+SILENT_SECONDS = 50 * PULSE_SECONDS
+POLL_SECONDS = 0.005
+# A witness that can run pulses within this time, on a busy machine too.
+ALIVE_WITHIN_SECONDS = 5.0
+LIFT_SECONDS = 0.5
+
+
+class HangParameters(BaseModel):
+    """When it ends at the latest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    at_most: SecondsText = Field(default=300.0, description="after this the kernel ends it, whatever became of chaos")
+
+
+class HangGil(ProcessFault[HangParameters]):
+    """A rank's training thread waits in C with the interpreter lock held: every Python thread of the rank hangs."""
+
+    kind: ClassVar[str] = "hang-gil"
+    scope: ClassVar[Scope] = "rank"
+    has_lifetime: ClassVar[bool] = True
+    default_lifetime: ClassVar[Duration | None] = Duration(seconds=10.0)
+    acts_inside: ClassVar[bool] = True
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = 10.0
+    undo_summary: ClassVar[str] = "opens the gate on which the rank waits; ends with chaos, too, and by itself"
+    Parameters: ClassVar[type[BaseModel]] = HangParameters
+
+    def __init__(self, parameters: HangParameters) -> None:
+        super().__init__(parameters)
+        self._handles: dict[int, int] = {}
+        self._gates: list[int] = []
+
+    @classmethod
+    def longest_seconds(cls, parameters: BaseModel) -> float | None:
+        """What the kernel is asked for."""
+        return float(getattr(parameters, "at_most", 0.0)) or None
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Every rank's process, and the gate that will end its wait."""
+        act = super().prepare(target, host)
+        processes = [{**owned.to_dict(), "gate": str(_gate(host.run_folder, owned))} for owned in act.processes]
+        return Act(act.processes, {"processes": processes})
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Make the gates, and have every rank wait at its own from its release on."""
+        for owned in act.processes:
+            gate = _gate(host.run_folder, owned)
+            try:
+                os.mkfifo(gate, 0o600)
+                # Held open for writing by us alone: our end is the end of the wait.
+                self._gates.append(os.open(gate, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+            except OSError as error:
+                raise EnvironmentFailure(f"cannot make the gate {gate}: {error.strerror}") from error
+            assert owned.rank is not None
+            arguments = {"gate": str(gate), "at_most_seconds": self.parameters.at_most}
+            self._handles[owned.rank], _ = await host.inside.begin(owned.rank, EFFECT, arguments)
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """The witnesses that pulse in the ranks do no longer, though the processes are there and not stopped."""
+        began = time.monotonic()
+        seen = {owned.process: (_pulse(owned.process), began) for owned in act.processes}
+        num_changes = 0
+        while True:
+            now = time.monotonic()
+            for owned in act.processes:
+                pulse, since = _pulse(owned.process), seen[owned.process][1]
+                if pulse is None:
+                    raise EffectNotSeen(f"{owned} is gone, or has no witness: nothing hangs in it")
+                if pulse != seen[owned.process][0]:
+                    num_changes += 1
+                    seen[owned.process] = (pulse, now)
+                elif now - since >= SILENT_SECONDS and STOPPED in thread_states(owned.process).values():
+                    raise EffectNotSeen(f"{owned} is stopped by a signal: that is no hang")
+            silent_seconds = min(now - since for _, since in seen.values())
+            if silent_seconds >= SILENT_SECONDS:
+                break
+            if now - began > timeout_seconds:
+                raise EffectNotSeen(
+                    f"other Python threads went on for {timeout_seconds:g} s: witnesses pulsed {num_changes} times"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+        names = ", ".join(map(str, act.processes))
+        return {
+            "summary": f"no other Python thread ran for {silent_seconds:.2f} s, where a witness thread pulsed every "
+            f"{PULSE_SECONDS:g} s before; the process is there and not stopped: {names}",
+            "seen_in": "names of the ranks' threads in the process table",
+            "silent_seconds": round(silent_seconds, 3),
+            "pulse_seconds": PULSE_SECONDS,
+            "processes": [{**owned.to_dict(), "state": owned.process.state()} for owned in act.processes],
+        }
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """Open the gates; what the ranks' agents still hold of it they let go of when they are next asked."""
+        for gate in self._gates:
+            os.write(gate, b"\n")
+        for rank, handle in self._handles.items():
+            # A rank that regroups answers later; that nothing hangs any more is seen from outside.
+            with suppress(HealError):
+                await host.inside.lift(rank, handle, LIFT_SECONDS)
+        for gate in self._gates:
+            os.close(gate)
+        self._gates.clear()
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Open the gates, and see every witness pulse again, or gone."""
+        processes = recorded(record)
+        for described, process in zip(record.get("processes", ()), processes, strict=True):
+            gate = Path(described["gate"])
+            _open(gate)
+            _see_alive(process)
+            gate.unlink(missing_ok=True)
+        return {"undone": "no gate is left, and nothing hangs", "pids": [process.pid for process in processes]}
+
+
+def _gate(run_folder: Path, owned: OwnedProcess) -> Path:
+    # Absolute: the rank, and whoever heals, may be in another folder.
+    return run_folder.absolute() / f"hang-{owned.process.pid}-{owned.process.start_ticks}.gate"
+
+
+def _open(gate: Path) -> None:
+    # Nobody there who waits, or no such gate: nothing to end.
+    with suppress(OSError):
+        descriptor = os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def _pulse(process: ProcessId) -> str | None:
+    return next((name for name in thread_names(process).values() if name.startswith(WITNESS_NAME)), None)
+
+
+def _see_alive(process: ProcessId) -> None:
+    first = _pulse(process)
+    deadline = time.monotonic() + ALIVE_WITHIN_SECONDS
+    while first is not None and _pulse(process) == first:
+        if time.monotonic() > deadline:
+            raise HealError(f"pid {process.pid} still hangs: no Python thread of it ran for {ALIVE_WITHIN_SECONDS:g} s")
+        time.sleep(POLL_SECONDS)

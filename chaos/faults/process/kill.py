@@ -1,0 +1,222 @@
+"""Signals that end processes, from outside: one rank's, or a whole node's with its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from chaos.errors import EffectNotSeen, UsageError, nearest, shown
+from chaos.faults.base import Act, Host, OwnedProcess
+from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send
+from chaos.host.process_table import disposition, exited
+from chaos.spec.complaints import said
+from chaos.spec.quantities import SecondsText
+from chaos.spec.target import Scope
+from mecefo_runtime.system.process import ProcessId
+
+# How long to listen for how a process ended that is gone already: its parent says so.
+ENDING_SECONDS = 1.0
+# A supervisor that was asked to go has nothing to do but to go.
+SUPERVISOR_SECONDS = 1.0
+
+_STOPPING = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+# Their default action ends no process (signal(7)).
+_HARMLESS = frozenset({signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH})
+_NUMBER = re.compile(r"\d{1,3}")
+
+
+def parse_signal(value: object) -> signal.Signals:
+    """Read `SIGTERM`, `term` or `15`.
+
+    Raises:
+        UsageError: there is no such signal, or it ends no process.
+    """
+    number: signal.Signals | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str):
+        name = value.strip().upper()
+        names = {member.name: member for member in signal.Signals}
+        numbers = {str(int(member)): member for member in signal.Signals}
+        number = (numbers.get(name) if _NUMBER.fullmatch(name) else None) or names.get(name) or names.get(f"SIG{name}")
+        if number is None:
+            raise UsageError(f"there is no signal {shown(value)}", suggestion=nearest(name, [n.lower() for n in names]))
+    if number is None:
+        raise UsageError(f"{shown(value)} is no signal: write SIGTERM, TERM or 15")
+    if number in _STOPPING:
+        raise UsageError(f"{number.name} stops a process and does not end it: use pause-process or pause-node")
+    if number in _HARMLESS:
+        raise UsageError(f"{number.name} ends no process: write SIGKILL, SIGTERM, SIGABRT or another that does")
+    return number
+
+
+SignalText = Annotated[
+    signal.Signals,
+    PlainValidator(said(parse_signal)),
+    PlainSerializer(lambda number: signal.Signals(number).name, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "examples": ["SIGKILL", "SIGTERM"]}, {"type": "integer"}]}),
+]
+
+
+class SignalParameters(BaseModel):
+    """What ends it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    signal: SignalText = Field(
+        default=signal.SIGKILL, description="by name or number; one that ends a process unless it handles it"
+    )
+
+
+class GraceParameters(BaseModel):
+    """How suddenly it ends."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    grace: SecondsText | None = Field(
+        default=None, description="SIGTERM first, and SIGKILL so much later for those that are still there"
+    )
+
+
+KillParametersT = TypeVar("KillParametersT", bound=BaseModel)
+
+
+class _Kill(ProcessFault[KillParametersT]):
+    """Ends every process of the target; they are gone when the process table says so."""
+
+    is_loss: ClassVar[bool] = True
+    undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
+    has_undo: ClassVar[bool] = False
+
+    async def _gone(
+        self, act: Act, host: Host, timeout_seconds: float, sent: str, codes_within_seconds: float
+    ) -> dict[str, Any]:
+        seconds, codes = await see_exits(act, host, timeout_seconds, codes_within_seconds=codes_within_seconds)
+        names = ", ".join(
+            str(owned) if codes[owned.process] is None else f"{owned}, {ending(codes[owned.process])}"
+            for owned in act.processes
+        )
+        return {
+            "summary": f"{sent}; gone from the process table, by pid and start time: {names}",
+            "seen_in": "process table, by pid and start time",
+            "seconds": round(seconds, 6),
+            "processes": [
+                {**owned.to_dict(), "state": owned.process.state(), "exit": codes[owned.process]}
+                for owned in act.processes
+            ],
+        }
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The dead stay dead: nothing was changed that would have to be changed back."""
+        return {"undone": "nothing to undo", "processes": len(record.get("processes", ()))}
+
+
+class KillProcess(_Kill[SignalParameters]):
+    """A signal (SIGKILL, or any other that ends it) to one rank's process; its node's other ranks live on."""
+
+    kind: ClassVar[str] = "kill-process"
+    scope: ClassVar[Scope] = "rank"
+    Parameters: ClassVar[type[BaseModel]] = SignalParameters
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """The signal, to each."""
+        for owned in act.processes:
+            send(owned, self.parameters.signal)
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for the exit of each process, and look it up in the process table."""
+        number = self.parameters.signal
+        # SIGKILL leaves no choice of how to end, so the held ranks need not wait to hear it.
+        codes_within_seconds = 0.0 if number == signal.SIGKILL else ENDING_SECONDS
+        try:
+            evidence = await self._gone(act, host, timeout_seconds, number.name, codes_within_seconds)
+        except EffectNotSeen:
+            alive = [owned for owned in act.processes if owned.process.is_running()]
+            why = "; ".join(f"{owned} {disposition(owned.process, number)} {number.name}" for owned in alive)
+            raise EffectNotSeen(f"still running after {timeout_seconds:g} s: {why}") from None
+        return {**evidence, "signal": number.name}
+
+
+class KillNode(_Kill[GraceParameters]):
+    """SIGKILL to every process of a node, or its whole container; with `grace`, SIGTERM and time to go first."""
+
+    kind: ClassVar[str] = "kill-node"
+    scope: ClassVar[Scope] = "node"
+    Parameters: ClassVar[type[BaseModel]] = GraceParameters
+
+    def __init__(self, parameters: GraceParameters) -> None:
+        super().__init__(parameters)
+        self._killed: set[ProcessId] = set()
+        self._farewell: asyncio.Task[None] | None = None
+        if parameters.grace is not None:
+            # Who is to go in order must not be held while it does.
+            self.shows_when_released = True  # type: ignore[misc]
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """SIGKILL, the supervisor first: a dead node reports nobody's death. With a grace, SIGTERM to begin with."""
+        if self.parameters.grace is None:
+            for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
+                self._kill(owned)
+            return
+        ranks = [owned for owned in act.processes if owned.role == "rank"]
+        for owned in ranks:
+            send(owned, signal.SIGTERM)
+        self._farewell = asyncio.create_task(self._see_off(act, ranks, host, self.parameters.grace))
+
+    async def _see_off(self, act: Act, ranks: list[OwnedProcess], host: Host, grace_seconds: float) -> None:
+        ends_seconds = time.monotonic() + grace_seconds
+        # The supervisor last, when it has told how they ended: with it the kernel ends its ranks.
+        exits = Exits(ranks, host)
+        try:
+            await exited((owned.process for owned in ranks), grace_seconds)
+            await exits.wait(min(SUPERVISOR_SECONDS, max(0.0, ends_seconds - time.monotonic())))
+        finally:
+            await exits.close()
+        # With a container's first process, which comes last, all others in it end.
+        supervisors = [owned for owned in act.processes if owned.role != "rank"]
+        if time.monotonic() < ends_seconds:
+            for owned in supervisors:
+                send(owned, signal.SIGTERM)
+            left_seconds = max(0.0, ends_seconds - time.monotonic())
+            await exited((owned.process for owned in supervisors), min(SUPERVISOR_SECONDS, left_seconds))
+        for owned in [*supervisors, *ranks]:
+            self._kill(owned)
+
+    def _kill(self, owned: OwnedProcess) -> None:
+        if send(owned, signal.SIGKILL):
+            self._killed.add(owned.process)
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for the exit of each process, and look it up in the process table; with a grace, after it."""
+        if self.parameters.grace is None:
+            return {**await self._gone(act, host, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
+        patience_seconds = self.parameters.grace + timeout_seconds
+        sent = f"SIGTERM, and SIGKILL after a grace of {self.parameters.grace:g} s"
+        evidence = await self._gone(act, host, patience_seconds, sent, ENDING_SECONDS)
+        if self._farewell is not None:
+            await self._farewell
+        killed = [owned for owned in act.processes if owned.process in self._killed]
+        went = [owned for owned in act.processes if owned.process not in self._killed]
+        by_itself = ", ".join(map(str, went)) or "nobody"
+        had_to_be = ", ".join(map(str, killed)) or "nobody"
+        return {
+            **evidence,
+            "summary": f"{evidence['summary']}; went by itself: {by_itself}; had to be killed: {had_to_be}",
+            "signal": "SIGTERM",
+            "grace_seconds": self.parameters.grace,
+            "went_by_themselves": [owned.process.pid for owned in went],
+            "had_to_be_killed": [owned.process.pid for owned in killed],
+        }
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """Wait for nobody any longer."""
+        if self._farewell is not None:
+            self._farewell.cancel()
+            await asyncio.wait({self._farewell})

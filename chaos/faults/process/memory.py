@@ -1,0 +1,199 @@
+"""A rank that leaks memory until it is ended for it, under a limit of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
+from chaos.faults.base import Act, Ground, Host, OwnedProcess
+from chaos.faults.process._processes import Exits, ProcessFault, ending
+from chaos.host import memory_limit
+from chaos.host.process_table import resident_bytes
+from chaos.spec.quantities import BytesText, bytes_text
+from chaos.spec.target import ResolvedTarget, Scope
+
+EFFECT = "chaos.inside.memory:LeakMemory"
+# Touching gigabytes takes a while on a busy machine.
+LEAK_SECONDS = 60.0
+ENDING_SECONDS = 10.0
+# A rank answers at its next phase, which may be behind a regroup.
+LIFT_SECONDS = 15.0
+POLL_SECONDS = 0.005
+# Of the limit at least so much must have been seen to be resident.
+SEEN_RATIO = 0.5
+# The machine must have so much more than the limits of all ranks together.
+SPARE_BYTES = 512 * 2**20
+# So much more than its limit it leaks at most, should that not end it.
+_SPARE_BLOCKS = 2
+
+
+class LeakParameters(BaseModel):
+    """How much it leaks, and what ends it: the out-of-memory killer, for this process alone, or a failed allocation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: BytesText = Field(default=512 * 2**20, description="at how much more than it has now it is ended")
+    block: BytesText = Field(default=16 * 2**20, description="what it leaks at a time")
+    by: Literal["auto", "cgroup", "rlimit"] = Field(
+        default="auto",
+        description="cgroup: the out-of-memory killer; rlimit: its allocations fail; auto: the first that can be had",
+    )
+
+
+class LeakMemory(ProcessFault[LeakParameters]):
+    """A rank leaks memory, block by block, until the out-of-memory killer ends it at a limit of its own.
+
+    Where no control group can be made for it, its allocations fail at the limit instead, and it ends of that.
+    """
+
+    kind: ClassVar[str] = "leak-memory"
+    scope: ClassVar[Scope] = "rank"
+    is_loss: ClassVar[bool] = True
+    acts_inside: ClassVar[bool] = True
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = LEAK_SECONDS
+    undo_summary: ClassVar[str] = "removes the control group, or restores the resource limit"
+    Parameters: ClassVar[type[BaseModel]] = LeakParameters
+
+    def __init__(self, parameters: LeakParameters) -> None:
+        super().__init__(parameters)
+        self._handles: dict[int, int] = {}
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse what a node cannot hold: its own limit would strike first, and whom it likes."""
+        node_bytes = ground.node_memory_bytes
+        if node_bytes is None:
+            return
+        for node, num_ranks in Counter(ground.cluster.node_of(rank) for rank in target.ranks).items():
+            if (wanted_bytes := num_ranks * self.parameters.limit) >= node_bytes:
+                raise UsageError(
+                    f"{bytes_text(wanted_bytes)} more than {'its rank has' if num_ranks == 1 else 'its ranks have'} "
+                    f"cannot be leaked on node {node}, which may use {bytes_text(node_bytes)} in all: choose a smaller "
+                    "limit, or raise --node-memory",
+                    key="limit",
+                )
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """Every rank's process, and how each is to be limited."""
+        act = super().prepare(target, host)
+        limit_bytes, by = self.parameters.limit, self.parameters.by
+        wanted_bytes = SPARE_BYTES + limit_bytes * len(act.processes)
+        if (free_bytes := memory_limit.available_bytes()) < wanted_bytes:
+            raise TargetNotFound(
+                f"there are {free_bytes // 2**20} MiB of memory left on this machine, and {wanted_bytes // 2**20} are "
+                "needed to leak so much without danger to others: choose a smaller limit"
+            )
+        self._check_groups(act.processes)
+        try:
+            limits = [
+                memory_limit.plan(owned.process, limit_bytes, may_group=by != "rlimit") for owned in act.processes
+            ]
+        except ProcessLookupError:
+            raise TargetNotFound(f"{target} has just ended") from None
+        if by == "cgroup" and any(limit["by"] != "cgroup" for limit in limits):
+            raise TargetNotFound("no memory control group can be made here for it: use by: rlimit")
+        return Act(act.processes, {**act.undo_record, "limits": limits})
+
+    def _check_groups(self, processes: Iterable[OwnedProcess]) -> None:
+        """See that no group around the ranks, such as their container, comes to its own limit before them.
+
+        Raises:
+            TargetNotFound: one would.
+        """
+        room_bytes: dict[str, int] = {}
+        inside: Counter[str] = Counter()
+        for owned in processes:
+            around = memory_limit.room_bytes(owned.process)
+            room_bytes.update(around)
+            inside.update(around.keys())
+        for group, num_ranks in inside.items():
+            wanted_bytes = num_ranks * (self.parameters.limit + _SPARE_BLOCKS * self.parameters.block)
+            if room_bytes[group] < wanted_bytes:
+                raise TargetNotFound(
+                    f"{max(0, room_bytes[group]) >> 20} MiB are left to all that is in the control group {group}, and "
+                    f"{wanted_bytes >> 20} are needed: it would come to its own limit first, and end whom it likes. "
+                    "Choose a smaller limit, or raise that of the group (--node-memory, if it is a node's container)"
+                )
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Limit every process, then have it leak from its release on."""
+        for limit in act.undo_record["limits"]:
+            memory_limit.impose(limit)
+        arguments = {
+            "block_bytes": self.parameters.block,
+            "most_bytes": self.parameters.limit + _SPARE_BLOCKS * self.parameters.block,
+        }
+        for rank in act.ranks:
+            self._handles[rank], _ = await host.inside.begin(rank, EFFECT, arguments)
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Its resident memory is seen to grow, and the process to end of it."""
+        began = time.monotonic()
+        first = {owned.process: resident_bytes(owned.process) or 0 for owned in act.processes}
+        most = dict(first)
+        exits = Exits(act.processes, host)
+        try:
+            while alive := [owned for owned in act.processes if owned.process.is_running()]:
+                for owned in alive:
+                    most[owned.process] = max(most[owned.process], resident_bytes(owned.process) or 0)
+                if time.monotonic() - began > timeout_seconds:
+                    grown = ", ".join(f"{o} by {(most[o.process] - first[o.process]) >> 20} MiB" for o in alive)
+                    raise EffectNotSeen(f"not ended of its memory within {timeout_seconds:g} s; it grew: {grown}")
+                await asyncio.sleep(POLL_SECONDS)
+            seconds = time.monotonic() - began
+            await exits.wait(ENDING_SECONDS)
+            codes = {owned.process: exits.code(owned.process) for owned in act.processes}
+        finally:
+            await exits.close()
+        found, sentences = [], []
+        for owned, limit in zip(act.processes, act.undo_record["limits"], strict=True):
+            # The group keeps count itself; a process that is gone is as large as it was last seen to be.
+            grown_bytes = memory_limit.peak_bytes(limit) or most[owned.process] - first[owned.process]
+            oom_kills = memory_limit.num_oom_kills(limit)
+            self._check(str(owned), limit["by"], grown_bytes, codes[owned.process], oom_kills)
+            how = (
+                "ended by the out-of-memory killer of its own control group"
+                if limit["by"] == "cgroup"
+                else "ended of a failed allocation at its resource limit (no control group could be made here)"
+                if self.parameters.by == "auto"
+                else "ended of a failed allocation at its resource limit"
+            )
+            sentences.append(f"{owned} grew by {grown_bytes >> 20} MiB and was {how}: {ending(codes[owned.process])}")
+            found.append({**owned.to_dict(), "exit": codes[owned.process], "grown_bytes": grown_bytes})
+            found[-1] |= {"limited_by": limit["by"], "oom_kills": oom_kills}
+        return {
+            "summary": f"limit {bytes_text(self.parameters.limit)} above what it used: {'; '.join(sentences)}",
+            "seen_in": "its memory and its exit, from outside",
+            "fidelity": "real" if all(item["limited_by"] == "cgroup" for item in found) else "shaped",
+            "seconds": round(seconds, 3),
+            "processes": found,
+        }
+
+    def _check(self, name: str, by: str, grown_bytes: int, code: int | None, oom_kills: int | None) -> None:
+        if grown_bytes < SEEN_RATIO * self.parameters.limit:
+            raise EffectNotSeen(
+                f"{name} ended ({ending(code)}) when it had grown by only {grown_bytes >> 20} MiB of "
+                f"{self.parameters.limit >> 20}"
+            )
+        if by == "cgroup" and not oom_kills:
+            raise EffectNotSeen(f"{name} ended ({ending(code)}), but its control group tells of no out-of-memory kill")
+        if by == "rlimit" and code in (None, 0):
+            raise EffectNotSeen(f"{name} ended, but not of a failed allocation: {ending(code)}")
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """Where it has not ended: have the rank give back what it holds."""
+        for rank, handle in self._handles.items():
+            await host.inside.lift(rank, handle, LIFT_SECONDS)
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Take the limits away."""
+        for limit in record.get("limits", ()):
+            memory_limit.lift(limit)
+        return {"undone": "no limit is left", "limits": len(record.get("limits", ()))}

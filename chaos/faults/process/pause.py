@@ -1,0 +1,120 @@
+"""SIGSTOP for a time, and SIGCONT whatever happens: a process that is there and does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from chaos.errors import EffectNotSeen, HealError
+from chaos.faults.base import Act, Host, NoParameters
+from chaos.faults.process._processes import ProcessFault, recorded, send
+from chaos.host.process_table import STOPPED, cpu_seconds, is_stopped, thread_states
+from chaos.spec.target import Scope
+from chaos.spec.trigger import Duration
+from mecefo_runtime.system.process import ProcessId
+
+# A process that uses no CPU time for so long while it is stopped does nothing.
+STILL_SECONDS = 0.2
+RESUMED_WITHIN_SECONDS = 2.0
+POLL_SECONDS = 0.005
+# Between two looks that are further apart, whoever stops them may have been kept waiting as long as who looks.
+LOOK_SECONDS = 10 * POLL_SECONDS
+
+
+class _Pause(ProcessFault[NoParameters]):
+    """Stops every process of the target until the end of its lifetime."""
+
+    has_lifetime: ClassVar[bool] = True
+    default_lifetime: ClassVar[Duration | None] = Duration(seconds=10.0)
+    undo_summary: ClassVar[str] = "SIGCONT, and a look at every thread"
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """SIGSTOP, the supervisor first: it is not to see its ranks stop."""
+        for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
+            send(owned, signal.SIGSTOP)
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Every thread of every process is stopped, and no CPU time passes in them."""
+        began = time.monotonic()
+        processes = [owned.process for owned in act.processes]
+        while moving := [owned for owned in act.processes if not is_stopped(owned.process)]:
+            if time.monotonic() - began > timeout_seconds:
+                raise EffectNotSeen(
+                    f"not stopped {timeout_seconds:g} s after SIGSTOP: "
+                    + ", ".join(f"{owned} (state {owned.process.state()})" for owned in moving)
+                )
+            await asyncio.sleep(POLL_SECONDS)
+        num_threads = sum(len(thread_states(process)) for process in processes)
+        before = [cpu_seconds(process) for process in processes]
+        await asyncio.sleep(STILL_SECONDS)
+        used_seconds = [
+            _difference(after, cpu_seconds(process)) for after, process in zip(before, processes, strict=True)
+        ]
+        if any(used_seconds) or not all(is_stopped(process) for process in processes):
+            raise EffectNotSeen(f"not still: {used_seconds} s of CPU time within {STILL_SECONDS:g} s")
+        names = ", ".join(map(str, act.processes))
+        whole, them = ("its only thread is", "it") if num_threads == 1 else (f"all {num_threads} threads are", "them")
+        return {
+            "summary": f"{whole} stopped (state {STOPPED}), and no CPU time passed in {them} "
+            f"within {STILL_SECONDS:g} s: {names}",
+            "seen_in": "process table, by pid and start time, each thread",
+            "threads": num_threads,
+            "cpu_seconds": 0.0,
+            "watched_seconds": STILL_SECONDS,
+            "processes": [{**owned.to_dict(), "state": owned.process.state()} for owned in act.processes],
+        }
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """SIGCONT to what of it is still there."""
+        processes = recorded(record)
+        resume(processes)
+        return {"undone": "no thread of them is stopped", "pids": [process.pid for process in processes]}
+
+
+class PauseProcess(_Pause):
+    """SIGSTOP to one rank's process for a time, then SIGCONT: it is silent, and then it is back."""
+
+    kind: ClassVar[str] = "pause-process"
+    scope: ClassVar[Scope] = "rank"
+
+
+class PauseNode(_Pause):
+    """SIGSTOP to every process of a node for a time, then SIGCONT: a frozen host that thaws."""
+
+    kind: ClassVar[str] = "pause-node"
+    scope: ClassVar[Scope] = "node"
+
+
+def resume(processes: tuple[ProcessId, ...], *, still_seconds: float = 0.0) -> None:
+    """SIGCONT to every one of `processes` that is stopped, until none is for `still_seconds`.
+
+    Raises:
+        HealError: one of them stays stopped, or is stopped again and again.
+    """
+    deadline = time.monotonic() + RESUMED_WITHIN_SECONDS + still_seconds
+    running_seconds = 0.0
+    last_look: float | None = None
+    while True:
+        stopped = [process for process in processes if STOPPED in thread_states(process).values()]
+        now = time.monotonic()
+        if not stopped:
+            running_seconds += 0.0 if last_look is None else min(now - last_look, LOOK_SECONDS)
+            last_look = now
+            if running_seconds >= still_seconds:
+                return
+        else:
+            running_seconds, last_look = 0.0, None
+            if now > deadline:
+                pids = ", ".join(str(process.pid) for process in stopped)
+                raise HealError(f"still stopped after SIGCONT: pid {pids}; try `kill -CONT` yourself")
+            for process in stopped:
+                process.signal(signal.SIGCONT)
+        time.sleep(POLL_SECONDS)
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before

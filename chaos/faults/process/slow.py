@@ -1,0 +1,191 @@
+"""A rank whose data or whose checkpoints come late: its training thread sleeps before that phase of every step.
+
+Seen from both sides: in the rank, how long it slept; in the job, that no step was committed before the rank that slept
+in it woke up, and that the steps took that long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from chaos.errors import EffectNotSeen, UsageError
+from chaos.faults.base import Act, Fault, Fidelity, Host
+from chaos.faults.watch import from_commit_to_commit
+from chaos.spec.quantities import SecondsFromZeroText, SecondsText
+from chaos.spec.target import ResolvedTarget, Scope
+
+EFFECT = "chaos.inside.slow:DelayPhase"
+MAX_DELAY_SECONDS = 60.0
+# Times of commits are rounded.
+CLOCK_SECONDS = 1e-5
+# Of the sleep, so much at least must be found again in the usual slow step. Not all: the rank that says when a step was
+# committed may have said so of the step before when the other one slept already.
+SEEN_RATIO = 0.5
+# So many steps before the first slow one are what the slow ones are compared with.
+NUM_STEPS_BEFORE = 10
+# The rank answers at its next phase, perhaps after a whole step.
+LIFT_MARGIN_SECONDS = 30.0
+
+
+class DelayParameters(BaseModel):
+    """How long the rank sleeps."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    delay: SecondsText = Field(default=0.2, description="how long it sleeps each time")
+    jitter: SecondsFromZeroText = Field(default=0.0, description="each sleep varies by up to so much, by the seed")
+
+    @model_validator(mode="after")
+    def _fits(self) -> DelayParameters:
+        if self.delay > MAX_DELAY_SECONDS:
+            raise UsageError(f"more than {MAX_DELAY_SECONDS:g}s a step is no delay: use pause-process", key="delay")
+        if self.jitter > self.delay:
+            raise UsageError(f"{self.jitter:g}s is more than the delay: choose at most {self.delay:g}s", key="jitter")
+        return self
+
+
+class _Delay(Fault[DelayParameters]):
+    """Delays one phase of the target's ranks."""
+
+    scope: ClassVar[Scope] = "rank"
+    fidelity: ClassVar[Fidelity] = "shaped"
+    undo_summary: ClassVar[str] = "the rank stops sleeping, also by itself when this tool is gone"
+    has_lifetime: ClassVar[bool] = True
+    acts_inside: ClassVar[bool] = True
+    shows_when_released: ClassVar[bool] = True
+    verify_timeout_seconds: ClassVar[float] = 600.0
+    Parameters: ClassVar[type[BaseModel]] = DelayParameters
+    phase: ClassVar[str]
+    # So many slow steps are waited for.
+    num_steps: ClassVar[int]
+
+    def __init__(self, parameters: DelayParameters) -> None:
+        super().__init__(parameters)
+        self._handles: dict[int, int] = {}
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """The ranks of the target; that they are there is found when the effect begins in them."""
+        processes = host.processes.rank_processes(target.ranks)
+        record = {"ranks": list(target.ranks), "effect": EFFECT, "phase": self.phase}
+        return Act(processes, record)
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Begin in each rank."""
+        for rank in act.undo_record["ranks"]:
+            arguments = {
+                "phase": self.phase,
+                "delay_seconds": self.parameters.delay,
+                "jitter_seconds": self.parameters.jitter,
+                "seed": int(self.rng.random() * 2**32),
+            }
+            self._handles[rank], _ = await host.inside.begin(rank, EFFECT, arguments)
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Gather the sleeps of some steps from every rank, and hold them against the steps that the job committed."""
+        if not self._handles:
+            raise EffectNotSeen("the delay was begun in no rank: 0 sleeps")
+        ranks = sorted(self._handles)
+        told = await asyncio.gather(*(self._sleeps(rank, host, timeout_seconds) for rank in ranks))
+        sleeps = dict(zip(ranks, told, strict=True))
+        floor = self.parameters.delay - self.parameters.jitter
+        all_sleeps = [sleep for of_rank in told for sleep in of_rank]
+        shortest = min(sleep["slept_seconds"] for sleep in all_sleeps)
+        if shortest < floor:
+            raise EffectNotSeen(f"a sleep was {shortest:.3f} s only, not {floor:g} s")
+        slow = await self._intervals(all_sleeps, host, timeout_seconds)
+        step_seconds = median(seconds for _, seconds in slow)
+        slept_seconds = median(sleep["slept_seconds"] for sleep in all_sleeps)
+        if step_seconds < SEEN_RATIO * slept_seconds:
+            raise EffectNotSeen(f"steps took {step_seconds:.3f} s, though a rank slept {slept_seconds:.3f} s in each")
+        return self._evidence(sleeps, slow, host)
+
+    async def lift(self, act: Act, host: Host) -> None:
+        """Let every rank stop sleeping."""
+        timeout_seconds = LIFT_MARGIN_SECONDS + self.parameters.delay
+        for rank, handle in self._handles.items():
+            await host.inside.lift(rank, handle, timeout_seconds)
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Nothing outside of the ranks was changed, and they end it when their connection to us ends."""
+        return {"undone": "the ranks sleep no more", "ranks": list(record.get("ranks", ()))}
+
+    async def _sleeps(self, rank: int, host: Host, timeout_seconds: float) -> list[dict[str, Any]]:
+        return [await host.inside.report(rank, self._handles[rank], timeout_seconds) for _ in range(self.num_steps)]
+
+    async def _intervals(
+        self, sleeps: list[dict[str, Any]], host: Host, timeout_seconds: float
+    ) -> list[tuple[dict[str, Any], float]]:
+        """(sleep, seconds from commit to commit) of each sleep: of the step in which others waited for it."""
+        found = []
+        for sleep in sleeps:
+            step = self._waiting_step(sleep["step"])
+            try:
+                await host.watch.wait_for_step(step, timeout_seconds)
+            except TimeoutError:
+                raise EffectNotSeen(f"step {step} was not committed within {timeout_seconds:g} s") from None
+            committed = {seen.step: seen.committed_seconds for seen in host.watch.steps}
+            if step in committed and committed[step] < sleep["woke_monotonic"] - CLOCK_SECONDS:
+                early = sleep["woke_monotonic"] - committed[step]
+                raise EffectNotSeen(f"step {step} was committed {early:.3f} s before the rank that slept in it woke up")
+            seconds = from_commit_to_commit(host.watch.steps).get(step)
+            if seconds is not None:
+                found.append((sleep, seconds))
+        if not found:
+            raise EffectNotSeen("no two steps in a row were committed, so it is not known how long they took")
+        return found
+
+    def _waiting_step(self, step: int) -> int:
+        """The step that the job commits later for a sleep in `step`."""
+        return step
+
+    def _evidence(
+        self, sleeps: Mapping[int, list[dict[str, Any]]], slow: list[tuple[dict[str, Any], float]], host: Host
+    ) -> dict[str, Any]:
+        first = min(self._waiting_step(sleep["step"]) for sleep, _ in slow)
+        intervals = from_commit_to_commit(host.watch.steps)
+        before = [seconds for step, seconds in intervals.items() if first - NUM_STEPS_BEFORE <= step < first]
+        slept = [sleep["slept_seconds"] for of_rank in sleeps.values() for sleep in of_rank]
+        during = [seconds for _, seconds in slow]
+        usual = f" instead of {median(before):.3f} s (median of {len(before)} before)" if before else ""
+        return {
+            "summary": (
+                f"rank{'s' if len(sleeps) > 1 else ''} {', '.join(map(str, sleeps))} slept {median(slept):.3f} s "
+                f"before {self.phase} (median of {len(slept)}); steps took {median(during):.3f} s{usual}"
+            ),
+            "phase": self.phase,
+            "sleeps": {str(rank): of_rank for rank, of_rank in sleeps.items()},
+            "slept_seconds": _spread(slept),
+            "step_seconds_during": _spread(during),
+            "step_seconds_before": _spread(before) if before else None,
+        }
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {"median": median(seconds), "min": min(seconds), "max": max(seconds), "n": len(seconds)}
+
+
+class SlowData(_Delay):
+    """A rank's data comes late: it sleeps before it loads the batches of every step."""
+
+    kind: ClassVar[str] = "slow-data"
+    phase: ClassVar[str] = "data"
+    num_steps: ClassVar[int] = 5
+
+
+class SlowCheckpoint(_Delay):
+    """A rank's checkpoints block it: it sleeps before it copies (a script: saves) its part of every checkpoint."""
+
+    kind: ClassVar[str] = "slow-checkpoint"
+    needs: ClassVar[tuple[str, ...]] = ("checkpoint-phase",)
+    phase: ClassVar[str] = "checkpoint"
+    num_steps: ClassVar[int] = 1
+
+    def _waiting_step(self, step: int) -> int:
+        # The step of the checkpoint is committed already; the next one cannot be before the rank is there.
+        return step + 1

@@ -1,0 +1,234 @@
+"""The disk that the job writes its checkpoints to runs full: one of the run's own, never one that others need.
+
+Where the checkpoint folder is on a small filesystem of its own, that one is filled; else, with the right to mount, a
+small one is put over the folder as long as the fault lasts. Seen are all three: a byte more is refused (ENOSPC), the
+job's next checkpoint fails, and the job goes on all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
+from chaos.faults.base import Act, Fault, Fidelity, Ground, Host
+from chaos.host import small_disk
+from chaos.spec.quantities import BytesText, bytes_text
+from chaos.spec.target import ResolvedTarget, Scope
+from mecefo_runtime.system.events import Event
+
+_FILL_BYTES = 1 << 24
+# What the runtime says of a checkpoint that it could not write, and what it says of one for which it had no time.
+_NOT_WRITTEN = "checkpoint not written: "
+_NO_TIME = "the one before is still being written"
+
+
+class FillParameters(BaseModel):
+    """Which disk is filled: a small one that is put over the folder, unless the folder's own is small."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: BytesText = Field(default=64 * 2**20, description="of the small disk that is put over the folder")
+    max_filesystem: BytesText = Field(default=2**30, description="a filesystem of up to this size is filled itself")
+
+
+class FillDisk(Fault[FillParameters]):
+    """Fills the disk of the job's checkpoint folder: its own small one, or one that is put over the folder."""
+
+    kind: ClassVar[str] = "fill-disk"
+    scope: ClassVar[Scope] = "checkpoint"
+    strikes: ClassVar[str] = "the disk of the checkpoints"
+    fidelity: ClassVar[Fidelity] = "real"
+    needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
+    undo_summary: ClassVar[str] = "the ballast and the small disk go; checkpoints written to it come to the folder"
+    # The small disk lies over the folder.
+    covers: ClassVar[bool] = True
+    has_lifetime: ClassVar[bool] = True
+    shows_when_released: ClassVar[bool] = True
+    # It shows when the next checkpoint is due.
+    verify_timeout_seconds: ClassVar[float] = 600.0
+    Parameters: ClassVar[type[BaseModel]] = FillParameters
+
+    def __init__(self, parameters: FillParameters) -> None:
+        super().__init__(parameters)
+        # The last committed step when the disk was full. What was being written then may have failed of the change of
+        # the disk under it, not of a full one.
+        self._last_step = 0
+
+    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+        """Refuse what would fill a disk that is not the run's own."""
+        if self._is_small(ground.checkpoint_folder):
+            return
+        if not small_disk.may_mount():
+            raise UsageError(self._complaint(ground.checkpoint_folder or "the run's folder"))
+        if not ground.sees_mounts:
+            raise UsageError(
+                "containers here do not see the small disk that is put over the checkpoint folder: let them, with "
+                "`mount --make-rshared /`, or choose a --checkpoint-folder on a small filesystem of its own"
+            )
+
+    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+        """See which of the two ways there is."""
+        folder = host.checkpoint_folder
+        if folder is None:
+            raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
+        if not folder.is_dir():
+            raise TargetNotFound(f"there is no folder {folder} yet: choose a step after the first checkpoint")
+        token = uuid.uuid4().hex[:12]
+        record: dict[str, Any] = {"ballast": str(folder.resolve() / f".ballast-{token}"), "disk": None}
+        if not self._is_small(folder, host.run_folder):
+            if not small_disk.may_mount():
+                raise InjectionError(self._complaint(folder))
+            num_bytes = self.parameters.size
+            place = host.run_folder / f"disk-{token}"
+            record["disk"] = small_disk.describe(f"chaos-disk-{token}", folder, place, num_bytes)
+        return Act(undo_record=record)
+
+    async def apply(self, act: Act, host: Host) -> None:
+        """Put the small disk in place, if there is to be one, and fill it to the last block."""
+        record = act.undo_record
+        try:
+            if record["disk"] is not None:
+                await asyncio.to_thread(small_disk.put_over, record["disk"])
+            await asyncio.to_thread(_fill, Path(record["ballast"]), self._limit_bytes(act))
+            self._last_step = host.watch.last_step
+        except OSError as error:
+            hint = ""
+            if error.errno == errno.ENOSPC and record["disk"] is not None:
+                hint = (
+                    f": the checkpoints do not fit into size {bytes_text(self.parameters.size)}, give it a larger one"
+                )
+            raise InjectionError(f"cannot fill the disk of {host.checkpoint_folder}: {error.strerror}{hint}") from error
+
+    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+        """Try to write one byte more; then wait until a checkpoint of the job fails and a later step is committed."""
+        ballast = Path(act.undo_record["ballast"])
+        last_steps: list[int] = []
+
+        def is_failure(event: Event) -> bool:
+            if not self._is_failed_checkpoint(event):
+                return False
+            # Now: when the task that waits for it goes on, the step after it may have been committed.
+            last_steps.append(host.watch.last_step)
+            return True
+
+        failure = asyncio.create_task(host.watch.wait_for(is_failure, timeout_seconds))
+        try:
+            refusal = _refusal(ballast.parent)
+            if refusal != errno.ENOSPC:
+                said = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
+                raise EffectNotSeen(f"a write of 1 byte to {ballast.parent} {said}: its disk is not full")
+            event = await failure
+            step = max(event.step or 0, last_steps[0]) + 1
+            await host.watch.wait_for_step(step, timeout_seconds)
+            status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
+        except TimeoutError:
+            raise EffectNotSeen(
+                f"the disk is full, but within {timeout_seconds:g} s no checkpoint failed and was followed by a step"
+            ) from None
+        except FileNotFoundError as error:
+            # By the watchdog, while this process stood still.
+            raise EffectNotSeen(f"{error.filename} is gone: the fault was undone before its effect was seen") from None
+        finally:
+            failure.cancel()
+            with suppress(asyncio.CancelledError, TimeoutError):
+                await failure
+        total, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
+        return {
+            "summary": (
+                f"disk of {bytes_text(total)} full, a write of 1 byte fails with ENOSPC; the checkpoint of step "
+                f"{event.step} failed on rank {event.rank}, and step {step} was committed after it"
+            ),
+            "total_bytes": total,
+            "free_bytes": free,
+            "ballast_bytes": ballast_bytes,
+            "own_disk": act.undo_record["disk"] is not None,
+            "checkpoint_failed": {"step": event.step, "rank": event.rank, "message": event.fields["message"]},
+            "step_committed_after": step,
+        }
+
+    @classmethod
+    def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove ballast and small disk, bring what was written to it to the folder, then write a byte there."""
+        if not record:
+            return {"undone": "there was nothing"}
+        ballast, disk = Path(record["ballast"]), record["disk"]
+        returned: list[str] = []
+        try:
+            ballast.unlink(missing_ok=True)
+            if disk is not None:
+                returned = small_disk.take_away(disk)
+        except OSError as error:
+            raise HealError(f"cannot free the disk of {ballast.parent}: {error.strerror} ({error.filename})") from error
+        refusal = _refusal(ballast.parent) if ballast.parent.is_dir() else None
+        if refusal == errno.ENOSPC:
+            raise HealError(f"the disk of {ballast.parent} is still full, though nothing of ours is on it any more")
+        return {"undone": "a write of 1 byte succeeds again", "folder": str(ballast.parent), "returned": returned}
+
+    def _is_failed_checkpoint(self, event: Event) -> bool:
+        message = str(event.fields.get("message", ""))
+        is_failed = event.kind == "warning" and message.startswith(_NOT_WRITTEN) and _NO_TIME not in message
+        return is_failed and (event.step or 0) > self._last_step
+
+    def _is_small(self, folder: Path | None, run_folder: Path | None = None) -> bool:
+        """Whether `folder` is on a filesystem that is small, and not one that the machine or the run lives on."""
+        if folder is None:
+            return False
+        # One that the job is yet to make will be where the nearest that is there is.
+        folder = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        others = [Path("/"), Path.home(), Path(tempfile.gettempdir()), *([run_folder] if run_folder else [])]
+        if any(place.exists() and place.stat().st_dev == folder.stat().st_dev for place in others):
+            return False
+        status = os.statvfs(folder)
+        return status.f_frsize * status.f_blocks <= self.parameters.max_filesystem
+
+    def _limit_bytes(self, act: Act) -> int:
+        return self.parameters.size if act.undo_record["disk"] is not None else self.parameters.max_filesystem
+
+    def _complaint(self, folder: Path | str) -> str:
+        bound = bytes_text(self.parameters.max_filesystem)
+        return (
+            f"{folder} is on no filesystem of its own of at most {bound}, and to put a small one over it takes the "
+            "right to mount: run as root, or make one (mount -t tmpfs -o size=64m tmpfs FOLDER) and name it in "
+            "job: {checkpoint: {folder: FOLDER}}"
+        )
+
+
+def _fill(ballast: Path, limit_bytes: int) -> None:
+    """Grow `ballast` until not one more byte has room."""
+    written = 0
+    chunk_bytes = _FILL_BYTES
+    with ballast.open("xb") as file:
+        while chunk_bytes:
+            if written > limit_bytes:
+                raise OSError(errno.EFBIG, f"there is more room than {limit_bytes} bytes", str(ballast))
+            try:
+                os.posix_fallocate(file.fileno(), written, chunk_bytes)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                chunk_bytes //= 2
+            else:
+                written += chunk_bytes
+
+
+def _refusal(folder: Path) -> int | None:
+    """The errno with which a write of one byte to a new file in `folder` fails; None: it succeeds."""
+    probe = folder / f".probe-{uuid.uuid4().hex[:12]}"
+    try:
+        probe.write_bytes(b"x")
+    except OSError as error:
+        return error.errno
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    return None

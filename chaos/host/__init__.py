@@ -1,0 +1,4 @@
+"""What can be done to this machine: processes, memory limits, disks, files, containers, firewall rules.
+
+No fault and no experiment: these are the tools that faults use.
+"""

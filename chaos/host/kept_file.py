@@ -1,0 +1,138 @@
+"""One file of a checkpoint's unit, kept whole elsewhere while it is damaged in its place, and put back from its record.
+
+The unit's `unit.json` says what the file must be. As long as that is the one that it was, to put the kept copy back is
+right, whoever has touched the file; once the job has written the unit anew, nothing of it is ours to change.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from chaos.errors import HealError
+from mecefo_runtime.checkpoint.manifest import MANIFEST, FileRecord, measure
+
+_RESTORING = ".restoring-"
+_WHOLE = "whole, by size and CRC-32"
+
+
+def describe(unit_folder: Path, name: str, file: FileRecord, kept: Path) -> dict[str, Any]:
+    """The record of file `name` of the unit in `unit_folder`, which is to be kept at `kept`.
+
+    Raises:
+        OSError: the unit cannot be read.
+    """
+    return {
+        "folder": str(unit_folder.resolve()),
+        "name": name,
+        "num_bytes": file.num_bytes,
+        "crc32": file.crc32,
+        "unit_crc32": zlib.crc32((unit_folder / MANIFEST).read_bytes()),
+        "kept": str(kept.resolve()),
+    }
+
+
+def keep(record: Mapping[str, Any]) -> None:
+    """Make the kept copy, durably: a copy, since what shares its blocks with the file would be damaged with it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    kept = Path(record["kept"])
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(record["folder"]) / record["name"], kept)
+    _sync(kept)
+
+
+def put_back(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the file whole again if it is still that unit's, and drop the copy; as often as one likes.
+
+    Raises:
+        chaos.errors.HealError: it is damaged, and there is no whole copy, or it cannot be written.
+    """
+    if not record:
+        return {"undone": "there was nothing"}
+    path = f"{record['folder']}/{record['name']}"
+    try:
+        outcome = _put_back(record)
+    except OSError as error:
+        raise HealError(f"cannot put {path} back from {record['kept']}: {error.strerror}") from error
+    kept = Path(record["kept"])
+    kept.unlink(missing_ok=True)
+    with suppress(OSError):
+        # Only when it is empty: other faults may keep theirs there.
+        kept.parent.rmdir()
+    return {"undone": outcome, "file": path}
+
+
+def _put_back(record: Mapping[str, Any]) -> str:
+    name, kept = record["name"], Path(record["kept"])
+    expected = FileRecord(record["num_bytes"], record["crc32"])
+    try:
+        # By its descriptor: if the job replaces the unit meanwhile, this goes to the one that it moved away.
+        folder = os.open(record["folder"], os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return "the job has removed this checkpoint since"
+    try:
+        if _unit_crc32(folder) != record["unit_crc32"]:
+            return "the job has written this checkpoint anew since"
+        if _measured(name, folder) == expected:
+            return _WHOLE
+        if not kept.exists() or _measured(str(kept), None) != expected:
+            raise HealError(f"{record['folder']}/{name} is damaged, and its copy {kept} is not there or not whole")
+        try:
+            _copy(kept, f"{_RESTORING}{name}", "wb", folder)
+            os.replace(f"{_RESTORING}{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{_RESTORING}{name}", dir_fd=folder)
+            if error.errno != errno.ENOSPC:
+                raise
+            # Over the damaged one, then, which takes less room.
+            _copy(kept, name, "r+b", folder)
+        os.fsync(folder)
+        return _WHOLE
+    finally:
+        os.close(folder)
+
+
+def _copy(kept: Path, name: str, mode: Literal["wb", "r+b"], folder: int) -> None:
+    with kept.open("rb") as source, open(name, mode, opener=_opener(folder)) as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        os.fsync(target.fileno())
+
+
+def _unit_crc32(folder: int) -> int | None:
+    try:
+        with open(MANIFEST, "rb", opener=_opener(folder)) as file:
+            return zlib.crc32(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def _measured(path: str, folder: int | None) -> FileRecord | None:
+    try:
+        with open(path, "rb", opener=_opener(folder)) as file:
+            return measure(file)
+    except FileNotFoundError:
+        return None
+
+
+def _opener(folder: int | None) -> Any:
+    return lambda path, flags: os.open(path, flags, 0o644, dir_fd=folder)
+
+
+def _sync(path: Path) -> None:
+    for place in (path, path.parent):
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

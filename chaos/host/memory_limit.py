@@ -1,0 +1,191 @@
+"""A limit on one process's memory: by control group, if one can be made for it, else by resource limit.
+
+At the limit of a memory control group the out-of-memory killer ends the process; at that of a resource limit its
+allocations fail.
+
+Control groups: Linux kernel, admin-guide/cgroup-v1/memory.rst and admin-guide/cgroup-v2.rst. A process that is moved
+into a group takes what it has used with its old group: the limit counts what it allocates from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import EnvironmentFailure, HealError
+from mecefo_runtime.system.process import ProcessId
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+# A group that its last process has just left can be busy for a moment.
+REMOVED_WITHIN_SECONDS = 2.0
+POLL_SECONDS = 0.02
+# No machine has so much: version 1 writes "no limit" as the largest number of pages.
+_NO_LIMIT_BYTES = 2**60
+
+
+def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> dict[str, Any]:
+    """The record of a limit `limit_bytes` above what the process uses now; nothing is changed.
+
+    By control group where one can be made for it, if it `may_group`; else by RLIMIT_DATA.
+    """
+    whose = {"pid": process.pid, "start_ticks": process.start_ticks, "limit_bytes": limit_bytes}
+    home = _home(process) if may_group else None
+    if home is not None:
+        group = _parent_of_new(home) / f"chaos-leak-{process.pid}-{process.start_ticks}"
+        return {**whose, "by": "cgroup", "group": str(group), "home": str(home)}
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+    return {**whose, "by": "rlimit", "soft": soft, "hard": hard}
+
+
+def impose(record: Mapping[str, Any]) -> None:
+    """Put the planned limit in force.
+
+    Raises:
+        EnvironmentFailure: the machine refuses.
+    """
+    pid, limit_bytes = int(record["pid"]), int(record["limit_bytes"])
+    try:
+        if record["by"] == "rlimit":
+            soft_bytes = _data_bytes(pid) + limit_bytes
+            hard = int(record["hard"])
+            allowed = soft_bytes if hard == resource.RLIM_INFINITY else min(soft_bytes, hard)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (allowed, hard))
+            return
+        group = Path(record["group"])
+        group.mkdir()
+        if (group / "memory.max").exists():
+            (group / "memory.max").write_text(str(limit_bytes))
+            with suppress(FileNotFoundError):
+                (group / "memory.swap.max").write_text("0")
+        else:
+            (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+            (group / "memory.swappiness").write_text("0")
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot limit the memory of pid {pid} by {record['by']}: {error.strerror}") from error
+
+
+def peak_bytes(record: Mapping[str, Any]) -> int | None:
+    """The most that the group has held; None where no group says so."""
+    if record["by"] != "cgroup":
+        return None
+    for name in ("memory.peak", "memory.max_usage_in_bytes"):
+        with suppress(OSError):
+            return int((Path(record["group"]) / name).read_text())
+    return None
+
+
+def num_oom_kills(record: Mapping[str, Any]) -> int | None:
+    """How many processes of the group the out-of-memory killer has ended; None where no group says so."""
+    return oom_kills_in(Path(record["group"])) if record["by"] == "cgroup" else None
+
+
+def oom_kills_in(group: Path) -> int | None:
+    """How many processes of this very group the out-of-memory killer has ended; None where it does not say."""
+    for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+        with suppress(OSError, StopIteration):
+            lines = (group / name).read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return None
+
+
+def lift(record: Mapping[str, Any]) -> None:
+    """Take the limit away, however often it is called.
+
+    Raises:
+        HealError: it is still there.
+    """
+    process = ProcessId(int(record["pid"]), int(record["start_ticks"]))
+    if record["by"] == "rlimit":
+        wanted = (int(record["soft"]), int(record["hard"]))
+        if process.is_running():
+            with suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, wanted)
+        return
+    group, deadline = Path(record["group"]), time.monotonic() + REMOVED_WITHIN_SECONDS
+    while group.exists():
+        try:
+            for pid in (group / "cgroup.procs").read_text().split():
+                (Path(record["home"]) / "cgroup.procs").write_text(pid)
+            group.rmdir()
+        except OSError as error:
+            if group.exists() and time.monotonic() > deadline:
+                raise HealError(f"the control group {group} cannot be removed: {error.strerror}") from error
+            time.sleep(POLL_SECONDS)
+
+
+def room_bytes(process: ProcessId) -> dict[str, int]:
+    """What each group with a limit that the process is in still has room for, what can be dropped not counted.
+
+    By the group's folder: its own, and those around it. A group that does not say is left out.
+    """
+    home = group_of(process)
+    found: dict[str, int] = {}
+    for group in () if home is None else (home, *home.parents):
+        if not group.is_relative_to(_CGROUP_ROOT):
+            break
+        with suppress(OSError, ValueError):
+            if (group / "memory.max").exists():
+                limit, used, prefix = group / "memory.max", group / "memory.current", ""
+            else:
+                limit, used, prefix = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes", "total_"
+            limit_bytes = int(limit.read_text())
+            if limit_bytes >= _NO_LIMIT_BYTES:
+                continue
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # Of files: the kernel takes it back before it ends anybody.
+            cached_bytes = sum(int(stat.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
+            found[str(group)] = limit_bytes - (int(used.read_text()) - cached_bytes)
+    return found
+
+
+def _home(process: ProcessId) -> Path | None:
+    """The memory group that the process is in, where we may make another for it; None where not."""
+    home = group_of(process)
+    return home if home is not None and _may_make(_parent_of_new(home)) else None
+
+
+def group_of(process: ProcessId) -> Path | None:
+    """The memory group that the process is in; None where there are none."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                return _CGROUP_ROOT / "memory" / path.lstrip("/")
+            if not controllers and (_CGROUP_ROOT / "cgroup.controllers").exists():
+                return _CGROUP_ROOT / path.lstrip("/")
+    return None
+
+
+def _parent_of_new(home: Path) -> Path:
+    """Where a group beside or below `home` can hold processes: below in version 1, beside it in version 2."""
+    return home if (home / "memory.limit_in_bytes").exists() or home == _CGROUP_ROOT else home.parent
+
+
+def _may_make(parent: Path) -> bool:
+    is_first_version = (parent / "memory.limit_in_bytes").exists()
+    with suppress(OSError):
+        hands_down = is_first_version or "memory" in (parent / "cgroup.subtree_control").read_text().split()
+        return hands_down and os.access(parent, os.W_OK) and os.access(parent / "cgroup.procs", os.W_OK)
+    return False
+
+
+def _data_bytes(pid: int) -> int:
+    """What RLIMIT_DATA counts: private writable mappings (proc(5), VmData)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(f"pid {pid} is gone")
+
+
+def available_bytes() -> int:
+    """What the machine can give without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise EnvironmentFailure("/proc/meminfo does not say how much memory is available")

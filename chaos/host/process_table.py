@@ -1,0 +1,100 @@
+"""What the process table tells of a process from outside: its threads, its CPU time, its memory, its signals. Linux."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from mecefo_runtime.system.process import ProcessId
+
+STOPPED = "T"
+# clock_getcpuclockid(3): the kernel's number for the CPU clock of a whole process (CPUCLOCK_SCHED).
+_CPU_CLOCK = 2
+
+
+def thread_states(process: ProcessId) -> dict[int, str]:
+    """Thread id -> state (`R`, `S`, `T`...) of every thread; empty when the process is gone."""
+    states: dict[int, str] = {}
+    # A thread or the whole process may end while they are read.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                states[int(task.name)] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return states if process.is_running() else {}
+
+
+def is_stopped(process: ProcessId) -> bool:
+    """Whether every thread of it is stopped by a signal."""
+    states = thread_states(process)
+    return bool(states) and set(states.values()) == {STOPPED}
+
+
+def thread_names(process: ProcessId) -> dict[int, str]:
+    """Thread id -> name (15 bytes) of every thread; empty when the process is gone."""
+    names: dict[int, str] = {}
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                names[int(task.name)] = (task / "comm").read_text().rstrip("\n")
+    return names if process.is_running() else {}
+
+
+def cpu_seconds(process: ProcessId) -> float | None:
+    """CPU time of all its threads so far, those that have ended too; None when it is gone."""
+    try:
+        seconds = time.clock_gettime((~process.pid << 3) | _CPU_CLOCK)
+    except OSError:
+        return None
+    return seconds if process.is_running() else None
+
+
+def resident_bytes(process: ProcessId) -> int | None:
+    """Its resident memory; None when it is gone."""
+    try:
+        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") if process.is_running() else None
+
+
+def disposition(process: ProcessId, number: signal.Signals) -> str:
+    """What it does with a signal: `ignores`, `blocks`, `has a handler of its own for`, or `does not act on`."""
+    masks: dict[str, int] = {}
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            name, _, text = line.partition(":")
+            if name in ("SigIgn", "SigCgt", "SigBlk"):
+                masks[name] = int(text, 16)
+    bit = 1 << (number - 1)
+    words = {"SigIgn": "ignores", "SigBlk": "blocks", "SigCgt": "has a handler of its own for"}
+    return next((word for name, word in words.items() if masks.get(name, 0) & bit), "does not act on")
+
+
+async def exited(processes: Iterable[ProcessId], timeout_seconds: float) -> tuple[ProcessId, ...]:
+    """Wait until all of them are gone, without polling; returns those that still run when the time is up."""
+    wanted = tuple(processes)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*(_exited(process) for process in wanted)), timeout_seconds)
+    return tuple(process for process in wanted if process.is_running())
+
+
+async def _exited(process: ProcessId) -> None:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+    try:
+        if not process.is_running():
+            return
+        loop.add_reader(descriptor, is_over.set)
+        await is_over.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

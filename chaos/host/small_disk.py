@@ -1,0 +1,147 @@
+"""A small disk of the run's own, put over a folder and taken away again, so that to fill it fills nothing else.
+
+It is a tmpfs at a place beside the run's files, bound over the folder with a copy of what was in it: whoever writes to
+the folder writes to the small disk. All mounts carry the name that the record gives them, and are found by it. Linux;
+needs CAP_SYS_ADMIN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mecefo_runtime.checkpoint.folder import CheckpointFolder
+from mecefo_runtime.checkpoint.manifest import CheckpointError
+
+# mount(2), umount2(2), capabilities(7)
+_MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
+_MS_BIND = 4096
+_MNT_DETACH = 2
+_CAP_SYS_ADMIN = 21
+_RETURNING = ".returning-"
+
+
+def may_mount() -> bool:
+    """Whether this process has the right to mount."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> _CAP_SYS_ADMIN & 1)
+    return False
+
+
+def describe(name: str, folder: Path, place: Path, num_bytes: int) -> dict[str, Any]:
+    """The record of a disk called `name` of so many bytes, at `place` and over `folder`."""
+    return {"name": name, "folder": str(folder.resolve()), "place": str(place.resolve()), "num_bytes": num_bytes}
+
+
+def put_over(record: Mapping[str, Any]) -> None:
+    """Make the disk, copy what is in the folder to it, and bind it over the folder.
+
+    Raises:
+        OSError: it cannot be mounted, or what is in the folder does not fit.
+    """
+    folder, place = Path(record["folder"]), Path(record["place"])
+    place.mkdir(parents=True)
+    status = folder.stat()
+    options = f"size={record['num_bytes']},mode={status.st_mode & 0o7777:o},uid={status.st_uid},gid={status.st_gid}"
+    _mount(record["name"], place, "tmpfs", _MS_NOSUID_NODEV_NOEXEC, options)
+    for entry in sorted(folder.iterdir()):
+        # Without what is just being written: only its writer knows what belongs to it.
+        if not entry.name.startswith("."):
+            _copy(entry, place / entry.name)
+    _mount(str(place), folder, "", _MS_BIND, "")
+
+
+def take_away(record: Mapping[str, Any]) -> list[str]:
+    """Unmount the disk; what was written to it and is whole goes to the folder. As often as one likes.
+
+    Returns the names of what went there.
+
+    Raises:
+        OSError: it cannot be unmounted, or there is no room for what is on it.
+    """
+    folder, place = Path(record["folder"]), Path(record["place"])
+    while folder in (mounted := _mount_points(record["name"])):
+        _unmount(folder)
+    returned: list[str] = []
+    if place in mounted:
+        for entry in sorted(place.iterdir()):
+            if not entry.name.startswith(".") and _return(entry, folder):
+                returned.append(entry.name)
+        _unmount(place)
+    with suppress(FileNotFoundError):
+        place.rmdir()
+    return returned
+
+
+def is_over(record: Mapping[str, Any]) -> bool:
+    """Whether the disk is mounted over the folder."""
+    return Path(record["folder"]) in _mount_points(record["name"])
+
+
+def _return(entry: Path, folder: Path) -> bool:
+    """Bring a checkpoint from the disk to the folder, unless the same one is there, or it is not whole."""
+    place = folder / entry.name
+    try:
+        ours = CheckpointFolder.open(entry)
+        ours.verify()
+    except CheckpointError:
+        return False
+    with suppress(CheckpointError):
+        if CheckpointFolder.open(place).stamp == ours.stamp:
+            return False
+    arriving, replaced = folder / f"{_RETURNING}{entry.name}", folder / f"{_RETURNING}{entry.name}-replaced"
+    for leftover in (arriving, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.copytree(entry, arriving)
+    if place.exists():
+        place.rename(replaced)
+    arriving.rename(place)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return True
+
+
+def _copy(entry: Path, target: Path) -> None:
+    if not entry.is_dir() or entry.is_symlink():
+        shutil.copy2(entry, target, follow_symlinks=False)
+        return
+    target.mkdir()
+    for inner in sorted(entry.iterdir()):
+        if not inner.name.startswith(".writing-"):
+            # Of a checkpoint that the job removes meanwhile, nothing is missed.
+            with suppress(FileNotFoundError):
+                _copy(inner, target / inner.name)
+
+
+def _mount_points(name: str) -> list[Path]:
+    """Where the disk called `name` is mounted in this mount namespace (proc(5), mountinfo)."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        if fields[fields.index("-") + 2] == name:
+            # Spaces and the like are octal escapes.
+            found.append(Path(os.fsdecode(fields[4].encode().decode("unicode_escape").encode("latin-1"))))
+    return found
+
+
+def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> None:
+    arguments = (source.encode(), os.fsencode(target), kind.encode(), flags, options.encode())
+    _call("mount", target, *arguments)
+
+
+def _unmount(target: Path) -> None:
+    # Detached: a file that the job still has open there must not keep us from it.
+    _call("umount2", target, os.fsencode(target), _MNT_DETACH)
+
+
+def _call(function: str, target: Path, *arguments: bytes | int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(target))

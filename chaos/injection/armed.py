@@ -1,0 +1,65 @@
+"""An incident that waits for its moment, and whom it holds meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.faults.base import Fault
+from chaos.plan.schedule import Incident
+from chaos.spec.trigger import OUTSIDE_PHASES
+
+
+@dataclass(slots=True)
+class Armed:
+    """An incident and how far it is."""
+
+    incident: Incident
+    fault: Fault[Any]
+    # Whom to hold, and how many of them must be held before it fires.
+    witnesses: frozenset[int]
+    quorum: int
+    arrived: dict[int, Callable[[], None]] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+    # Its time has come, and it waits for its ranks to be held wherever they are.
+    is_due: bool = False
+    fired: asyncio.Task[None] | None = None
+    # Where it came to be held, when that was not said beforehand.
+    moment: tuple[int, str] | None = None
+    # At how many attempts of the job's launcher it has been armed, and whether a later one took its place.
+    num_attempts: int = 1
+    is_superseded: bool = False
+
+    def wants(self, rank: int, step: int, phase: str) -> bool:
+        """Whether `rank` is to be held for it at (step, phase)."""
+        if self.fired is not None or rank not in self.witnesses:
+            return False
+        trigger = self.incident.trigger
+        if trigger.at_seconds is not None:
+            return self.is_due
+        if trigger.phase in OUTSIDE_PHASES:
+            return phase == trigger.phase and step >= (trigger.step or 0)
+        return (trigger.step, trigger.phase) == (step, phase)
+
+    def release(self) -> list[int]:
+        """Let go whom it holds; returns them."""
+        released = sorted(self.arrived)
+        for let_go in self.arrived.values():
+            let_go()
+        self.arrived.clear()
+        return released
+
+
+def last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:
+    """Calls `release` when it is called for the last of `count` times: as often as incidents hold the rank."""
+    calls = 0
+
+    def let_go() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            release()
+
+    return let_go

@@ -1,0 +1,47 @@
+"""Caps on what is struck at once, as they are kept when an incident is about to fire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chaos.experiment.limits import Limits
+from chaos.plan.schedule import Incident
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.events import Event
+
+
+def may_fire(struck: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> str | None:
+    """Why `incident` must not fire while faults are in force on the ranks `struck`; None if it may."""
+    ranks = frozenset(incident.target.ranks)
+    if not ranks:
+        return None
+    return limits.complaint(frozenset(struck) | ranks, cluster)
+
+
+class Struck:
+    """The ranks on which faults are in force now: for their lifetime, and of losses until they are back."""
+
+    def __init__(self) -> None:
+        self._in_force: dict[int, frozenset[int]] = {}
+        self._lost: set[int] = set()
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """All of them."""
+        return frozenset(self._lost).union(*self._in_force.values())
+
+    def begin(self, incident: Incident) -> None:
+        """It is about to be applied."""
+        ranks = frozenset(incident.target.ranks)
+        self._in_force[incident.incident] = ranks
+        if incident.is_loss:
+            self._lost |= ranks
+
+    def end(self, incident: Incident) -> None:
+        """It was undone: whom it took away is still gone."""
+        self._in_force.pop(incident.incident, None)
+
+    def on_event(self, event: Event) -> None:
+        """The job did something."""
+        if event.kind == "rejoined":
+            self._lost -= set(event.fields["ranks"])

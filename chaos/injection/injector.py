@@ -1,0 +1,361 @@
+"""The injector: holds the target at its trigger, acts, makes sure that it happened, lets go, and undoes.
+
+The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
+verify; emit; release; at the end of the lifetime undo, verify the undo, strike the record. Where the effect shows only
+in ranks that go on, they are released before it is verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
+from chaos.faults.base import Act, Emit, Fault, Host
+from chaos.injection.armed import Armed, last_of
+from chaos.injection.caps import Struck
+from chaos.injection.desk import Channel, Desk
+from chaos.injection.order import UndoOrder
+from chaos.plan.schedule import Incident
+from chaos.spec.trigger import Duration
+from chaos.undo.ledger import Ledger
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.wire import Message
+
+# Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
+# the first one did are waiting for a held one.
+HOLD_GRACE_SECONDS = 1.0
+# What was about to be seen when the job ended is waited for this long.
+LAST_WORDS_SECONDS = 0.5
+
+
+class Injector:
+    """Fires the incidents of one run, each once, whatever restarts.
+
+    `may_fire` says why an incident must not fire while faults are in force on the ranks that it is given.
+    """
+
+    def __init__(
+        self,
+        incidents: Sequence[Incident],
+        faults: Mapping[str, type[Fault[Any]]],
+        all_ranks: frozenset[int],
+        host: Host,
+        desk: Desk,
+        ledger: Ledger,
+        emit: Emit,
+        seed: int = 0,
+        may_fire: Callable[[frozenset[int], Incident], str | None] | None = None,
+    ) -> None:
+        self._may_fire = may_fire
+        self._struck = Struck()
+        self._order = UndoOrder()
+        self._host = host
+        self._desk = desk
+        self._ledger = ledger
+        self._emit = emit
+        self._faults = faults
+        self._seed = seed
+        self._attempt = 1
+        self._over = asyncio.Event()
+        self._armed: list[Armed] = []
+        for incident in incidents:
+            ranks = frozenset(incident.target.ranks)
+            # A target that is no rank has no agent to hold: any rank will do as a witness of the step.
+            witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
+            self._armed.append(Armed(incident, self._fault(incident), witnesses, quorum))
+
+    def start(self) -> None:
+        """The job runs: incidents at a time start to count."""
+        loop = asyncio.get_running_loop()
+        for armed in self._armed:
+            if armed.incident.trigger.at_seconds is not None:
+                armed.timer = loop.call_later(armed.incident.trigger.at_seconds, self._on_time, armed)
+
+    def on_event(self, event: Event) -> None:
+        """The job did something."""
+        self._host.watch.feed(event)
+        self._struck.on_event(event)
+
+    @property
+    def is_striking(self) -> bool:
+        """Whether an incident is under way that is to be repaired: until its injection nobody else knows of that."""
+        ways = ((armed.fired, armed.incident.repair) for armed in self._armed)
+        return any(fired is not None and not fired.done() and repair is not None for fired, repair in ways)
+
+    async def finish(self) -> None:
+        """The job is over, or is to be left alone at once: end what is under way, and say what never came to pass.
+
+        Whatever one incident comes to, all others are undone as well; the first mistake is raised after that.
+        """
+        self._over.set()
+        for armed in self._armed:
+            if armed.timer is not None:
+                armed.timer.cancel()
+            if armed.fired is None:
+                armed.fired = asyncio.get_running_loop().create_task(self._never_fired(armed))
+        # All of them, whatever one of them breaks down of: each has something to undo.
+        ends = [armed.fired for armed in self._armed if armed.fired is not None]
+        if ends:
+            await asyncio.wait(ends)
+        mistakes = [mistake for end in ends if (mistake := end.exception()) is not None]
+        if mistakes:
+            raise mistakes[0]
+
+    # ---- agents ----
+
+    def connected(self, channel: Channel) -> None:
+        """An agent said hello: tell it where it is to be held."""
+        self._desk.connected(channel)
+        if channel.attempt > self._attempt:
+            self._attempt = channel.attempt
+            self._arm_again()
+        channel.send({"holds": self._holds_for(channel.rank)})
+        for armed in self._armed:
+            if armed.is_due and armed.fired is None and channel.rank in armed.witnesses:
+                self._desk.call(channel.rank)
+
+    def closed(self, channel: Channel) -> None:
+        """An agent is gone, and is held no longer."""
+        self._desk.closed(channel)
+
+    def on_message(self, channel: Channel, message: Message) -> None:
+        """An agent said something."""
+        if message["type"] != "at":
+            self._desk.on_message(channel, message)
+            return
+        rank, step, phase = channel.rank, int(message["step"]), str(message["phase"])
+        wanted = [armed for armed in self._armed if armed.wants(rank, step, phase)]
+        channel.is_held = True
+
+        def release() -> None:
+            channel.is_held = False
+            channel.send({"type": "release", "holds": self._holds_for(rank)})
+
+        let_go = last_of(len(wanted), release)
+        if not wanted:
+            release()
+        for armed in wanted:
+            self._emit("held", step=step, incident=armed.incident.incident, phase=phase, held_rank=rank)
+            armed.moment = (step, phase)
+            armed.arrived[rank] = let_go
+            if len(armed.arrived) >= armed.quorum:
+                self._fire(armed)
+            elif armed.timer is None or armed.is_due:
+                armed.timer = asyncio.get_running_loop().call_later(HOLD_GRACE_SECONDS, self._fire, armed)
+
+    def _holds_for(self, rank: int) -> list[tuple[int | None, str]]:
+        """Where `rank` is to be held, incidents that have fired left out."""
+        return [
+            (armed.incident.trigger.step, armed.incident.trigger.phase)
+            for armed in self._armed
+            if armed.fired is None and rank in armed.witnesses and armed.incident.trigger.at_seconds is None
+        ]
+
+    def _arm_again(self) -> None:
+        """A new attempt of the job's launcher begins: what is to fire at each of them, or K, is armed once more.
+
+        It gets a number of its own. One that has not fired yet is armed as it is.
+        """
+        again = []
+        for armed in list(self._armed):
+            incident = armed.incident
+            is_wanted = armed.incident.retrigger == "every-attempt" or (
+                isinstance(armed.incident.retrigger, int) and armed.num_attempts < armed.incident.retrigger
+            )
+            if armed.fired is None or armed.is_superseded or not is_wanted or incident.trigger.step is None:
+                continue
+            armed.is_superseded = True
+            number = max(other.incident.incident for other in self._armed) + 1
+            # The job need not come to it again.
+            following = replace(incident, incident=number, draw=None, is_optional=True)
+            self._armed.append(
+                Armed(
+                    following,
+                    self._fault(following),
+                    armed.witnesses,
+                    armed.quorum,
+                    num_attempts=armed.num_attempts + 1,
+                )
+            )
+            again.append(following.to_dict())
+        if again:
+            self._emit("incidents_planned", incidents=again)
+
+    def _fault(self, incident: Incident) -> Fault[Any]:
+        kind = self._faults[incident.fault]
+        fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
+        fault.seed = _seed_of(self._seed, incident.lot)
+        return fault
+
+    # ---- incidents ----
+
+    def _on_time(self, armed: Armed) -> None:
+        if not armed.fault.acts_inside:
+            self._fire(armed)
+            return
+        armed.is_due = True
+        for rank in armed.witnesses:
+            self._desk.call(rank)
+
+    async def _never_fired(self, armed: Armed) -> None:
+        armed.release()
+        incident, trigger = armed.incident, armed.incident.trigger
+        whom = incident.target_text or "it"
+        has_passed = not trigger.is_outside_steps and 0 < (trigger.step or 0) <= self._host.watch.last_step
+        is_left_out = incident.is_optional or (has_passed and incident.may_be_left_out)
+        if has_passed:
+            # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
+            reason = f"{whom} was not in the job when it came to {trigger}, or has no such phase in that step"
+        elif incident.is_optional:
+            reason = f"the job ended before {trigger}"
+        else:
+            reason = f"the job ended before {whom} came to {trigger}"
+        if is_left_out:
+            self._emit("not_due", incident=incident.incident, reason=reason)
+        else:
+            self._emit("unverified", incident=incident.incident, reason=f"never fired: {reason}")
+
+    def _fire(self, armed: Armed) -> None:
+        if armed.fired is None:
+            if armed.timer is not None:
+                armed.timer.cancel()
+            armed.fired = asyncio.get_running_loop().create_task(self._inject(armed))
+
+    async def _inject(self, armed: Armed) -> None:
+        incident, fault = armed.incident, armed.fault
+        step = armed.moment[0] if armed.moment is not None else incident.trigger.step
+        step = self._host.watch.last_step + 1 if step is None else step
+        try:
+            if self._may_fire is not None and (reason := self._may_fire(self._struck.ranks, incident)):
+                if incident.may_be_left_out:
+                    # As when it was planned: what is struck longer than the plan could know is in its way.
+                    self._emit("not_due", step=step, incident=incident.incident, reason=reason)
+                    return
+                raise InjectionError(f"not fired: {reason}")
+            act = fault.prepare(incident.target, self._host)
+            self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
+            self._struck.begin(incident)
+            self._order.begin(fault)
+            try:
+                await self._act(armed, act, step)
+            finally:
+                # Seen or not: what may have been done is undone.
+                await self._order.uncovered(fault, lambda: self._release(armed, step))
+                await self._undo(armed, act, step)
+        except ChaosError as error:
+            self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
+        finally:
+            self._struck.end(incident)
+            self._order.end(fault)
+            self._release(armed, step)
+
+    async def _act(self, armed: Armed, act: Act, step: int) -> None:
+        incident, fault = armed.incident, armed.fault
+        applied = time.monotonic()
+        await fault.apply(act, self._host)
+        self._emit(
+            "injected",
+            step=step,
+            monotonic_seconds=applied,
+            incident=incident.incident,
+            fault=incident.fault,
+            is_loss=incident.is_loss,
+            goes_on=fault.lasts(),
+            target=incident.target_text,
+            phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
+            ranks=list(act.ranks),
+            nodes=sorted(incident.target.nodes),
+            held_ranks=sorted(armed.arrived),
+            processes=[owned.to_dict() for owned in act.processes],
+            links=[list(link) for link in act.links],
+        )
+        self._ledger.applied(incident.incident, incident.fault)
+        lifetime = asyncio.create_task(self._lifetime(incident, fault, step))
+        try:
+            if fault.shows_when_released:
+                self._release(armed, step)
+            await self._verify(armed, act, step)
+            self._release(armed, step)
+            if fault.lasts() and lifetime.done() and not self._over.is_set():
+                longer = f"{incident.fault} on {incident.target_text or 'it'} was to go on for {incident.lifetime}"
+                self._emit("warning", step=step, message=f"{longer}: it took longer than that to see its effect")
+            await lifetime
+        finally:
+            lifetime.cancel()
+
+    async def _verify(self, armed: Armed, act: Act, step: int) -> None:
+        incident, fault = armed.incident, armed.fault
+        verification = asyncio.create_task(fault.verify(act, self._host, fault.verify_timeout_seconds))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({verification, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not verification.done() and fault.lasts():
+                # What is still in force must not wait; but of a job that just ended the last words are on their way.
+                await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
+                if not verification.done():
+                    raise EffectNotSeen("the run ended before its effect was seen")
+            evidence = await verification
+        finally:
+            over.cancel()
+            verification.cancel()
+            with suppress(asyncio.CancelledError, ChaosError):
+                await verification
+        self._emit("verified", step=step, incident=incident.incident, evidence=evidence)
+
+    async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int) -> None:
+        """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""
+        if not fault.lasts():
+            return
+        lifetime: Duration | None = incident.lifetime
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._over.wait())]
+        if lifetime is not None and lifetime.seconds is not None:
+            waits.append(asyncio.create_task(asyncio.sleep(lifetime.seconds)))
+        elif lifetime is not None and lifetime.steps is not None:
+            waits.append(asyncio.create_task(self._steps_committed(step + lifetime.steps - 1)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _steps_committed(self, step: int) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await self._host.watch.wait_for_step(step, 3600.0)
+                return
+
+    async def _undo(self, armed: Armed, act: Act, step: int) -> None:
+        incident, fault = armed.incident, armed.fault
+        try:
+            await self._lift(fault, act)
+            evidence = self._ledger.undo(incident.incident, incident.fault, act.undo_record, fault.undo)
+        except ChaosError as error:
+            self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
+        else:
+            self._emit("undone", step=step, incident=incident.incident, evidence=evidence)
+
+    async def _lift(self, fault: Fault[Any], act: Act) -> None:
+        try:
+            await fault.lift(act, self._host)
+        except Exception as error:
+            # What the record says is undone all the same; the entry stays pending until the processes are gone.
+            fault.undo(act.undo_record)
+            if isinstance(error, ChaosError):
+                raise
+            raise HealError(f"the end of {fault.kind} broke down: {error!r}") from error
+
+    def _release(self, armed: Armed, step: int) -> None:
+        if armed.arrived:
+            released = armed.release()
+            self._emit("released", step=step, incident=armed.incident.incident, ranks=released)
+
+
+def _seed_of(seed: int, incident: int) -> int:
+    """What an incident draws from: its own, so that another one more or less changes nothing."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{incident}:inside".encode()).digest()[:8])

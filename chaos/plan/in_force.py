@@ -1,0 +1,161 @@
+"""Which incidents are in force at once, as far as that is known before the run, and what of that cannot be.
+
+Moments in steps and in seconds are not compared: how long a step takes is known only when it is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from chaos.errors import UsageError
+from chaos.experiment.limits import Limits
+from chaos.spec.trigger import PHASES, Duration, Trigger
+from mecefo_runtime.job.layout import Cluster
+
+if TYPE_CHECKING:
+    from chaos.plan.schedule import Incident
+
+# A step and how many of its phases went before, or seconds and 0.
+Moment = tuple[float, int]
+_NEVER: Moment = (math.inf, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """From `first` to `last`, both included."""
+
+    clock: Literal["steps", "seconds"]
+    first: Moment
+    last: Moment
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether some moment is known to be in both."""
+        return self.clock == other.clock and self.first <= other.last and other.first <= self.last
+
+    @property
+    def beginning(self) -> Interval:
+        """Its first moment alone."""
+        return Interval(self.clock, self.first, self.first)
+
+
+def interval_of(trigger: Trigger, length: Duration | Literal["moment"] | None) -> Interval | None:
+    """When something is known to be in force that begins at `trigger` and lasts `length` (None: to the job's end).
+
+    None: nobody knows beforehand when it begins. Where only its end is not known, because one is in steps and the other
+    in seconds, the first moment stands for all. The last step counts in full: the repair begins when it is committed.
+    """
+    if trigger.is_outside_steps:
+        return None
+    if trigger.at_seconds is not None:
+        first: Moment = (trigger.at_seconds, 0)
+        if isinstance(length, Duration) and length.seconds is not None:
+            return Interval("seconds", first, (trigger.at_seconds + length.seconds, 0))
+        return Interval("seconds", first, _NEVER if length is None else first)
+    first = (trigger.step or 0, PHASES.index(trigger.phase))
+    if isinstance(length, Duration) and length.steps is not None:
+        return Interval("steps", first, (first[0] + length.steps, len(PHASES)))
+    return Interval("steps", first, _NEVER if length is None else first)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An incident, the key of the experiment that it comes from, and when it is in force."""
+
+    incident: Incident
+    key: str
+    interval: Interval | None
+
+    @property
+    def keeps_away(self) -> Interval | None:
+        """When nothing is drawn on whom a loss strikes, and no loss on whom this strikes."""
+        if self.interval is None or self.incident.is_loss:
+            return self.interval
+        return self.interval.beginning
+
+    @property
+    def processes(self) -> frozenset[tuple[str, int]]:
+        """What it strikes: ranks, and the supervisors of whole nodes."""
+        target = self.incident.target
+        return frozenset(("rank", rank) for rank in target.ranks) | {("supervisor", node) for node in target.nodes}
+
+
+def taken_ranks(new: Placed, placed: Iterable[Placed]) -> set[int]:
+    """Ranks on which `new` is not drawn: those that are down then, or, if it is a loss, struck while it lasts."""
+    mine = new.keeps_away
+    if mine is None:
+        return set()
+    taken: set[int] = set()
+    for other in placed:
+        if new.incident.is_loss or other.incident.is_loss:
+            theirs = other.keeps_away
+            if theirs is not None and mine.overlaps(theirs):
+                taken.update(other.incident.target.ranks)
+    return taken
+
+
+def check(placed: Iterable[Placed], cluster: Cluster, limits: Limits) -> None:
+    """Refuse what cannot be, the first of it in the order of the run.
+
+    Raises:
+        UsageError: an incident strikes what is still down, leaves no rank alive, or is beyond `limits`.
+    """
+    placed = list(placed)
+    for one in placed:
+        if one.interval is None:
+            _check_one(one, (), cluster, limits)
+    for clock in ("steps", "seconds"):
+        known = [(one.interval, one) for one in placed if one.interval is not None and one.interval.clock == clock]
+        active: list[tuple[Interval, Placed]] = []
+        for interval, one in sorted(known, key=lambda pair: pair[0].first):
+            active = [pair for pair in active if interval.first <= pair[0].last]
+            _check_one(one, [earlier for _, earlier in active], cluster, limits)
+            active.append((interval, one))
+
+
+def is_possible(new: Placed, placed: Iterable[Placed], cluster: Cluster, limits: Limits) -> str | None:
+    """Why `new` cannot be beside `placed`, which can be; None if it can."""
+    beside = [
+        one
+        for one in placed
+        if one.interval is not None and new.interval is not None and one.interval.overlaps(new.interval)
+    ]
+    try:
+        check([*beside, new], cluster, limits)
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def _check_one(one: Placed, active: Sequence[Placed], cluster: Cluster, limits: Limits) -> None:
+    incident = one.incident
+    if not incident.target.ranks:
+        return
+    down = [earlier for earlier in active if earlier.incident.is_loss]
+    what = f"{incident.fault} on {incident.target} at {incident.trigger}"
+    mine = one.processes
+    gone = frozenset[tuple[str, int]]().union(*(earlier.processes for earlier in down))
+    # A link needs both of its ends.
+    if mine <= gone or (incident.target.links and mine & gone):
+        first = next(earlier for earlier in reversed(down) if earlier.processes & mine)
+        repair = first.incident.repair
+        until = f"until {repair} later" if repair is not None else "for good"
+        raise UsageError(
+            f"{what}, but {first.key} took it down at {first.incident.trigger} {until}: choose another target, "
+            "a later step or an earlier repair",
+            key=one.key,
+        )
+    if incident.is_loss:
+        dead = {rank for loss in (*down, one) for rank in loss.incident.target.ranks}
+        if len(dead) == cluster.num_ranks:
+            raise UsageError(
+                f"{what} leaves none of the job's {cluster.num_ranks} ranks alive: strike fewer of them"
+                + (", or repair those that were struck before it sooner" if down else ""),
+                key=one.key,
+            )
+    struck = {rank for other in (*active, one) for rank in other.incident.target.ranks}
+    complaint = limits.complaint(struck, cluster)
+    if complaint is not None:
+        raise UsageError(f"{what}: {complaint}", key=one.key)

@@ -1,0 +1,384 @@
+"""The experiment and its seed -> the incidents: a pure function, so that a run can be planned, repeated and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from chaos.errors import UsageError
+from chaos.experiment.command_job import CommandJob
+from chaos.experiment.experiment import Experiment
+from chaos.experiment.fault_spec import FaultSpec
+from chaos.experiment.job import Job
+from chaos.experiment.profile import (
+    DEFAULT_LIFETIME,
+    PROFILES,
+    ProfileSpec,
+    TimeCompression,
+    coverage,
+    draw,
+    time_compression,
+)
+from chaos.plan.in_force import Interval, Placed, check, interval_of, is_possible, taken_ranks
+from chaos.plan.needs import capabilities_of
+from chaos.spec.recurrence import MAX_INCIDENTS
+from chaos.spec.target import WITHOUT_TARGET, ResolvedTarget, Target, resolve
+from chaos.spec.trigger import Duration, Trigger
+from mecefo_runtime.job.layout import Cluster
+
+if TYPE_CHECKING:
+    from chaos.experiment.experiment import Registry
+    from chaos.faults.base import Fault
+
+# Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
+# More than any job takes, for one of which nobody knows: `within` and `count` end what recurs in it.
+_MANY_STEPS = 10**9
+DEFAULT_KILL_REPAIR = Duration(steps=40)
+
+# Where in the experiment the failures of a profile come from.
+_PROFILE = "profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One planned firing of a fault; `repair` None leaves it as it is (a role comes back by itself).
+
+    `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
+    or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
+    attempts of the job's launcher it fires: `once`, `every-attempt`, or so many. `draw`: the incident that it repeats.
+    `may_be_left_out`: chance chose its moment; where limits forbid it then, it is left out.
+    """
+
+    incident: int
+    fault: str
+    is_loss: bool
+    parameters: Mapping[str, Any]
+    target: ResolvedTarget
+    target_text: str
+    trigger: Trigger
+    repair: Duration | None
+    lifetime: Duration | None = None
+    is_optional: bool = False
+    retrigger: str | int = "once"
+    draw: int | None = None
+    may_be_left_out: bool = False
+
+    @property
+    def lot(self) -> int:
+        """What its own random numbers are called: its number, or that of the incident which it repeats."""
+        return self.incident if self.draw is None else self.draw
+
+    def __str__(self) -> str:
+        said = [f"incident {self.incident}: {self.fault} on {self.target_text} at {self.trigger}"]
+        if self.lifetime is not None:
+            said.append(f"for {self.lifetime}")
+        if self.repair is not None:
+            said.append(f"repaired after {self.repair}")
+        if self.retrigger != "once":
+            said.append("at every attempt" if self.retrigger == "every-attempt" else f"at {self.retrigger} attempts")
+        if self.is_optional:
+            said.append("if the job is still running then")
+        own = [f"{key}={_shown(value)}" for key, value in self.parameters.items() if value is not None]
+        if own:
+            said.append(f"with {' '.join(own)}")
+        return ", ".join(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values; see `incidents_planned` in docs/events.md."""
+        trigger = self.trigger
+        return {
+            "incident": self.incident,
+            "fault": self.fault,
+            "parameters": dict(self.parameters),
+            "target": self.target_text,
+            "ranks": list(self.target.ranks),
+            "nodes": list(self.target.nodes),
+            "links": [list(link) for link in self.target.links],
+            "role": self.target.role,
+            "step": trigger.step,
+            "phase": trigger.phase if trigger.at_seconds is None else None,
+            "at_seconds": trigger.at_seconds,
+            "lifetime_steps": self.lifetime.steps if self.lifetime is not None else None,
+            "lifetime_seconds": self.lifetime.seconds if self.lifetime is not None else None,
+            "repair_steps": self.repair.steps if self.repair is not None else None,
+            "repair_seconds": self.repair.seconds if self.repair is not None else None,
+            "retrigger": self.retrigger,
+            "draw": self.lot,
+            "is_optional": self.is_optional,
+        }
+
+
+def _shown(value: Any) -> str:
+    """The value of a parameter as `-p` takes it."""
+    return value if isinstance(value, str) and value and " " not in value else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run fires, in the order of the experiment, and what there is to be said of how it was drawn.
+
+    `keys` are the keys of the experiment that the incidents come from, one for each. `left_out_ratio` is the share of
+    the profile, by counts, that the job cannot have.
+    """
+
+    incidents: tuple[Incident, ...]
+    keys: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    left_out_ratio: float | None = None
+    time_compression: TimeCompression | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "incidents": [incident.to_dict() for incident in self.incidents],
+            "notes": list(self.notes),
+            "profile_left_out_ratio": self.left_out_ratio,
+            "time_compression": None if self.time_compression is None else self.time_compression.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An incident of which it is not said yet whom exactly it strikes.
+
+    `lot` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot be.
+    """
+
+    key: str
+    lot: str
+    kind: type[Fault[Any]]
+    on: Target | None
+    trigger: Trigger
+    repair: Duration | None
+    lifetime: Duration | None
+    parameters: Mapping[str, Any]
+    retrigger: str | int = "once"
+    draw: int | None = None
+    is_optional: bool = False
+    may_be_left_out: bool = False
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the seed chooses whom it strikes."""
+        return self.kind.scope not in WITHOUT_TARGET and (self.on is None or self.on.random is not None)
+
+    @property
+    def interval(self) -> Interval | None:
+        """When it is in force, as far as that is known."""
+        if self.kind.is_loss:
+            return interval_of(self.trigger, self.repair)
+        return interval_of(self.trigger, self.lifetime if self.kind.has_lifetime else "moment")
+
+
+def make_plan(
+    experiment: Experiment,
+    cluster: Cluster,
+    *,
+    registry: Registry | None = None,
+    capabilities: Collection[str] | None = None,
+) -> Plan:
+    """All firings of the faults of `experiment`, in its order, then those of its profile; always the same ones.
+
+    A random target is drawn from what will be up, as far as that is known: not from what an earlier fault of the file
+    has killed by then, nor from what a fault with a named target kills before this one is repaired. `capabilities` (see
+    `chaos.plan.needs`; by default, what the experiment alone says) decide which kinds of a profile the job can have.
+
+    Raises:
+        UsageError: a fault has no possible target, strikes what is still down, leaves no rank of the job alive, or is
+            beyond the experiment's limits.
+    """
+    if registry is None:
+        from chaos.faults import registry as installed
+
+        registry = installed()
+    job = experiment.job
+    if capabilities is None:
+        has_checkpoints = isinstance(job, Job) and job.checkpoint is not None
+        capabilities = capabilities_of(experiment.backend, job.runtime, has_checkpoints=has_checkpoints)
+    notes: list[str] = []
+    drafts: list[_Draft] = []
+    for index, fault in enumerate(experiment.faults):
+        drafts += _firings(index, fault, registry[fault.kind], experiment, notes)
+        if len(drafts) > MAX_INCIDENTS:
+            raise UsageError(f"more than {MAX_INCIDENTS} incidents: fire fewer", key=f"faults[{index}]")
+    left_out_ratio = compression = None
+    if experiment.profile is not None:
+        from_profile, left_out_ratio = _failures(experiment.profile, experiment, registry, capabilities, notes)
+        drafts += from_profile
+    placed = _place(drafts, experiment, cluster, notes)
+    if isinstance(job, CommandJob):
+        # Who is down when is its launcher's doing, and to lose all ranks at once what it may be there to survive.
+        _check_limits(placed, experiment, cluster)
+    else:
+        check(placed, cluster, experiment.limits)
+    if experiment.profile is not None:
+        num_failures = sum(one.key == _PROFILE for one in placed)
+        compression = time_compression(experiment.profile.name, cluster.num_ranks, num_failures)
+        if compression is not None:
+            notes.append(f"time compression: {compression}; here {num_failures} failures in {job.steps} steps")
+    incidents = tuple(replace(one.incident, incident=number) for number, one in enumerate(placed))
+    return Plan(incidents, tuple(one.key for one in placed), tuple(notes), left_out_ratio, compression)
+
+
+def _firings(
+    index: int, fault: FaultSpec, kind: type[Fault[Any]], experiment: Experiment, notes: list[str]
+) -> list[_Draft]:
+    key = f"faults[{index}]"
+    recurrence = fault.recurrence
+    triggers: tuple[Trigger, ...] = (fault.at,)
+    if recurrence is not None:
+        try:
+            triggers = recurrence.triggers(_rng(f"{experiment.seed}:{index}:when"), experiment.job.steps or _MANY_STEPS)
+        except UsageError as error:
+            raise UsageError(error.message, key=f"{key}.{error.key}") from error
+        how = f"rate {fault.rate}" if fault.rate is not None else f"every {fault.every}"
+        until = ""
+        if recurrence.is_by_time:
+            said = " (say otherwise with within)" if fault.within is None else ""
+            until = f" in the first {recurrence.horizon}{said}"
+        notes.append(f"{key}: {how} makes {len(triggers)} firings{until}")
+    return [
+        _Draft(
+            key=key,
+            # The first firing draws as a fault does that fires once.
+            lot=f"{experiment.seed}:{index}" + (f":{firing}" if firing else ""),
+            kind=kind,
+            on=fault.on,
+            trigger=trigger,
+            repair=None if isinstance(experiment.job, CommandJob) else _repair(fault, kind),
+            lifetime=fault.lifetime or kind.default_lifetime if kind.has_lifetime else None,
+            parameters=fault.parameters,
+            retrigger=fault.retrigger,
+            draw=fault.draw,
+            is_optional=recurrence is not None and (recurrence.is_by_time or experiment.job.steps is None),
+            may_be_left_out=fault.rate is not None,
+        )
+        for firing, trigger in enumerate(triggers)
+    ]
+
+
+def _failures(
+    spec: ProfileSpec, experiment: Experiment, registry: Registry, capabilities: Collection[str], notes: list[str]
+) -> tuple[list[_Draft], float]:
+    """The failures of a profile, in the order of their steps, and which share of its counts the job cannot have."""
+    profile = PROFILES[spec.name]
+    notes.append(f"profile {profile.name}: {profile.source}")
+    num_steps = experiment.job.steps
+    if num_steps is None:
+        raise UsageError("a profile is spread over the job's steps: say how many they are with --steps", key=_PROFILE)
+    is_command = isinstance(experiment.job, CommandJob)
+    covered = coverage(profile, registry, capabilities, num_nodes=experiment.job.nodes or 1)
+    missing = "; ".join(f"{failure.name} {failure.count}: {why}" for failure, why in covered.left_out)
+    if not covered.classes:
+        raise UsageError(f"the job can have none of the failures of {spec.name} ({missing})", key=_PROFILE)
+    if missing:
+        notes.append(f"profile {profile.name}: left out, {covered.left_out_ratio:.1%} by counts: {missing}")
+    num_failures = spec.num_failures(num_steps)
+    drawn = []
+    for number in range(num_failures):
+        lot = f"{experiment.seed}:profile:{number}"
+        drawn.append((draw(covered.classes, num_steps, _rng(f"{lot}:what")), lot))
+    drafts = []
+    for failure, lot in sorted(drawn, key=lambda pair: pair[0].step):
+        kind = registry[failure.failure_class.kind]
+        drafts.append(
+            _Draft(
+                key=_PROFILE,
+                lot=lot,
+                kind=kind,
+                on=failure.failure_class.target,
+                trigger=Trigger(step=failure.step),
+                repair=DEFAULT_KILL_REPAIR if kind.is_loss and not is_command else None,
+                lifetime=(kind.default_lifetime or DEFAULT_LIFETIME) if kind.has_lifetime else None,
+                parameters=kind.Parameters.model_validate({}).model_dump(mode="json"),
+                is_optional=True,
+                may_be_left_out=True,
+            )
+        )
+    return drafts, covered.left_out_ratio
+
+
+def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes: list[str]) -> list[Placed]:
+    """Say of each draft whom it strikes; those that cannot be are left out, where they may be."""
+    placed: dict[int, Placed] = {}
+    left_out: dict[str, list[str]] = {}
+    # What has a choice comes last, so that it can go out of the others' way, in the order of the file: a fault that is
+    # added at its end finds all draws made.
+    for position in sorted(range(len(drafts)), key=lambda i: drafts[i].is_drawn or drafts[i].may_be_left_out):
+        draft = drafts[position]
+        try:
+            one = _strike(draft, experiment, cluster, placed.values())
+            why = None
+            if draft.may_be_left_out and not isinstance(experiment.job, CommandJob):
+                why = is_possible(one, placed.values(), cluster, experiment.limits)
+        except UsageError as error:
+            if not draft.may_be_left_out:
+                raise
+            why = error.message
+        if why is None:
+            placed[position] = one
+        else:
+            left_out.setdefault(draft.key, []).append(why)
+    for key, reasons in left_out.items():
+        total = sum(draft.key == key for draft in drafts)
+        notes.append(f"{key}: {len(reasons)} of {total} firings are left out, since they cannot be: {reasons[0]}")
+    return [placed[position] for position in sorted(placed)]
+
+
+def _check_limits(placed: Collection[Placed], experiment: Experiment, cluster: Cluster) -> None:
+    for one in placed:
+        complaint = experiment.limits.complaint(set(one.incident.target.ranks), cluster)
+        if complaint is not None:
+            what = f"{one.incident.fault} on {one.incident.target} at {one.incident.trigger}"
+            raise UsageError(f"{what}: {complaint}", key=one.key)
+
+
+def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:
+    kind = draft.kind
+    anywhere = Incident(
+        incident=0,
+        fault=kind.kind,
+        is_loss=kind.is_loss,
+        parameters=draft.parameters,
+        target=ResolvedTarget(),
+        target_text="",
+        trigger=draft.trigger,
+        repair=draft.repair,
+        lifetime=draft.lifetime,
+        is_optional=draft.is_optional,
+        retrigger=draft.retrigger,
+        draw=draft.draw,
+        may_be_left_out=draft.may_be_left_out,
+    )
+    here = Placed(anywhere, draft.key, draft.interval)
+    taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)
+    racks = experiment.job.nodes_per_rack
+    try:
+        target = resolve(draft.on, cluster, kind.scope, _rng(draft.lot), unavailable=taken, nodes_per_rack=racks)
+    except UsageError as error:
+        why = f" ({len(taken)} of {cluster.num_ranks} ranks are down then)" if taken else ""
+        raise UsageError(f"{error.message}{why}", key=f"{draft.key}.on") from error
+    named = draft.on is not None and draft.on.random is None
+    incident = replace(
+        anywhere,
+        target=target,
+        target_text=kind.strikes if kind.scope == "checkpoint" else str(draft.on if named else target),
+        repair=None if target.role is not None else draft.repair,
+    )
+    return replace(here, incident=incident)
+
+
+def _repair(fault: FaultSpec, kind: type[Fault[Any]]) -> Duration | None:
+    if fault.repair is None:
+        return DEFAULT_KILL_REPAIR if kind.is_loss else None
+    return None if isinstance(fault.repair, str) else fault.repair
+
+
+def _rng(lot: str) -> Random:
+    # Not hash(): Python's differs from process to process. One generator for each incident, so that a fault which is
+    # added at the end changes none of the others.
+    return Random(int.from_bytes(hashlib.sha256(lot.encode()).digest()))

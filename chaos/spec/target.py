@@ -1,0 +1,306 @@
+"""On whom: ranks, nodes, racks, stages, replicas, a link, a role, or what the seed draws."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from chaos.errors import UsageError, nearest, shown
+from chaos.spec.trigger import split_pairs, whole_number
+from mecefo_runtime.job.layout import Cluster
+
+Scope = Literal["node", "rank", "link", "checkpoint", "job"]
+# Of these the user names nobody: a checkpoint is the newest, and a fault of the job says itself whom it means.
+WITHOUT_TARGET: tuple[Scope, ...] = ("checkpoint", "job")
+
+ROLES = ("coordinator", "store", "launcher")
+_PLACES = ("rank", "node", "rack", "stage", "replica")
+_WORDS = (*_PLACES, "role", "link", "random")
+
+Places = int | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTarget:
+    """Whom exactly: `ranks`, ascending; `nodes` are those that are struck as a whole; a role is no rank and no node.
+
+    `links` are pairs of ranks, the lower one first; `ranks` then are those at their ends. With nobody in it, it is what
+    a fault of checkpoints has.
+    """
+
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    role: str | None = None
+    links: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        if self.role is not None:
+            return f"role={self.role}"
+        if self.links:
+            return ",".join(f"link={one}-{other}" for one, other in self.links)
+        if self.nodes:
+            return f"node={_joined(self.nodes)}"
+        return f"rank={_joined(self.ranks)}" if self.ranks else "the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target as the user names it: the ranks of which all that is given holds, or `random` so many of those.
+
+    A place is one number or several of them. A link, which is between two ranks, and a role stand alone.
+    """
+
+    rank: Places | None = None
+    node: Places | None = None
+    rack: Places | None = None
+    stage: Places | None = None
+    replica: Places | None = None
+    role: str | None = None
+    random: int | None = None
+    link: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        if not given:
+            raise UsageError(f"a target is one of {_examples()}")
+        if self.role is not None and self.role not in ROLES:
+            raise UsageError(
+                f"there is no role {shown(self.role)} that can be a target: there is {', '.join(ROLES)}",
+                suggestion=nearest(self.role, ROLES),
+            )
+        for alone in ("role", "link"):
+            if alone in given and len(given) > 1:
+                others = ", ".join(name for name in given if name != alone)
+                what = "process" if alone == "role" else "link"
+                said = f"role={self.role}" if alone == "role" else f"link={_link_text(self.link)}"
+                raise UsageError(f"{said} is one {what} already: leave out {others}")
+        if self.link is not None and self.link[0] == self.link[1]:
+            raise UsageError(f"link={_link_text(self.link)}: a link is between two ranks")
+        if self.random is not None and self.random < 1:
+            raise UsageError(f"random:{self.random} draws nobody: write at least random:1")
+
+    def __str__(self) -> str:
+        named = [f"{place}={_joined(numbers)}" for place in _PLACES if (numbers := self.numbers(place))]
+        role = [f"role={self.role}"] if self.role is not None else []
+        link = [f"link={_link_text(self.link)}"] if self.link is not None else []
+        drawn = [] if self.random is None else ["random" if self.random == 1 else f"random:{self.random}"]
+        return ",".join([*named, *role, *link, *drawn])
+
+    def numbers(self, place: str) -> tuple[int, ...]:
+        """The numbers that are given of `place` (rank, node, rack, stage, replica); none if nothing is said of it."""
+        value: Places | None = getattr(self, place)
+        return () if value is None else (value,) if isinstance(value, int) else value
+
+    @classmethod
+    def parse(cls, value: object) -> Target:
+        """Read `rank=3`, `node=1+2`, `rack=0`, `stage=2`, `replica=0`, `role=coordinator`, `link=2-5` or `random:2`.
+
+        Places, and `random` with them, may be combined with commas.
+
+        Raises:
+            UsageError: it is none of these.
+        """
+        if isinstance(value, Target):
+            return value
+        if not isinstance(value, str):
+            raise UsageError(f"{shown(value)} is no target: write one of {_examples()}")
+        places: dict[str, Places] = {}
+        role: str | None = None
+        link: tuple[int, int] | None = None
+        draws: int | None = None
+        for key, text in split_pairs(value):
+            if key == "random" or key.startswith("random:"):
+                if draws is not None:
+                    raise UsageError(f"{shown(value)} draws twice: write random:2 for two")
+                draws = _draws(value, key, text)
+            elif key == "role" and text is not None:
+                role = text
+            elif key == "link" and text is not None:
+                link = _link(text)
+            elif key in _PLACES and text is not None:
+                places[key] = _places(key, text)
+            elif key in _WORDS:
+                raise UsageError(f"{key} of what? write {key}={ {'role': ROLES[0], 'link': '2-5'}.get(key, '0') }")
+            else:
+                raise UsageError(
+                    f"there is no target {shown(key)}: write one of {_examples()}", suggestion=nearest(key, _WORDS)
+                )
+        return cls(role=role, link=link, random=draws, **places)
+
+
+DEFAULT_TARGET = Target(random=1)
+
+
+def resolve(
+    target: Target | None,
+    cluster: Cluster,
+    fault_scope: Scope,
+    rng: random.Random,
+    *,
+    unavailable: Collection[int] = (),
+    nodes_per_rack: int | None = None,
+) -> ResolvedTarget:
+    """Whom `target` (None: what is usual) means in `cluster`, for a fault of nodes, ranks, links or checkpoints.
+
+    A fault of nodes on a rank strikes that rank's node; a fault of ranks on a node strikes all of its ranks, and the
+    node lives on. A link is drawn among ranks on different nodes. Nothing is drawn from the ranks in `unavailable`, nor
+    from nodes that have no other ones.
+
+    Raises:
+        UsageError: `cluster` has no such target, or not as many as are to be drawn, or the fault is not of that kind.
+    """
+    if fault_scope in WITHOUT_TARGET:
+        if target is not None:
+            raise UsageError(f"the fault has no target of its own: leave {target} out")
+        return ResolvedTarget()
+    target = target or DEFAULT_TARGET
+    if fault_scope == "link":
+        return _resolve_link(target, cluster, rng, unavailable)
+    if target.link is not None:
+        raise UsageError(f"{target}, but the fault strikes {fault_scope}s: write one of rank=3, node=1, random")
+    if target.role is not None:
+        return ResolvedTarget(role=target.role)
+    _check_ranges(target, cluster, nodes_per_rack)
+    ranks = _matching(target, cluster, nodes_per_rack)
+    if not ranks:
+        raise UsageError(f"{target} matches no rank: {_where(target, cluster)}")
+    if target.random is not None:
+        ranks = [rank for rank in ranks if rank not in unavailable]
+    if fault_scope == "rank":
+        return ResolvedTarget(ranks=tuple(_draw(target, ranks, cluster.num_ranks, "ranks", rng)))
+    hosts = sorted({cluster.node_of(rank) for rank in ranks})
+    nodes = _draw(target, hosts, cluster.nodes, "nodes", rng)
+    return ResolvedTarget(ranks=tuple(rank for node in nodes for rank in cluster.ranks_of(node)), nodes=tuple(nodes))
+
+
+def _resolve_link(target: Target, cluster: Cluster, rng: random.Random, unavailable: Collection[int]) -> ResolvedTarget:
+    if target.link is not None:
+        _check_range("rank", max(target.link), cluster.num_ranks)
+        links = [(min(target.link), max(target.link))]
+    elif target.random is not None and not any(map(target.numbers, _PLACES)):
+        links = _draw_links(target.random, cluster, rng, unavailable)
+    else:
+        raise UsageError(f"{target}, but the fault strikes links: write link=2-5, random or random:2")
+    return ResolvedTarget(ranks=tuple(sorted({rank for link in links for rank in link})), links=tuple(sorted(links)))
+
+
+def _draw_links(
+    num_links: int, cluster: Cluster, rng: random.Random, unavailable: Collection[int]
+) -> list[tuple[int, int]]:
+    """Each link by new lots: the first rank there is, and the next one of another node that it is not yet linked to."""
+    if num_links > cluster.num_ranks:
+        raise UsageError(f"random:{num_links} links are more than the {cluster.num_ranks} that are drawn at once")
+    candidates = [rank for rank in range(cluster.num_ranks) if rank not in unavailable]
+    if len({cluster.node_of(rank) for rank in candidates}) < 2:
+        raise UsageError(f"random:{num_links} asks for links between nodes, but there are no two nodes to draw from")
+    drawn: list[tuple[int, int]] = []
+    for _ in range(num_links):
+        lots = [rng.random() for _ in range(cluster.num_ranks)]
+        order = sorted(candidates, key=lots.__getitem__)
+        pairs = (
+            (min(one, other), max(one, other))
+            for one in order
+            for other in order
+            if cluster.node_of(one) != cluster.node_of(other)
+        )
+        link = next((pair for pair in pairs if pair not in drawn), None)
+        if link is None:
+            raise UsageError(f"random:{num_links} asks for links between nodes, but there are only {len(drawn)}")
+        drawn.append(link)
+    return drawn
+
+
+def _draw(target: Target, candidates: Sequence[int], total: int, noun: str, rng: random.Random) -> Sequence[int]:
+    if target.random is None:
+        return candidates
+    if target.random > len(candidates):
+        raise UsageError(f"{target} asks for {target.random}, but only {len(candidates)} {noun} can be drawn")
+    # One lot for each there is, so that those which cannot be drawn change nothing for the others; and by random()
+    # alone, of all methods the one that gives the same numbers in every version of Python.
+    lots = [rng.random() for _ in range(total)]
+    return sorted(sorted(candidates, key=lambda candidate: lots[candidate])[: target.random])
+
+
+def _check_ranges(target: Target, cluster: Cluster, nodes_per_rack: int | None) -> None:
+    if target.rack is not None and nodes_per_rack is None:
+        raise UsageError(f"{target}, but the job has no racks: give it job: {{nodes_per_rack: 2}}")
+    sizes = {
+        "rank": cluster.num_ranks,
+        "node": cluster.nodes,
+        "rack": -(-cluster.nodes // (nodes_per_rack or 1)),
+        "stage": cluster.pipeline,
+        "replica": cluster.data_parallel,
+    }
+    for place, size in sizes.items():
+        for number in target.numbers(place):
+            _check_range(place, number, size)
+
+
+def _check_range(place: str, number: int, size: int) -> None:
+    if number >= size:
+        there_is = f"only {place} 0" if size == 1 else f"{place}s 0 to {size - 1}"
+        raise UsageError(f"{place}={number} does not exist: the job has {there_is}")
+
+
+def _matching(target: Target, cluster: Cluster, nodes_per_rack: int | None) -> list[int]:
+    """The ranks of which all holds that is said of places."""
+    wanted = {place: numbers for place in _PLACES if (numbers := target.numbers(place))}
+    if not wanted:
+        return list(range(cluster.num_ranks))
+    matching = []
+    for rank in range(cluster.num_ranks):
+        replica, stage = cluster.cell_of(rank)
+        node = cluster.node_of(rank)
+        place = {"rank": rank, "node": node, "rack": node // (nodes_per_rack or 1), "stage": stage, "replica": replica}
+        if all(place[name] in numbers for name, numbers in wanted.items()):
+            matching.append(rank)
+    return matching
+
+
+def _where(target: Target, cluster: Cluster) -> str:
+    """Where the ranks are that the contradicting target names."""
+    hosted = [rank for node in target.numbers("node") for rank in cluster.ranks_of(node)]
+    ranks: Sequence[int] = target.numbers("rank") or hosted or range(cluster.num_ranks)
+    places = ((rank, cluster.node_of(rank), *cluster.cell_of(rank)) for rank in ranks[:8])
+    return "; ".join("rank {} is on node {}, replica {}, stage {}".format(*place) for place in places)
+
+
+def _places(key: str, text: str) -> Places:
+    numbers = []
+    for part in text.split("+"):
+        number = whole_number(part.strip())
+        if number is None:
+            raise UsageError(f"{key} must be a whole number from 0, not {shown(part.strip())}")
+        numbers.append(number)
+    several = tuple(sorted(set(numbers)))
+    if len(several) < len(numbers):
+        raise UsageError(f"{key}={shown(text)} names one of them twice")
+    return several if len(several) > 1 else several[0]
+
+
+def _link(text: str) -> tuple[int, int]:
+    ends = [whole_number(part.strip()) for part in text.split("-")]
+    if len(ends) != 2 or ends[0] is None or ends[1] is None:
+        raise UsageError(f"link must be two ranks, such as link=2-5, not {shown(text)}")
+    return min(ends[0], ends[1]), max(ends[0], ends[1])
+
+
+def _draws(value: str, key: str, text: str | None) -> int:
+    number = 1 if key == "random" else whole_number(key.removeprefix("random:"))
+    if number is None or text is not None:
+        raise UsageError(f"{shown(value)} is no target: write random, or random:2 for two")
+    return number
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return "+".join(map(str, numbers))
+
+
+def _link_text(link: tuple[int, int] | None) -> str:
+    return "-".join(map(str, link or ()))
+
+
+def _examples() -> str:
+    return "rank=3, node=1+2, rack=0, stage=1, replica=0, role=coordinator, link=2-5, random, random:2"

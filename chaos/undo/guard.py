@@ -1,0 +1,136 @@
+"""Sees to it that one run leaves nothing behind: its entry in the registry, its ledger, its watchdog, its audit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import ChaosError
+from chaos.undo import residue, state
+from chaos.undo.heal import Faults, undo_pending
+from chaos.undo.lease import LEASE_SECONDS, Lease
+from chaos.undo.ledger import Ledger, read_ledger
+from chaos.undo.residue.base import Ground
+from chaos.undo.residue.processes import RUN_VARIABLE, end_processes, processes_of
+from chaos.undo.state import OpenRun, Place
+from mecefo_runtime.system.process import ProcessId
+
+LEDGER_FILE = "ledger.jsonl"
+WATCHDOG_LOG = "watchdog.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """What was found at the end of a run; all empty but `undone` when nothing was left behind.
+
+    `undone` is what could be undone only now, `processes` still run after they were killed.
+    """
+
+    undone: tuple[dict[str, Any], ...] = ()
+    undo_pending: tuple[int, ...] = ()
+    processes: tuple[dict[str, Any], ...] = ()
+    left: tuple[dict[str, str], ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is left."""
+        return not (self.undo_pending or self.processes or self.left)
+
+
+class Guard:
+    """Guards the run in `folder`, whose watchdog logs to `logs`; `folders` are others that it may change.
+
+    `engine` is the address of the Docker engine in which it may have containers.
+    See `Lease` for `on_lapse` and `on_loss`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        logs: Path,
+        *,
+        folders: Sequence[Path] = (),
+        engine: str | None = None,
+        on_lapse: Callable[[str], None],
+        on_loss: Callable[[str, bool], None],
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        # A name that no other run has, for the environment of its processes.
+        run = secrets.token_hex(8)
+        folder = folder.absolute()
+        here, us = Place.here(), ProcessId.of(os.getpid())
+        self._run = OpenRun(run, folder, folder / LEDGER_FILE, here, us, engine=engine)
+        self._ground = Ground(run, (folder, *folders), folder / LEDGER_FILE, engine)
+        self._log = logs / WATCHDOG_LOG
+        self._on_lapse = on_lapse
+        self._on_loss = on_loss
+        self._lease_seconds = lease_seconds
+        self._lease: Lease | None = None
+        self._before: residue.Findings | None = None
+        self.ledger = Ledger(self._run.ledger, run)
+
+    @property
+    def run(self) -> OpenRun:
+        """The run as it is registered."""
+        return self._run
+
+    def open(self, *, has_watchdog: bool) -> None:
+        """Before the first process is started and the first fault is due.
+
+        Raises:
+            EnvironmentFailure: the run cannot be registered, or its watchdog not be started.
+        """
+        state.register(self._run)
+        # For all that this process starts from now on, the helpers of faults included.
+        os.environ[RUN_VARIABLE] = self._run.run
+        self._before = residue.look(self._ground)
+        if has_watchdog:
+            self._lease = Lease(self._run, self._log, self._on_lapse, self._lost, self._lease_seconds)
+            self._run = self._lease.start()
+            state.register(self._run)
+
+    async def ready(self) -> None:
+        """Until faults may be injected.
+
+        Raises:
+            EnvironmentFailure: the watchdog does not come up.
+        """
+        if self._lease is not None:
+            await self._lease.ready()
+
+    async def close(self, faults: Faults) -> Farewell:
+        """After everything was stopped: undo what is still pending, end whoever still runs, and look what is left."""
+        undone: list[dict[str, Any]] = []
+        # Where it cannot be written, what is pending stays so, and is said below.
+        with suppress(ChaosError):
+            undone = undo_pending(self._run, "chaos", faults=faults).undone
+        if os.environ.get(RUN_VARIABLE) == self._run.run:
+            del os.environ[RUN_VARIABLE]
+        await asyncio.to_thread(end_processes, self._run.run)
+        contents = read_ledger(self._run.ledger)
+        before = self._before if self._before is not None else {}
+        left = residue.left_behind(before, residue.look(self._ground))
+        farewell = Farewell(
+            tuple(undone),
+            tuple(entry.incident for entry in contents.pending),
+            tuple(one.to_dict() for one in processes_of(self._run.run)),
+            (*left, *({"kind": "ledger", "what": problem} for problem in contents.problems)),
+        )
+        self.ledger.__exit__(None, None, None)
+        if farewell.is_clean:
+            state.forget(self._run.run)
+        if self._lease is not None:
+            await self._lease.end(is_clean=farewell.is_clean)
+        return farewell
+
+    def _lost(self, text: str, is_replaced: bool) -> None:
+        if is_replaced and self._lease is not None:
+            self._run = self._lease.run
+            state.register(self._run)
+        self._on_loss(text, is_replaced)

@@ -1,0 +1,200 @@
+"""Undoes what a run left behind, from its ledger alone: for the watchdog, for `chaos heal`, and before a new run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.errors import ChaosError, HealError
+from chaos.faults import registry
+from chaos.faults.base import Fault
+from chaos.host import containers
+from chaos.undo import residue, state
+from chaos.undo.ledger import Author, Entry, Ledger, read_ledger
+from chaos.undo.residue.base import Ground
+from chaos.undo.residue.processes import end_processes, kill_processes, processes_of
+from chaos.undo.state import OpenRun
+
+# A watchdog that is at work is given so long before a new run is refused.
+WATCHDOG_PATIENCE_SECONDS = 15.0
+_POLL_SECONDS = 0.1
+
+Faults = Mapping[str, type[Fault[Any]]]
+
+
+@dataclass(slots=True)
+class Undoing:
+    """What came of undoing what is pending: `{incident, fault, evidence}` or `{incident, fault, reason}` of each."""
+
+    undone: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """What `chaos heal` did about one run, or would do: then `undone` and `ended` are what there is to do."""
+
+    run: str
+    folder: str
+    undone: tuple[Mapping[str, Any], ...] = ()
+    failed: tuple[Mapping[str, Any], ...] = ()
+    ended: tuple[Mapping[str, Any], ...] = ()
+    removed: tuple[str, ...] = ()
+    left: tuple[Mapping[str, str], ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing of the run is left, as far as can be known."""
+        return not (self.failed or self.left or self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "run": self.run,
+            "folder": self.folder,
+            "clean": self.is_clean,
+            "undone": [dict(one) for one in self.undone],
+            "failed": [dict(one) for one in self.failed],
+            "processes_ended": [dict(one) for one in self.ended],
+            "removed": list(self.removed),
+            "left": [dict(one) for one in self.left],
+            "problems": list(self.problems),
+        }
+
+
+def undo_pending(run: OpenRun, by: Author, *, lapse: bool = False, faults: Faults | None = None) -> Undoing:
+    """Undo every pending entry of the run's ledger, the newest first; see `Ledger.undo` for `lapse`.
+
+    Raises:
+        EnvironmentFailure: the ledger cannot be opened for writing.
+    """
+    found = Undoing()
+    pending = read_ledger(run.ledger).pending
+    if not pending:
+        return found
+    kinds = registry() if faults is None else faults
+    with Ledger(run.ledger, run.run, by) as ledger:
+        for entry in reversed(pending):
+            name = {"incident": entry.incident, "fault": entry.fault}
+            try:
+                if entry.fault not in kinds:
+                    raise HealError(f"no fault {entry.fault!r} is installed that could undo it")
+                undo = kinds[entry.fault].undo
+                evidence = ledger.undo(entry.incident, entry.fault, entry.record, undo, lapse=lapse)
+            except ChaosError as error:
+                found.failed.append({**name, "reason": str(error)})
+            else:
+                found.undone.append({**name, "evidence": evidence})
+    return found
+
+
+def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Healed:
+    """End the processes of a run whose tool is dead, undo all that is pending, and look whether anything is left.
+
+    Forgets the run when nothing is; of a ledger that somebody removed nothing can be undone. The caller has made sure
+    that its owner is dead.
+
+    Raises:
+        EnvironmentFailure: the ledger cannot be opened for writing.
+    """
+    # First, so that none of them does again what is undone; most are gone when that is over.
+    killed = kill_processes(run.run)
+    undoing = undo_pending(run, by, faults=faults)
+    ended = {one.process: one for one in (*killed, *end_processes(run.run))}
+    removed: list[str] = []
+    if run.engine is not None:
+        # What is still there, or that nobody can know, is what the search for what is left tells.
+        with suppress(ChaosError), containers.engine(run.engine) as client:
+            settle_seconds = containers.SETTLE_SECONDS if by == "watchdog" else 0.0
+            removed = containers.remove(client, run.run, settle_seconds=settle_seconds)
+    healed = Healed(
+        run.run,
+        str(run.folder),
+        tuple(undoing.undone),
+        tuple(undoing.failed),
+        tuple(one.to_dict() for one in ended.values()),
+        tuple(removed),
+        tuple(residue.left_behind({}, residue.look(ground_of(run)))),
+        read_ledger(run.ledger).problems,
+    )
+    if healed.is_clean:
+        state.forget(run.run)
+    return healed
+
+
+def preview(run: OpenRun) -> Healed:
+    """What `heal` would do, nothing being changed."""
+    pending = tuple({"incident": one.incident, "fault": one.fault, "record": one.record} for one in _to_undo(run))
+    ended = tuple(one.to_dict() for one in processes_of(run.run))
+    problems = read_ledger(run.ledger).problems
+    removed, complaint = _in_engine(run)
+    return Healed(
+        run.run,
+        str(run.folder),
+        undone=pending,
+        ended=ended,
+        removed=removed,
+        left=() if complaint is None else ({"kind": "Docker", "what": f"engine: {complaint}"},),
+        problems=problems,
+    )
+
+
+def unclean(run: OpenRun) -> str | None:
+    """What is left of a run whose tool is dead, in a phrase; None when nothing is."""
+    found = [f"incident {entry.incident} ({entry.fault}) is not undone" for entry in _to_undo(run)]
+    found += read_ledger(run.ledger).problems
+    if run.watchdog is not None and not run.ledger.exists():
+        found.append("its ledger is gone, so that nobody knows")
+    if processes := processes_of(run.run):
+        found.append(f"{len(processes)} of its processes still run")
+    parts, complaint = _in_engine(run)
+    found += [*parts, *([] if complaint is None else [complaint])]
+    return "; ".join(found) or None
+
+
+def refuse_if_unclean() -> None:
+    """Before a new run: an earlier one that left something behind comes first. Forgets those that left nothing.
+
+    Raises:
+        HealError: there is one, and `chaos heal` is what to do about it.
+    """
+    deadline = time.monotonic() + WATCHDOG_PATIENCE_SECONDS
+    for entry in state.registered():
+        run = entry.run
+        if run is None:
+            raise HealError(f"{entry.path} should say what run is under way, and cannot be read: look at it, remove it")
+        if run.is_elsewhere() or run.is_owned():
+            continue
+        while (reason := unclean(run)) and run.is_watched() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if reason is not None:
+            raise HealError(f"an earlier run left something behind: {run.folder}: {reason}. Undo it with `chaos heal`")
+        state.forget(run.run)
+
+
+def ground_of(run: OpenRun) -> Ground:
+    """Where to look for what the run left behind."""
+    return Ground(run.run, (run.folder,), run.ledger, run.engine)
+
+
+def _in_engine(run: OpenRun) -> tuple[tuple[str, ...], str | None]:
+    """What the run has in a Docker engine, and what keeps one from knowing."""
+    if run.engine is None:
+        return (), None
+    try:
+        with containers.engine(run.engine) as client:
+            return tuple(containers.describe(client, run.run)), None
+    except ChaosError as error:
+        return (), f"it may have containers left: {error}"
+
+
+def _to_undo(run: OpenRun) -> list[Entry]:
+    """The pending entries with something to undo: a kill that was cut off has left nothing."""
+    kinds = registry()
+    return [
+        entry for entry in read_ledger(run.ledger).pending if entry.fault not in kinds or kinds[entry.fault].has_undo
+    ]

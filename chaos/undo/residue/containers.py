@@ -1,0 +1,25 @@
+"""Containers and networks of the run in a Docker engine."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from chaos.errors import EnvironmentFailure
+from chaos.host.containers import describe, engine
+from chaos.undo.residue.base import Auditor, Ground
+
+
+class Containers(Auditor):
+    """What carries the run's label, in whatever state."""
+
+    name: ClassVar[str] = "Docker"
+
+    def look(self, ground: Ground) -> frozenset[str]:
+        """By the label; an engine that does not answer may have anything."""
+        if ground.engine is None:
+            return frozenset()
+        try:
+            with engine(ground.engine) as client:
+                return frozenset(describe(client, ground.run))
+        except EnvironmentFailure as error:
+            return frozenset([f"engine: perhaps some of the run: {error}"])

@@ -1,0 +1,126 @@
+"""Did the job know what hit it? For every incident: whom the job named as the cause, whether rightly, and how soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.analysis.incident import Incident
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+COORDINATOR = "coordinator"
+Culprit = int | str
+Score = Literal["right", "partly", "wrong", "none"]
+"""`right`: it named all that was struck, and nobody else. `partly`: some of it. `wrong`: somebody else as well, or
+only. `none`: nobody."""
+
+_NAMING: Mapping[str, str] = {"detected": "lost", "step_unfit": "suspects", "culprit_named": "ranks"}
+"""The events by which a job says who is to blame, and the field that has the ranks."""
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Whom the job named for one incident.
+
+    `seconds` is injection -> the first naming of a struck rank (or of the coordinator), None when there was none.
+    """
+
+    struck: frozenset[Culprit]
+    named: set[Culprit] = field(default_factory=set)
+    seconds: float | None = None
+    how: str | None = None
+
+    @property
+    def score(self) -> Score:
+        """How good it is."""
+        if not self.named:
+            return "none"
+        if self.named - self.struck:
+            return "wrong"
+        return "right" if self.named == self.struck else "partly"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "score": self.score,
+            "struck": sorted(self.struck, key=str),
+            "named": sorted(self.named, key=str),
+            "how": self.how,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnoses:
+    """Of all verified incidents that struck somebody. Ratios are None where there is nothing to count.
+
+    `recall_ratio`: share of the struck that was named. `precision_ratio`: share of the named that was struck;
+    `num_false` namings came before any fault, or named somebody whom no fault in force had struck.
+    """
+
+    by_incident: Mapping[int, Diagnosis]
+    num_false: int
+    recall_ratio: float | None
+    precision_ratio: float | None
+
+
+def diagnose(events: Iterable[Event], incidents: Sequence[Incident]) -> Diagnoses:
+    """Hold what the main job said against what was done to it.
+
+    A rank that is named counts for the incident that struck it last before; one that no incident has struck counts
+    against the incident injected last, which is what the job tried to explain.
+    """
+    found = {
+        incident.incident: Diagnosis(struck)
+        for incident in incidents
+        if incident.injected is not None and incident.verified is not None and (struck := _struck(incident))
+    }
+    begun = sorted((incident.injected, incident.incident) for incident in incidents if incident.injected is not None)
+    num_false = 0
+    for event in sorted(events, key=lambda event: event.monotonic_seconds):
+        at = event.monotonic_seconds
+        for culprit in _culprits(event, [diagnosis.struck for diagnosis in found.values()]):
+            before = [number for injected, number in begun if injected <= at and number in found]
+            if not before:
+                num_false += 1
+                continue
+            own = [number for number in before if culprit in found[number].struck]
+            diagnosis = found[own[-1] if own else before[-1]]
+            if not own and culprit not in diagnosis.named:
+                num_false += 1
+            diagnosis.named.add(culprit)
+            if own and diagnosis.seconds is None:
+                injected = next(time for time, number in begun if number == own[-1])
+                diagnosis.seconds = at - injected
+                diagnosis.how = str(event.fields.get("how", event.kind))
+    num_struck = sum(len(diagnosis.struck) for diagnosis in found.values())
+    num_right = sum(len(diagnosis.struck & diagnosis.named) for diagnosis in found.values())
+    num_named = num_right + num_false
+    return Diagnoses(
+        found,
+        num_false,
+        recall_ratio=num_right / num_struck if num_struck else None,
+        precision_ratio=num_right / num_named if num_named else None,
+    )
+
+
+def _struck(incident: Incident) -> frozenset[Culprit]:
+    if incident.ranks:
+        return frozenset(incident.ranks)
+    return frozenset([COORDINATOR]) if incident.target == f"role={COORDINATOR}" else frozenset()
+
+
+def _culprits(event: Event, struck: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
+    if event.job != MAIN_JOB:
+        return
+    ends = frozenset[Culprit](int(rank) for link in event.fields.get("cut_links") or () for rank in link)
+    if ends and any(ends <= each for each in struck):
+        # It named the very link, or some of the links of a partition. That it did without one of the ends is its answer
+        # to it, no accusation.
+        yield from sorted(ends, key=str)
+        return
+    if event.kind == "coordinator_restarted":
+        yield COORDINATOR
+    elif event.kind in _NAMING:
+        yield from (int(rank) for rank in event.fields.get(_NAMING[event.kind]) or ())

@@ -1,0 +1,136 @@
+"""What a run lost: steps, samples, and the closeness of its losses to the fault-free twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean
+
+from harness.analysis.steps import CommittedStep
+from harness.analysis.timeline import Timeline
+from mecefo_runtime.model.data import checksum, samples_of_step
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+LOSS_STEPS = 10
+"""Final losses are means over this many last steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Cross-entropy in nats per token. None: no such step, no twin, or a loss that is not a finite number.
+
+    `final` and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a twin:
+    the main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest such
+    ratio of any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or infinite.
+    """
+
+    final: float | None
+    twin: float | None
+    deviation_ratio: float | None
+    curve_max_deviation_ratio: float | None
+    num_steps: int
+    first_non_finite_step: int | None
+
+
+def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> Losses:
+    """The main job's losses and how far they are from the twin's."""
+    ours = {step.step: step.loss for step in main if step.loss is not None}
+    theirs = {step.step: step.loss for step in twin if step.loss is not None}
+    both = sorted(ours.keys() & theirs.keys())
+    last = (both if theirs else sorted(ours))[-LOSS_STEPS:]
+    final = _finite(fmean(ours[step] for step in last)) if last else None
+    twin_loss = _finite(fmean(theirs[step] for step in last)) if last and theirs else None
+    deviations = [_deviation(ours[step], theirs[step]) for step in both]
+    return Losses(
+        final=final,
+        twin=twin_loss,
+        deviation_ratio=None if final is None or twin_loss is None else _deviation(final, twin_loss),
+        curve_max_deviation_ratio=_largest(deviations),
+        num_steps=len(last),
+        first_non_finite_step=min((step for step, loss in ours.items() if not isfinite(loss)), default=None),
+    )
+
+
+def count_steps_lost(timeline: Timeline) -> int:
+    """Planned steps that a completed run never committed, and committed steps that were undone and done again.
+
+    Of a run that did not complete only the latter are known to be lost.
+    """
+    committed = {step.step for step in timeline.steps.first}
+    last = max(timeline.steps_planned or 0, max(committed, default=0))
+    planned, done = last + 1 - timeline.first_step, sum(step >= timeline.first_step for step in committed)
+    missing = planned - done if timeline.outcome == "completed" else 0
+    return max(0, missing) + len(timeline.steps.redone)
+
+
+def count_samples_lost(timeline: Timeline) -> int | None:
+    """Samples that committed steps missed or used twice, as their counts and checksums show; 0 when all is well.
+
+    A step whose count is right and whose checksum is not used at least one wrong sample, and counts one. None when no
+    step tells its samples.
+    """
+    counted = [step for step in timeline.steps.first if step.samples is not None]
+    if timeline.samples_per_step is None or not counted:
+        return None
+    per_step = timeline.samples_per_step
+    return sum(samples_lost_of(step.step, step.samples, step.samples_checksum, per_step) for step in counted)
+
+
+def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | None:
+    """Units (layers, embedding, head) of which the ranks that hold them end up with different state.
+
+    Returns unit -> {rank: checksum} for those that differ; None when no rank of the main job told its checksums.
+    """
+    held: dict[str, dict[int, int]] = {}
+    for event in events:
+        if event.job == MAIN_JOB and event.kind == "rank_finished" and event.rank is not None:
+            for unit, checksum_of_unit in event.fields.get("checksums", {}).items():
+                held.setdefault(unit, {})[event.rank] = int(checksum_of_unit)
+    if not held:
+        return None
+    return {unit: ranks for unit, ranks in sorted(held.items()) if len(set(ranks.values())) > 1}
+
+
+def compute_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
+    """(CPU seconds, wall seconds) of all compute of the main job's ranks that finished; None when none told."""
+    told = [event.fields for event in events if event.job == MAIN_JOB and event.kind == "rank_finished"]
+    told = [fields for fields in told if "compute_wall_seconds" in fields]
+    if not told:
+        return None
+    cpu_seconds = sum(float(fields["compute_cpu_seconds"]) for fields in told)
+    return cpu_seconds, sum(float(fields["compute_wall_seconds"]) for fields in told)
+
+
+def dilation_overrun_ratio(events: Iterable[Event], dilation_ratio: float | None) -> float | None:
+    """How much longer the ranks' compute took than the dilation says; near 0 when it held.
+
+    More means that the machine was too busy: its contention then shows in the throughput. None without dilation, or
+    when no rank told.
+    """
+    seconds = compute_seconds(events)
+    if dilation_ratio is None or dilation_ratio <= 1 or seconds is None or not seconds[0]:
+        return None
+    return seconds[1] / (dilation_ratio * seconds[0]) - 1
+
+
+def samples_lost_of(step: int, samples: int | None, samples_checksum: int | None, samples_per_step: int) -> int:
+    """Samples that one committed step missed or used twice; see `count_samples_lost`."""
+    if samples != samples_per_step:
+        return abs((samples or 0) - samples_per_step)
+    expected = checksum(samples_of_step(step, samples_per_step))
+    return 0 if samples_checksum is None or int(samples_checksum) == expected else 1
+
+
+def _deviation(loss: float, twin_loss: float) -> float | None:
+    return _finite(abs(loss - twin_loss) / twin_loss) if twin_loss else None
+
+
+def _largest(deviations: Sequence[float | None]) -> float | None:
+    """The largest, None when one of them is not a number: it may be the largest."""
+    known = [deviation for deviation in deviations if deviation is not None]
+    return max(known) if known and len(known) == len(deviations) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

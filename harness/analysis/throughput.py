@@ -1,0 +1,139 @@
+"""Throughput before, during and after the faults of a run, and what they took from it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from statistics import median
+
+from harness.analysis.steps import WARM_UP_STEPS, CommittedStep, median_work_per_second
+from harness.analysis.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Work per second (`unit`: tokens, samples or steps), its drops as ratios of `before`. None: nothing to measure.
+
+    `before`: the median over the steps before the first injection (see `harness.analysis.steps.baseline`).
+    `during`: the mean from injection to repair (to the end of the run where nothing is repaired), over all verified
+    incidents: the work of the steps that committed, of those in flight at either end by their share.
+    `drop_ratio` is 1 - during/before.
+    `after`: the median over the steps that began after the last repair, and after the last lost rank was back.
+    `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step. None of a job that
+    did not come to its end: of one that died it would tell how fast it had been while it lived.
+    `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
+    such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no larger than
+    this cannot be told from none.
+    """
+
+    before: float | None
+    during: float | None
+    after: float | None
+    drop_ratio: float | None
+    whole_run_drop_ratio: float | None
+    noise_ratio: float | None
+    num_steps_before: int
+    num_steps_after: int
+    unit: str
+
+
+def measure(timeline: Timeline) -> Throughput:
+    """The throughput figures of a run."""
+    steps = timeline.steps.first
+    before = median_work_per_second(timeline.baseline)
+    windows = windows_under_fault(timeline)
+    seconds = sum(end - start for start, end in windows)
+    during = _work_within(steps, windows) / seconds if seconds > 0 else None
+    if during is not None and not timeline.is_over and not any(is_within(step, windows) for step in steps):
+        during = None  # stopped, or cut off, before there was a step under the fault: that is no standstill
+    after = steps_after(timeline, windows[-1][1]) if windows else []
+    whole_run = None
+    if len(steps) > 1 and windows and timeline.outcome == "completed":
+        whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
+        whole_run = sum(step.work for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
+    return Throughput(
+        before=before,
+        during=during,
+        after=median_work_per_second(after),
+        drop_ratio=_drop(during, before),
+        whole_run_drop_ratio=_drop(whole_run, before),
+        noise_ratio=_noise(timeline, sum(is_within(step, windows) for step in steps)),
+        num_steps_before=len(timeline.baseline),
+        num_steps_after=len(after),
+        unit=timeline.steps.unit,
+    )
+
+
+def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
+    """The times from injection to repair, overlapping ones joined."""
+    last_commit = max((step.committed_seconds for step in timeline.steps.first), default=timeline.ended_seconds)
+    # The teardown of a job that completed is no training time; one that died stood still until its end.
+    end_of_training = last_commit if timeline.is_complete else timeline.ended_seconds
+    windows: list[tuple[float, float]] = []
+    for incident in sorted(timeline.incidents, key=lambda incident: incident.injected or 0.0):
+        if incident.injected is None or incident.verified is None:
+            continue
+        start = incident.injected
+        end = end_of_training if incident.lifted is None else min(incident.lifted, end_of_training)
+        if windows and start <= windows[-1][1]:
+            windows[-1] = (windows[-1][0], max(windows[-1][1], end))
+        elif start < end:
+            windows.append((start, end))
+    return windows
+
+
+def _work_within(steps: Sequence[CommittedStep], windows: Sequence[tuple[float, float]]) -> float:
+    """Work of the steps that committed in `windows`; of those in flight at a start or an end the share within.
+
+    An attempt that began after the start of a window is no step in flight there: the work thrown away before it brought
+    nothing. So a step is spread from the last start before its attempt began, if the step before it was over by then.
+    """
+    work = 0.0
+    starts, ends = [start for start, _ in windows], [end for _, end in windows]
+    for step in steps:
+        last = bisect_right(starts, step.began_seconds) - 1
+        began = step.previous_seconds if last < 0 else max(step.previous_seconds, starts[last])
+        for index in range(bisect_right(ends, began), len(windows)):
+            if starts[index] >= step.committed_seconds:
+                break
+            within = min(step.committed_seconds, ends[index]) - max(began, starts[index])
+            if within > 0.0:
+                work += step.work * within / (step.committed_seconds - began)
+    return work
+
+
+def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:
+    """Whether `step` committed in one of `windows`, which are in order and do not overlap.
+
+    At its end, too: what ends it may be that very commit, of the last step or of the one that shows the recovery.
+    """
+    last = bisect_right(windows, (step.committed_seconds, inf)) - 1
+    return last >= 0 and step.committed_seconds <= windows[last][1]
+
+
+def _noise(timeline: Timeline, num_steps: int) -> float | None:
+    """See `Throughput.noise_ratio`; None where there are no two stretches of `num_steps` before the first fault."""
+    until = timeline.first_injected
+    before = [step for step in timeline.steps.first if until is not None and step.committed_seconds <= until]
+    before = before[WARM_UP_STEPS:]
+    if num_steps == 0 or len(before) < 2 * num_steps:
+        return None
+    stretches = [before[i : i + num_steps] for i in range(len(before) % num_steps, len(before), num_steps)]
+    means = [
+        sum(step.work for step in stretch) / (stretch[-1].committed_seconds - stretch[0].previous_seconds)
+        for stretch in stretches
+    ]
+    return median(abs(1.0 - later / earlier) for earlier, later in pairwise(means))
+
+
+def steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
+    """The steps that began after `since`, and after the last lost rank was back."""
+    back = max((i.rejoined for i in timeline.incidents if i.rejoined is not None), default=since)
+    return [step for step in timeline.steps.first if step.began_seconds >= max(since, back)]
+
+
+def _drop(throughput: float | None, before: float | None) -> float | None:
+    return None if throughput is None or not before else 1.0 - throughput / before

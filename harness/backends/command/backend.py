@@ -1,0 +1,175 @@
+"""The backend of somebody else's job on this machine: a command, with agents in it that say who its ranks are."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from chaos.errors import EnvironmentFailure
+from chaos.experiment.command_job import CommandConfig, command_text
+from chaos.faults.process.crash import JOB_LOG
+from chaos.host.join_network import NCCL_LOG_VARIABLE
+from chaos.host.links.nccl_transport import LOG_NAME
+from chaos.undo.residue.processes import RUN_VARIABLE
+from harness.backends.base import AnyConfig
+from harness.backends.command.marked import session_processes
+from harness.backends.command.networks import CommandLinks, CommandNetworks
+from harness.backends.command.run import CommandRun
+from harness.backends.command.start import agent_environment, with_site
+from harness.control.hub import Hub
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId
+
+_PR_SET_PDEATHSIG = 1
+# Resolved before any fork: afterwards, in the child, only the call itself is safe.
+_PRCTL = ctypes.CDLL(None).prctl
+
+
+class CommandBackend:
+    """Runs commands on this machine; `token` is the run's, `logs` takes what the command prints.
+
+    Of `networked`, whoever starts the ranks and every rank get networks of their own; None: they have the machine's.
+    """
+
+    # What a launcher starts does not die with it, nor with us.
+    may_outlive: ClassVar[bool] = True
+
+    def __init__(self, hub: Hub, token: str, logs: Path, emitter: Emitter, networked: Cluster | None = None) -> None:
+        self._networked = networked
+        self.has_networks = networked is not None
+        self._hub = hub
+        self._token = token
+        self._logs = logs
+        self._emitter = emitter
+        self.jobs: list[LocalCommand] = []
+
+    async def open(self) -> None:
+        """There is nothing to get ready: the command brings its own processes."""
+
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> LocalCommand:
+        """Everything but the start."""
+        assert isinstance(job, CommandConfig)
+        # By its name all that the command starts is known, whoever watches over the run.
+        run_id = os.environ[RUN_VARIABLE]
+        environment = {**os.environ, **job.environment, RUN_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"}
+        if with_agents:
+            environment = with_site(environment) | agent_environment(self._hub.address, self._token)
+        if self._networked is not None:
+            environment[NCCL_LOG_VARIABLE] = str(self._logs.resolve() / LOG_NAME)
+        running = LocalCommand(self._hub, name, job, run_id, environment, self._logs / JOB_LOG, self._emitter)
+        self.jobs.append(running)
+        if self._networked is not None:
+            await running.make_networks(self._networked)
+            message = "the command's ranks have networks of their own, from which nothing outside can be reached"
+            self._emitter.emit("warning", message=message)
+        return running
+
+    async def close(self) -> None:
+        """Stop what runs."""
+        for job in self.jobs:
+            await job.stop()
+
+
+class LocalCommand(CommandRun):
+    """One command on this machine."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str,
+        job: CommandConfig,
+        run_id: str,
+        environment: dict[str, str],
+        log: Path,
+        emitter: Emitter,
+    ) -> None:
+        super().__init__(hub, name, job, run_id, {0: log}, emitter)
+        self._environment = environment
+        self._log = log
+        self._child: asyncio.subprocess.Process | None = None
+        self._reaping: asyncio.Task[None] | None = None
+        # It began a session: what it starts is in that, even where it is given an environment without our mark.
+        self._leader: ProcessId | None = None
+        self._networks: CommandNetworks | None = None
+
+    async def make_networks(self, cluster: Cluster) -> None:
+        """Make a network for each rank of `cluster`, and have the command wait in its own until it is started.
+
+        Raises:
+            EnvironmentFailure: they cannot be made.
+        """
+        with CommandNetworks(cluster) as networks:
+            self._child = await self._spawn([*networks.prefix(), *self._job.command], networks.descriptors)
+            held = await networks.wait_for(self._child, self._log)
+        self._networks, self.links = networks, CommandLinks(held, self.rank_processes)
+
+    async def start(self) -> None:
+        """Start the command in a session of its own.
+
+        Raises:
+            EnvironmentFailure: it cannot be started.
+        """
+        self._hub.on_agent = self.on_agent
+        if self._networks is None:
+            self._child = await self._spawn(self._job.command)
+        else:
+            self._networks.let_go()
+        assert self._child is not None
+        with suppress(ProcessLookupError):
+            self._leader = ProcessId.of(self._child.pid)
+            self._has_begun(0, self._leader)
+        self._reaping = asyncio.create_task(self._reap(self._child))
+        self._follow()
+
+    async def _spawn(self, words: Sequence[str], descriptors: Sequence[int] = ()) -> asyncio.subprocess.Process:
+        parent = os.getpid()
+
+        def end_with_us() -> None:
+            # SIGTERM, upon which launchers end their ranks.
+            _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        try:
+            with self._log.open("ab") as log:
+                return await asyncio.create_subprocess_exec(
+                    *words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self._job.folder,
+                    env=self._environment,
+                    start_new_session=True,
+                    pass_fds=descriptors,
+                    preexec_fn=end_with_us,
+                )
+        except OSError as error:
+            command = command_text(self._job.command)
+            raise EnvironmentFailure(f"the command {command!r} cannot be started: {error.strerror}") from error
+
+    async def _reap(self, child: asyncio.subprocess.Process) -> None:
+        self._has_ended(0, await child.wait())
+
+    def _own_processes(self) -> list[ProcessId]:
+        """By our mark, and by its session."""
+        session = [] if self._leader is None else session_processes(self._leader)
+        return sorted({*super()._own_processes(), *session}, key=lambda process: process.pid)
+
+    def _start_setting(self, name: str) -> str | None:
+        return self._environment.get(name)
+
+    async def _bury(self) -> None:
+        if self._waiting is not None:
+            await self._waiting
+        elif self._child is not None and self._networks is not None:
+            # It was made ready and never started.
+            self._networks.close()
+            await self._child.wait()

@@ -1,0 +1,121 @@
+"""Networks of their own for the ranks of a command, and what is made sure of before anything is done to their links."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chaos.errors import EnvironmentFailure, InjectionError, TargetNotFound
+from chaos.faults.base import End, OwnedProcess
+from harness.network.links import NamespaceLinks
+from harness.network.plan import HeldNetworks, Networks
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.process import ProcessId
+
+MAKE_TIMEOUT_SECONDS = 30.0
+_MAX_BYTES = 1 << 20
+
+
+class CommandNetworks:
+    """The networks of one command, which becomes what it is only when it is let go; see `harness.network.command`.
+
+    A context in which the process is started with `prefix` before its command, and with `descriptors`.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._told_reader, self._told_writer = os.pipe()
+        self._go_reader, self._go_writer = os.pipe()
+        self._open = {self._told_reader, self._told_writer, self._go_reader, self._go_writer}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(*(self._open if kind is not None else self._open - {self._go_writer}))
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What the process inherits."""
+        return self._told_writer, self._go_reader
+
+    def prefix(self) -> list[str]:
+        """The words before the command."""
+        numbers = (os.getpid(), self._cluster.nodes, self._cluster.num_ranks, *self.descriptors)
+        return [sys.executable, "-m", "harness.network.command", *map(str, numbers)]
+
+    async def wait_for(self, process: asyncio.subprocess.Process, log: Path) -> HeldNetworks:
+        """Wait until the networks are made; `log` has what `process` says.
+
+        Raises:
+            EnvironmentFailure: they cannot be made.
+        """
+        self._close(self._told_writer)
+        told = asyncio.get_running_loop().run_in_executor(None, os.read, self._told_reader, _MAX_BYTES)
+        try:
+            text = await asyncio.wait_for(told, MAKE_TIMEOUT_SECONDS)
+        except TimeoutError:
+            process.kill()
+            raise EnvironmentFailure(f"networks were not made within {MAKE_TIMEOUT_SECONDS:g} s; see {log}") from None
+        if not text:
+            raise EnvironmentFailure(f"the command's networks cannot be made; see {log}")
+        return HeldNetworks(ProcessId.of(process.pid), Networks.from_json(text.decode()))
+
+    def let_go(self) -> None:
+        """The command may begin."""
+        with suppress(BrokenPipeError):
+            os.write(self._go_writer, b".")
+        self.close()
+
+    def close(self) -> None:
+        """A command that has not begun by now ends."""
+        self._close(*self._open)
+
+    def _close(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            self._open.discard(descriptor)
+            os.close(descriptor)
+
+
+class CommandLinks(NamespaceLinks):
+    """As `NamespaceLinks`, of ranks that somebody else starts: each must be seen to be in its network."""
+
+    def __init__(self, held: HeldNetworks, processes_of: Callable[[tuple[int, ...]], tuple[OwnedProcess, ...]]) -> None:
+        # Nobody else's rules are in networks that were made for one command.
+        super().__init__(held, "command")
+        self._processes_of = processes_of
+
+    def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """See `NamespaceLinks.plan_rules`.
+
+        Raises:
+            TargetNotFound: a rank has not reported, or is gone.
+            InjectionError: a rank is not in its network, so that nothing that is done there touches it.
+        """
+        for rank in sorted({end for link in links for end in link if isinstance(end, int)}):
+            self._check(rank)
+        return super().plan_rules(links, rule)
+
+    def _check(self, rank: int) -> None:
+        (owned,) = self._processes_of((rank,)) or (None,)
+        try:
+            if owned is None or not owned.process.is_running():
+                raise TargetNotFound(f"rank {rank} is not there")
+            own = Path(f"/proc/{self._held.holder.pid}/fd/{self._held.networks.of(rank).descriptor}").stat()
+            is_inside = Path(f"/proc/{owned.process.pid}/ns/net").stat().st_ino == own.st_ino
+        except (OSError, KeyError) as error:
+            raise TargetNotFound(f"the network of rank {rank} cannot be found: {error}") from error
+        if not is_inside:
+            raise InjectionError(
+                f"rank {rank} (pid {owned.process.pid}) is not in the network made for it, where nothing touches it. "
+                "A rank moves there as its Python starts, and must have RANK in its environment by then, as torchrun "
+                "sets it"
+            )

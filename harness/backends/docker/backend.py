@@ -1,0 +1,399 @@
+"""The Docker backend: every node is a container with an address of its own; our jobs' coordinator is in another.
+
+The containers are unprivileged, see neither the engine nor the outside, run as the user who runs `chaos`, and are all
+on one network, which the run makes and removes. They get their orders over the run's hub, a Unix socket, to which it
+does not matter what becomes of a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaos.errors import EnvironmentFailure
+from chaos.experiment.command_job import CommandConfig
+from chaos.faults.base import OwnedProcess
+from chaos.host import containers
+from chaos.host.join_network import NCCL_LOG_VARIABLE
+from chaos.host.links.nccl_transport import LOG_NAME
+from chaos.spec.quantities import bytes_text
+from chaos.undo.residue.processes import RUN_VARIABLE
+from harness.backends.base import AnyConfig
+from harness.backends.command.start import agent_environment, node_environment
+from harness.backends.docker.command import ContainerCommand
+from harness.backends.docker.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
+from harness.backends.docker.engine import EngineCalls
+from harness.backends.docker.examination import docker_findings
+from harness.backends.docker.links import ContainerLinks
+from harness.backends.docker.memory import MemoryWatch
+from harness.backends.docker.network import NAMES, NetworkWatch, make_network
+from harness.backends.docker.node_container import NodeContainer
+from harness.backends.docker.settings import HOLDER_PREFIX, Ground, plan_addresses, with_whole_paths
+from harness.backends.local import METRICS_MODULES
+from harness.backends.node_job import NodeJob
+from harness.control.hub import Hub
+from harness.control.outside import OutsidePids
+from harness.network.links import new_mark
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.wire import UNIX
+from mecefo_runtime.training.exporter import AUTO
+
+if TYPE_CHECKING:
+    import docker
+    from docker.models.networks import Network
+
+# Inside a container nobody else listens: the first job's coordinator has this port, the twin's the next.
+FIRST_PORT = 29400
+# The run's socket as containers see it.
+_HUB_FOLDER = "/run/mecefo-chaos"
+
+
+class DockerBackend:
+    """Starts jobs in containers; `token` is the run's, `logs` takes the output of every process."""
+
+    # A container goes on without us until it notices that nobody gives it orders.
+    may_outlive = True
+    has_networks = True
+
+    def __init__(
+        self,
+        hub: Hub,
+        token: str,
+        logs: Path,
+        emitter: Emitter,
+        ground: Ground,
+        engine: str,
+        modules: Sequence[str] = (),
+        ranks_metrics: str = "",
+    ) -> None:
+        self._hub = hub
+        self._token = token
+        # Containers have another working folder, and see this one at the same path, without the links on its way.
+        self._logs = logs.resolve()
+        self._emitter = emitter
+        self._ground = ground
+        self._engine = engine
+        # Wherever the job's are: theirs are at their containers' addresses.
+        self._ranks_metrics = AUTO if ranks_metrics else ""
+        self._modules = (*modules, *METRICS_MODULES) if ranks_metrics else tuple(modules)
+        self._client: docker.DockerClient | None = None
+        self._network: Network | None = None
+        self._addresses: Mapping[str, str] = {}
+        self._run = ""
+        self._mark = ""
+        self._outside = OutsidePids()
+        self._containers: dict[str, NodeContainer] = {}
+        self._by_report: dict[str, NodeContainer] = {}
+        self._num_starts: dict[str, int] = {}
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._ports: dict[str, int] = {}
+        self._is_closing = False
+        self._watches: list[asyncio.Task[None]] = []
+        self._memory = None if ground.memory_bytes is None else MemoryWatch(ground.memory_bytes, self._on_out_of_memory)
+        self._calls = EngineCalls(ground.image)
+        self.jobs: list[NodeJob | ContainerCommand] = []
+        hub.nodes = self
+
+    # ---- the ground ----
+
+    async def open(self) -> None:
+        """Make the network, start all containers, and wait until they take orders."""
+        self._run = os.environ[RUN_VARIABLE]
+        for folder in self._ground.folders:
+            try:
+                # The engine mounts only what is there.
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise EnvironmentFailure(f"cannot make the folder {folder}: {error.strerror}") from error
+        self._client = await asyncio.to_thread(containers.connect, self._engine)
+        network, self._addresses = await self._calls.call(self._make_network)
+        self._network = network
+        self._mark = new_mark()
+        self._emitter.emit("nodes_starting", num_nodes=self._ground.cluster.nodes, image=self._ground.image)
+        try:
+            async with asyncio.TaskGroup() as starts:
+                for name in self._addresses:
+                    starts.create_task(self._ready(name))
+        except ExceptionGroup as failures:
+            # What was in the way of one is in the way of all.
+            raise failures.exceptions[0] from failures
+        watch = NetworkWatch(network, self._in_network, self._on_network_gone, self._on_taken_out)
+        self._watches.append(asyncio.create_task(watch.run(self._calls.call)))
+        if self._memory is not None:
+            self._watches.append(asyncio.create_task(self._memory.run()))
+
+    async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A container reports to the hub; see `harness.control.hub.NodeDesk`."""
+        container = self._by_report.get(name)
+        if container is not None:
+            await container.serve(pid, reader, writer)
+
+    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> NodeJob | ContainerCommand:
+        """Everything but the start: whoever is to hold ranks can get ready in between."""
+        running = (
+            self._prepare_command(name, job, with_agents=with_agents)
+            if isinstance(job, CommandConfig)
+            else await self._prepare_nodes(name, job, with_agents=with_agents)
+        )
+        self.jobs.append(running)
+        return running
+
+    def _prepare_command(self, name: str, job: CommandConfig, *, with_agents: bool) -> ContainerCommand:
+        shared = agent_environment(self._hub_inside(), self._token) if with_agents else {}
+        if self._ground.gpus and self._ground.has_links:
+            shared[NCCL_LOG_VARIABLE] = str(self._logs / LOG_NAME)
+        environments = {
+            node: {**node_environment(job, node, self._addresses, FIRST_PORT), **shared} for node in range(job.nodes)
+        }
+        return ContainerCommand(
+            self, self._hub, name, job, self._run, environments, self._logs, self._emitter, self._links()
+        )
+
+    async def _prepare_nodes(self, name: str, job: JobConfig, *, with_agents: bool) -> NodeJob:
+        self._ports[name] = FIRST_PORT + len(self._ports)
+        coordinator = await self._ready(COORDINATOR)
+        address = await coordinator.listen(name, self._ports[name])
+        environment = {
+            "MECEFO_JOB": json.dumps(with_whole_paths(job).to_dict()),
+            "MECEFO_JOB_NAME": name,
+            "MECEFO_TOKEN": self._token,
+            "MECEFO_COORDINATOR": address,
+            "MECEFO_EVENTS": self._hub_inside(),
+        }
+        if with_agents:
+            environment |= {
+                "MECEFO_HOOKS": "chaos.agent:install",
+                "CHAOS_AGENT": self._hub_inside(),
+                "CHAOS_TOKEN": self._token,
+                "MECEFO_METRICS": self._ranks_metrics,
+            }
+        if self._ground.gpus and self._ground.has_links:
+            environment["MECEFO_NCCL_LOG"] = str(self._logs / LOG_NAME)
+        return NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links())
+
+    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
+        """Have a process started where it belongs; its container is started first if it does not run."""
+        name = COORDINATOR if command["command"] == "coordinator" else f"node-{command['node']}"
+        container = await self._ready(name)
+        return await container.fork({**command, "logs": str(self._logs)})
+
+    def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The first process of each node's container."""
+        found = [(node, self._containers.get(f"node-{node}")) for node in nodes]
+        return tuple(
+            OwnedProcess("container", container.process, node=node)
+            for node, container in found
+            if container is not None and container.is_running
+        )
+
+    def first_processes(self) -> set[ProcessId]:
+        """Of all containers that run."""
+        return {container.process for container in self._containers.values()}
+
+    def _links(self) -> ContainerLinks | None:
+        """What changes the links between the containers, where they can be changed."""
+        if not self._ground.has_links:
+            return None
+        holders = {part: str(self._containers[HOLDER_PREFIX + part].container.id) for part in self._addresses}
+        return ContainerLinks(
+            self._ground.cluster, holders, self._addresses, self._engine, self._mark, self._ask_holder
+        )
+
+    async def _ask_holder(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+        return await self._containers[HOLDER_PREFIX + part].ask(question, timeout_seconds)
+
+    async def close(self) -> None:
+        """Stop what runs, and remove all that was made in the engine.
+
+        Raises:
+            EnvironmentFailure: something is still there.
+        """
+        for job in self.jobs:
+            await job.stop()
+        self._is_closing = True
+        for watch in self._watches:
+            watch.cancel()
+        for container in self._containers.values():
+            container.forget()
+        if self._client is None:
+            return
+        # What it was asked for it makes, whoever was interrupted; and that has to be there to be removed.
+        await self._calls.answered(containers.REMOVE_TIMEOUT_SECONDS)
+        try:
+            await asyncio.to_thread(containers.remove, self._client, self._run)
+        finally:
+            self._client.close()
+
+    # ---- containers ----
+
+    async def _ready(self, name: str) -> NodeContainer:
+        """The container of that name, once it takes orders; a new one if there is none that runs."""
+        async with self._starting.setdefault(name, asyncio.Lock()):
+            known = self._containers.get(name)
+            if known is not None and known.is_running:
+                return known
+            if self._is_closing:
+                raise EnvironmentFailure("the run is over")
+            if self._ground.has_links and not name.startswith(HOLDER_PREFIX):
+                await self._ready(HOLDER_PREFIX + name)
+            began_seconds = asyncio.get_running_loop().time()
+            container = await self._start(name)
+            try:
+                await container.ready()
+            except EnvironmentFailure as error:
+                if self._ground.memory_bytes is None or not name.startswith("node-"):
+                    raise
+                limit = bytes_text(self._ground.memory_bytes)
+                raise EnvironmentFailure(
+                    f"{error}. Its memory is limited to {limit}: a node takes some 350 MiB"
+                ) from error
+            self._emitter.emit(
+                "container_ready",
+                container=name,
+                container_attempt=self._num_starts[name],
+                start_seconds=asyncio.get_running_loop().time() - began_seconds,
+            )
+            if name == COORDINATOR:
+                for job, port in self._ports.items():
+                    await container.listen(job, port)
+            return container
+
+    async def _start(self, name: str) -> NodeContainer:
+        self._num_starts[name] = number = self._num_starts.get(name, 0) + 1
+        report = name if number == 1 else f"{name}.{number}"
+        log = self._logs / f"container-{name}.log"
+        if name.startswith(HOLDER_PREFIX):
+            arguments = ["-m", "harness.backends.docker.holder", report]
+        else:
+            has_our_ranks = self._ground.has_ranks(name) and not self._ground.is_for_command
+            loaded = [self._ground.data or "", *self._modules] if has_our_ranks else []
+            arguments = ["-m", "harness.backends.docker.container", report, *loaded]
+        # With its output in the run's folder: what it says before it reports must not go with it.
+        command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
+        container = await self._calls.retry(partial(self._launch, name, report, log, command))
+        await self._calls.call(container.reload)
+        container.watch()
+        process = container.process
+        if self._memory is not None and name.startswith("node-"):
+            self._memory.begin(name, process)
+        self._emitter.emit(
+            "process_started",
+            role="container",
+            container=name,
+            started_pid=process.pid,
+            start_ticks=process.start_ticks,
+        )
+        return container
+
+    async def _launch(self, name: str, report: str, log: Path, command: list[str]) -> NodeContainer:
+        """A new container that runs. The engine removes one that it cannot start, so the next try takes another."""
+        created = await self._calls.call(partial(self._create, f"mecefo-chaos-{self._run}-{report}", name, command))
+        container = NodeContainer(report, created, log, self._outside, self._on_exit, self._on_end)
+        # Before it can report.
+        self._by_report[report] = self._containers[name] = container
+        await self._calls.call(created.start)
+        return container
+
+    def _create(self, name: str, part: str, command: list[str]) -> Any:
+        assert self._client is not None
+        address = self._addresses[part.removeprefix(HOLDER_PREFIX)]
+        return self._client.containers.create(
+            self._ground.image,
+            command,
+            name=name,
+            entrypoint=[],
+            labels={containers.LABEL: self._run, containers.PART_LABEL: part},
+            environment={
+                RUN_VARIABLE: self._run,
+                HUB_VARIABLE: self._hub_inside(),
+                TOKEN_VARIABLE: self._token,
+                ADDRESS_VARIABLE: address,
+                "HOME": "/tmp",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            **self._where(part, address),
+            **self._ground.settings(part, self._mounts()),
+        )
+
+    def _where(self, part: str, address: str) -> dict[str, Any]:
+        """The network that a container is in: one of its own, or its holder's."""
+        assert self._client is not None and self._network is not None
+        holder = self._containers.get(HOLDER_PREFIX + part)
+        if holder is not None:
+            return {"network_mode": f"container:{holder.container.id}"}
+        host = self._client.api.create_endpoint_config(ipv4_address=address)
+        name = str(self._network.name)
+        return {"hostname": part, "network": name, "networking_config": {name: host}, **NAMES}
+
+    def _mounts(self) -> list[tuple[Path, str, bool]]:
+        """What containers see of this machine: (folder or file, where inside, whether they may write to it)."""
+        hub = Path(self._hub.address.removeprefix(UNIX)).resolve().parent
+        return [*self._ground.mounts(), (hub, _HUB_FOLDER, True)]
+
+    def _hub_inside(self) -> str:
+        return f"{UNIX}{_HUB_FOLDER}/{Path(self._hub.address.removeprefix(UNIX)).name}"
+
+    def _make_network(self) -> tuple[Network, Mapping[str, str]]:
+        assert self._client is not None
+        has_coordinator = not self._ground.is_for_command
+        plans = plan_addresses(self._ground.cluster.nodes, self._run, has_coordinator=has_coordinator)
+        return make_network(self._client, f"mecefo-chaos-{self._run}", {containers.LABEL: self._run}, plans)
+
+    def _in_network(self) -> dict[str, str]:
+        """The containers that are to be in the run's network: name -> id."""
+        return {
+            name: str(one.container.id)
+            for name, one in self._containers.items()
+            if one.is_running and not (self._ground.has_links and name in self._addresses)
+        }
+
+    def _on_network_gone(self, loss: EnvironmentFailure) -> None:
+        for job in self.jobs:
+            job.on_backend_lost(loss)
+
+    def _on_out_of_memory(self, message: str) -> None:
+        self._emitter.emit("warning", message=message)
+        for job in self.jobs:
+            job.on_out_of_memory(EnvironmentFailure(message))
+
+    def _on_taken_out(self, name: str, network: str) -> None:
+        part = name.removeprefix(HOLDER_PREFIX)
+        message = f"somebody took {part} out of the run's network {network}: it reaches nobody"
+        self._emitter.emit("warning", message=message)
+
+    def _on_end(self, name: str) -> None:
+        """A container has ended. Of a node and the coordinator, those who ran in it are missed; of a network nobody."""
+        if self._memory is not None:
+            # Of its first process itself, while there is still something to look at.
+            self._memory.look()
+        if name.startswith(HOLDER_PREFIX) and not self._is_closing:
+            part = name.removeprefix(HOLDER_PREFIX).partition(".")[0]
+            self._emitter.emit(
+                "warning", message=f"the container that holds the network of {part} ended: it has no links"
+            )
+
+    def _on_exit(self, process: ProcessId, code: int) -> None:
+        if code and self._memory is not None:
+            self._memory.look()
+        for job in self.jobs:
+            job.on_exit(process, code)
+
+
+def require_image(image: str) -> str:
+    """Before anything is made; returns where the engine is.
+
+    Raises:
+        EnvironmentFailure: there is no engine that would do, or it has no such image, or one of other sources.
+    """
+    for finding in docker_findings(image, tries_network=False):
+        if finding.stops("docker"):
+            raise EnvironmentFailure(f"{finding.name}: {finding.found}; {finding.remedy}")
+    with containers.engine() as client:
+        return containers.url_of(client)

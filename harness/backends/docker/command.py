@@ -1,0 +1,166 @@
+"""Somebody else's job in containers: the command is started once on each node, told by variables which node it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from chaos.experiment.command_job import CommandConfig
+from chaos.faults.base import LinkHost, OwnedProcess
+from chaos.faults.process.crash import JOB_LOG, job_log_of
+from harness.backends.command.run import CommandRun
+from harness.backends.docker.hints import hint
+from harness.control.hub import Hub
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.wire import Message
+
+KILLED = -9
+
+
+class CommandGround(Protocol):
+    """Where the command is started."""
+
+    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
+        """Have it started on a node.
+
+        Raises:
+            EnvironmentFailure: it cannot be.
+        """
+        ...
+
+    def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The containers of `nodes`."""
+        ...
+
+    def first_processes(self) -> Collection[ProcessId]:
+        """Of all containers of the run, whatever they are for."""
+        ...
+
+
+def job_logs(logs: Path, num_nodes: int) -> dict[int, Path]:
+    """The file in the folder `logs` that takes what the command prints, by node."""
+    names = [JOB_LOG] if num_nodes == 1 else [job_log_of(node) for node in range(num_nodes)]
+    return {node: logs / name for node, name in enumerate(names)}
+
+
+class ContainerCommand(CommandRun):
+    """One command, with the `environments` of its starts, by node. All that it started ends with its container."""
+
+    def __init__(
+        self,
+        backend: CommandGround,
+        hub: Hub,
+        name: str,
+        job: CommandConfig,
+        run_id: str,
+        environments: Mapping[int, Mapping[str, str]],
+        logs: Path,
+        emitter: Emitter,
+        links: LinkHost | None,
+    ) -> None:
+        super().__init__(hub, name, job, run_id, job_logs(logs, job.nodes), emitter)
+        self._backend = backend
+        self._environments = environments
+        self._has_warned = False
+        self._early_exits: dict[ProcessId, int] = {}
+        self.links = links
+
+    async def start(self) -> None:
+        """Start the command on all nodes at once.
+
+        Raises:
+            EnvironmentFailure: a container is not there any more.
+        """
+        self._hub.on_agent = self.on_agent
+        await asyncio.gather(*(self._start_on(node) for node in self._logs))
+        self._follow()
+
+    async def _start_on(self, node: int) -> None:
+        process = await self._backend.fork(
+            {
+                "command": "command",
+                "job": self.name,
+                "node": node,
+                "log": self._logs[node].stem,
+                "words": list(self._job.command),
+                "folder": str(folder_of(self._job)),
+                "environment": dict(self._environments[node]),
+            }
+        )
+        self._has_begun(node, process)
+        if (code := self._early_exits.pop(process, None)) is not None:
+            self._has_ended(node, code)
+
+    def on_exit(self, process: ProcessId, code: int) -> None:
+        """A process that was started for this job is gone, perhaps before whoever had it started has heard of it."""
+        node = next((node for node, owned in self._launchers.items() if owned.process == process), None)
+        if node is None:
+            self._early_exits[process] = code
+        else:
+            self._has_ended(node, code)
+
+    def on_agent(self, hello: Message, process: ProcessId) -> int:
+        """See `CommandRun.on_agent`.
+
+        Says so when a rank is on another node than targets count on; two at once on two nodes end the job.
+        """
+        rank, node, cluster = int(hello["rank"]), int(hello["node"]), self._job.cluster()
+        twin = self._ranks.get(rank)
+        # A launcher that starts its ranks again may do that on another node, and counts it.
+        if twin is not None and twin.node != node and int(hello["attempt"]) == 1 and twin.process.is_running():
+            self._fail(_not_one_job(rank, (int(twin.node or 0), node)))
+        is_as_planned = rank >= cluster.num_ranks or cluster.node_of(rank) == node
+        if not is_as_planned and not self._has_warned:
+            self._has_warned = True
+            self._emitter.emit(
+                "warning",
+                message=f"rank {rank} is on node {node}, and the plan counted on node {cluster.node_of(rank)}: a fault "
+                "of a node strikes the ranks that are on it, and one of a link the nodes that the plan counted on",
+            )
+        return super().on_agent(hello, process)
+
+    def _last_lines(self, node: int) -> str:
+        """With what may have been in its way there."""
+        may_be = hint(self._logs[node], folder_of(self._job))
+        return super()._last_lines(node) + (f". {may_be[0].upper()}{may_be[1:]}" if may_be else "")
+
+    def _own_processes(self) -> list[ProcessId]:
+        """Without what the containers began with, which carries the mark too."""
+        hosts = self._backend.first_processes()
+        return [process for process in super()._own_processes() if process not in hosts]
+
+    def _start_setting(self, name: str) -> str | None:
+        return self._environments[min(self._environments)].get(name)
+
+    def _hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        return self._backend.node_hosts(nodes)
+
+    def _where(self, process: ProcessId, hello: Message) -> tuple[int, int]:
+        """Inside, every container counts from 1."""
+        return int(hello["node"]), int(hello["pid"])
+
+    async def _bury(self) -> None:
+        # Whom a container that is stopped itself has nobody to tell of.
+        for node, owned in list(self._launchers.items()):
+            if not owned.process.is_running():
+                self._has_ended(node, KILLED)
+        if self._waiting is not None and self._are_over.is_set():
+            await self._waiting
+
+
+def _not_one_job(rank: int, nodes: tuple[int, int]) -> str:
+    return (
+        f"nodes {min(nodes)} and {max(nodes)} both have a rank {rank}: the command trains on each node by itself, and "
+        "not as one job. Plain `python` is a job of one node: leave --nodes out. For a job of several, start it by "
+        "torchrun, or by a launcher that is told by $PET_NODE_RANK, $PET_MASTER_ADDR and $PET_MASTER_PORT "
+        "(docs/containers.md)"
+    )
+
+
+def folder_of(job: CommandConfig) -> Path:
+    """Where the command runs: as it was said, since links on the way are the user's, and without `..`."""
+    folder = Path(job.folder or ".").absolute()
+    return folder.resolve() if ".." in folder.parts else folder

@@ -1,0 +1,188 @@
+"""Where a run's processes report: events come in here, agents are held here, supervisors get their orders here.
+
+One loopback port, or, where the run's processes have networks of their own, a Unix socket, to which it does not matter
+what becomes of a network. A connection's first line carries the run's token and its role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from chaos.errors import EnvironmentFailure
+from chaos.injection.desk import Channel
+from harness.control.outside import OutsidePids
+from harness.control.socket_file import SocketFile
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.wire import MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
+
+LOOPBACK = "127.0.0.1"
+# struct ucred: pid, uid, gid (unix(7)).
+_CREDENTIALS = "=iII"
+
+
+class AgentDesk(Protocol):
+    """Who talks with agents; see `chaos.injection.injector.Injector`."""
+
+    def connected(self, channel: Channel) -> None:
+        """An agent said hello, and waits to be told where it is to be held."""
+        ...
+
+    def on_message(self, channel: Channel, message: Message) -> None:
+        """An agent is held, or says how something went."""
+        ...
+
+    def closed(self, channel: Channel) -> None:
+        """An agent's connection ended."""
+        ...
+
+
+class NodeDesk(Protocol):
+    """Who starts processes in containers; see `harness.backends.docker.backend.DockerBackend`."""
+
+    async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The first process of a container, `name`, whose pid out here is `pid`, takes orders; until it hangs up."""
+        ...
+
+
+class Hub:
+    """Collects events and passes messages, until closed; `on_event` gets every event, in the order of arrival."""
+
+    def __init__(self, token: str, on_event: Callable[[Event], None]) -> None:
+        self._token = token
+        self._on_event = on_event
+        self._server: asyncio.Server | None = None
+        self._supervisors: dict[int, asyncio.StreamWriter] = {}
+        self._open: set[asyncio.Task[None]] = set()
+        self._socket_file: SocketFile | None = None
+        self._outside = OutsidePids()
+        self.agents: AgentDesk | None = None
+        self.nodes: NodeDesk | None = None
+        # Hears of every agent first, and says which start of its rank that is, from 1.
+        self.on_agent: Callable[[Message, ProcessId], int] | None = None
+        self.address = ""
+
+    async def open(self, folder: Path | None = None, *, may_be_relative: bool = True) -> None:
+        """Listen on a free loopback port, or on a Unix socket: in `folder`, or, if its path is too long, elsewhere.
+
+        Its path `may_be_relative` where all who connect share our working folder.
+
+        Raises:
+            chaos.errors.EnvironmentFailure: the machine refuses.
+        """
+        if folder is not None:
+            try:
+                self._socket_file = SocketFile(folder, may_be_relative=may_be_relative)
+                self._server = await asyncio.start_unix_server(
+                    self._on_connection, sock=self._socket_file.socket, limit=MAX_LINE_BYTES
+                )
+            except OSError as error:
+                raise EnvironmentFailure(f"cannot listen on a Unix socket: {error.strerror or error}") from error
+            self.address = f"{UNIX}{self._socket_file.path}"
+            return
+        self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=MAX_LINE_BYTES)
+        port = self._server.sockets[0].getsockname()[1]
+        self.address = f"{LOOPBACK}:{port}"
+
+    async def close(self) -> None:
+        """Hang up on everybody, what has arrived already being read first."""
+        if self._server is None:
+            return
+        self._server.close()
+        tasks = list(self._open)
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        for task in self._open:
+            task.cancel()
+        if self._socket_file is not None:
+            self._socket_file.remove()
+
+    async def drained(self, timeout_seconds: float) -> None:
+        """Wait until everybody who is connected has hung up, and what they had said is read; or for that long."""
+        if self._open:
+            await asyncio.wait(list(self._open), timeout=timeout_seconds)
+
+    def order(self, node: int, order: Mapping[str, Any]) -> bool:
+        """Send an order to the supervisor of `node`; False when it is not there."""
+        writer = self._supervisors.get(node)
+        if writer is None:
+            return False
+        writer.write(encode(dict(order)))
+        return True
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            peer_pid = _peer_pid(writer)
+            hello = decode(await reader.readline())
+            if not token_matches(hello, self._token):
+                return
+            match hello["role"]:
+                case "agent":
+                    await self._serve_agent(reader, writer, hello, peer_pid)
+                case "node" if self.nodes is not None and peer_pid is not None:
+                    await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
+                case "supervisor":
+                    self._supervisors[int(hello["node"])] = writer
+                    await self._collect(reader, peer_pid)
+                    if self._supervisors.get(int(hello["node"])) is writer:
+                        del self._supervisors[int(hello["node"])]
+                case "events":
+                    await self._collect(reader, peer_pid)
+        except (WireError, OSError, ValueError, KeyError):
+            # A process that was killed in the middle of a line, or a stranger.
+            return
+        except asyncio.CancelledError:
+            # The hub closes. Streams of Python 3.11 report a connection's cancelled task as a failure.
+            return
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _collect(self, reader: asyncio.StreamReader, peer_pid: int | None) -> None:
+        while line := await reader.readline():
+            event = Event.from_json(line)
+            self._on_event(event if peer_pid is None else self._outside.of_event(event, peer_pid))
+
+    async def _serve_agent(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None
+    ) -> None:
+        desk = self.agents
+        if desk is None:
+            # Without an injector nobody is held: training goes on when the connection ends.
+            writer.write(encode({"holds": []}))
+            return
+
+        def send(message: Message) -> None:
+            if not writer.is_closing():
+                writer.write(encode(message))
+
+        with suppress(ProcessLookupError):
+            process = ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid)
+            attempt = int(hello["attempt"]) if self.on_agent is None else self.on_agent(hello, process)
+            channel = Channel(int(hello["rank"]), int(hello["node"]), attempt, process, send)
+            desk.connected(channel)
+            try:
+                while line := await reader.readline():
+                    desk.on_message(channel, decode(line))
+            finally:
+                desk.closed(channel)
+
+
+def _peer_pid(writer: asyncio.StreamWriter) -> int | None:
+    """The pid, out here, of who connected; None where the kernel does not tell, as with TCP."""
+    sock = writer.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    size = struct.calcsize(_CREDENTIALS)
+    pid, _, _ = struct.unpack(_CREDENTIALS, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    # 0: a process that this namespace does not see.
+    return int(pid) or None

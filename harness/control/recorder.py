@@ -1,0 +1,41 @@
+"""Writes events.jsonl: every event is in the file, whole, before anybody acts on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.errors import EnvironmentFailure
+from mecefo_runtime.system.events import Event
+
+
+class Recorder:
+    """The event log of one run, open for appending, one unbuffered write a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise EnvironmentFailure(f"cannot write the event log {path}: {error.strerror}") from error
+
+    def write(self, event: Event) -> None:
+        """Append one event.
+
+        Raises:
+            EnvironmentFailure: it could not be written (a full disk); a run without its log is worth nothing, so it
+            must end.
+        """
+        line = event.to_json().encode() + b"\n"
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise EnvironmentFailure(self._complaint(error.strerror)) from error
+        if written != len(line):
+            raise EnvironmentFailure(self._complaint("the disk is full"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _complaint(self, reason: str | None) -> str:
+        return f"cannot write the event log {self._path}: {reason}. Free some space or choose another place with --out"

@@ -1,0 +1,38 @@
+"""What of a job that did not come to its end is known for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.judging.metrics import Metric
+from harness.judging.series import Period, Series
+
+_STOPPED = {
+    "cut off": "the log was cut off",
+    "aborted": "the run was ended by a gate",
+    "halted": "the run was halted",
+    "interrupted": "the run was interrupted",
+}
+
+
+def unfinished(metric: Metric | Series, period: Period | None, summary: Mapping[str, Any]) -> str | None:
+    """What ended the run before the values of `metric` in `period` were final; None where they are."""
+    outcome = summary["job_outcome"]
+    if outcome == "completed":
+        is_cut = isinstance(metric, Metric) and metric.is_beside_twin and summary["twin_planned"]
+        return "the twin ended" if is_cut and summary["twin_outcome"] != "completed" else None
+    is_of_before = metric.is_of_before if isinstance(metric, Metric) else period == "before"
+    if is_of_before and any(incident["injected"] for incident in summary["incidents"]):
+        return None
+    if isinstance(metric, Metric) and metric.is_per_incident and _all_struck(summary):
+        return None
+    return "the job failed" if outcome == "failed" else _STOPPED.get(summary["status"], "the run ended")
+
+
+def _all_struck(summary: Mapping[str, Any]) -> bool:
+    """Whether every fault that was planned has struck, and the job is past it."""
+    incidents = summary["incidents"]
+    if not incidents or summary["incidents_not_due"]:
+        return False
+    return all(incident["verified"] and incident["recovered"] for incident in incidents)

@@ -1,0 +1,388 @@
+"""Gates: thresholds that a run must keep, and halt conditions that end it early.
+
+    METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR NUMBER[UNIT]
+
+as in `throughput_drop <= 4.18%`, `recovery_seconds p95 < 5`, `detection_seconds max < 500ms`, `steps_lost == 0`,
+`step_seconds p95 during < 300ms`. A metric may be written without the `_ratio` or `_seconds` at its end. Units: `%` for
+ratios; `ms`, `s`, `min` for times (seconds without one); `tokens/s`, `samples/s`, `steps/s` for throughput. A metric
+that each incident has stands for its largest value unless an aggregate says otherwise. A series (`series`) has
+a value for each step; of one there must be an aggregate, and it may be of the steps before, during or after the fault.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, isfinite
+from statistics import fmean, median
+from typing import Any
+
+from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.judging.finality import unfinished
+from harness.judging.metrics import METRICS, Metric, Unit, find, nearest
+from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
+from harness.judging.series import find as find_series
+from mecefo_runtime.planners import stops_on_loss
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "max": max,
+    "mean": fmean,
+    "median": median,
+}
+BUILTIN_GATES = ("steps_lost == 0", "samples_lost == 0", "unrecovered_incidents == 0")
+"""What counts in every run of our runtime, asked for or not."""
+_BUILTIN_GATES_OF_A_COMMAND = ("unrecovered_incidents == 0",)
+_BUILTIN_GATES_OF_A_RESTART = ("samples_lost == 0", "unrecovered_incidents == 0")
+
+_SCALES: Mapping[Unit, Mapping[str, float]] = {
+    "ratio": {"": 1.0, "%": 100.0},
+    "seconds": {"": 1.0, "s": 1.0, "ms": 1000.0, "min": 1 / 60},
+    "number": {"": 1.0},
+    "token_rate": {"": 1.0, "tokens/s": 1.0},
+    "rate": {"": 1.0, "tokens/s": 1.0, "samples/s": 1.0, "steps/s": 1.0},
+}
+UNITS: Mapping[Unit, tuple[str, ...]] = {unit: tuple(filter(None, scales)) for unit, scales in _SCALES.items()}
+"""The units that may be written behind a number, by what is measured."""
+_NUMBER = r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_GATE = re.compile(
+    r"(?P<metric>[A-Za-z][\w-]*)(?P<words>(?: [A-Za-z][\w.]*)*)"
+    rf"\s*(?P<operator>[<>=!]=?)\s*{_NUMBER}\s*(?P<unit>[%\w/]*)"
+)
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?|100)")
+_HALT = re.compile(
+    rf"(?P<metric>[A-Za-z][\w-]*)\s*(?:(?P<operator>[<>=!]=?)\s*{_NUMBER}|is\s+(?P<nan>nan))", re.IGNORECASE
+)
+
+
+class GateError(ValueError):
+    """A gate or halt condition that cannot be understood, or that could never decide anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """The answer of one gate.
+
+    `value` and `threshold` are in base units (ratio, seconds, number, work per second), which `unit` names; `passed` is
+    None, inconclusive, when there is no value. `reason` says why it did not pass.
+    """
+
+    expression: str
+    value: float | None
+    passed: bool | None
+    builtin: bool = False
+    reason: str | None = None
+    unit: Unit | None = None
+    comparison: str | None = None
+    threshold: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "expression": self.expression,
+            "value": self.value,
+            "passed": self.passed,
+            "builtin": self.builtin,
+            "reason": self.reason,
+            "unit": self.unit,
+            "comparison": self.comparison,
+            "threshold": self.threshold,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A parsed gate; `threshold` in base units, `said_unit` as it was written."""
+
+    expression: str
+    metric: Metric | Series
+    aggregate: str
+    comparison: str
+    threshold: float
+    period: Period | None = None
+    said_unit: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Read a gate.
+
+        Raises:
+            GateError: it does not follow the grammar, names an unknown metric, or has a unit that its metric cannot
+            have.
+        """
+        expression = " ".join(text.split())
+        match = _GATE.fullmatch(expression)
+        if match is None or match["operator"] not in OPERATORS:
+            raise GateError(
+                f"{expression!r} is no gate: write METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR "
+                f"NUMBER[UNIT] with one of {' '.join(OPERATORS)}, for example 'throughput_drop <= 4.18%'; "
+                "`chaos gates` lists the metrics"
+            )
+        words = match["words"].lower().split()
+        series, figure = find_series(match["metric"]), find(match["metric"])
+        # Only one of both is called alike: the figure is what stands there without further words.
+        metric = figure if series is None or (figure is not None and not words) else series
+        if metric is None:
+            raise _unknown("metric", match["metric"], [*METRICS, *SERIES], expression)
+        aggregate, period = _aggregate_and_period(words, metric, expression)
+        threshold = _threshold(match, metric)
+        return cls(expression, metric, aggregate, match["operator"], threshold, period, match["unit"])
+
+    @property
+    def is_of_one_figure(self) -> bool:
+        """Whether it is of a figure of the whole run, of which there is one value."""
+        return isinstance(self.metric, Metric) and not self.metric.is_per_incident
+
+    @property
+    def fails_for_good(self) -> bool:
+        """Whether it must fail as soon as it does: no value that comes later takes back that it was beyond."""
+        worst = {"max": ("<", "<="), "min": (">", ">=")}
+        # Which steps are before or after the faults, and how time is cut into stretches, changes as the run goes on.
+        may_shift = self.period in ("before", "after") or (
+            isinstance(self.metric, Series) and self.metric.of_step is None
+        )
+        return not self.is_of_one_figure and not may_shift and self.comparison in worst.get(self.aggregate, ())
+
+    def is_decided_by(self, value: float) -> bool:
+        """Whether nothing that comes after `value`, which it has so far, can change its answer."""
+        if not isinstance(self.metric, Metric) or self.metric.is_per_incident:
+            return self.fails_for_good and not self.holds(value)
+        if not self.metric.only_grows:
+            return False
+        return value > self.threshold or (value == self.threshold and self.comparison in ("<", ">="))
+
+    def holds(self, value: float) -> bool:
+        """Whether `value`, in base units, keeps it."""
+        return OPERATORS[self.comparison](value, self.threshold)
+
+    def result(
+        self, value: float | None, passed: bool | None, reason: str | None = None, *, builtin: bool = False
+    ) -> GateResult:
+        """The answer that this gate gives."""
+        unit = self.metric.unit
+        return GateResult(self.expression, value, passed, builtin, reason, unit, self.comparison, self.threshold)
+
+
+def evaluate(
+    gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None = None, *, builtin: bool = False
+) -> GateResult:
+    """Hold `gate` against the figures of a summary, or against the series that were `recorded`.
+
+    A missing value never passes: neither the figure of a run, nor that of any verified incident that ought to have it,
+    nor that of any step. Of a job that did not come to its end only what can no longer change has an answer.
+    """
+    why_open = unfinished(gate.metric, gate.period, summary)
+    open_because = f"{why_open} before {gate.metric.name} was final"
+    try:
+        known = _values(gate, summary, recorded)
+    except NoValue as why:
+        return gate.result(None, None, str(why) if why_open is None else open_because, builtin=builtin)
+    value = known[0] if gate.is_of_one_figure else aggregate(known, gate.aggregate)
+    passed = gate.holds(value)
+    # Nothing comes after the death of a job that could mend what failed by then.
+    is_over = summary["job_outcome"] == "failed" and not passed
+    if why_open is not None and not is_over and not gate.is_decided_by(value):
+        return gate.result(None, None, open_because, builtin=builtin)
+    return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
+
+
+def _values(gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None) -> Sequence[float]:
+    metric = gate.metric
+    if isinstance(metric, Series):
+        if recorded is None:
+            raise NoValue(f"the steps could not be made out, so {metric.name} has no value")
+        return recorded.values(metric, gate.period, gate.said_unit)
+    values = metric.values(summary)
+    known = [value for value in values if value is not None]
+    if not values:
+        raise NoValue(f"no verified incident has a value of {metric.name}")
+    if len(known) < len(values):
+        missing = f" for {len(values) - len(known)} of {len(values)} incidents" if len(values) > 1 else ""
+        raise NoValue(f"{metric.name} has no value{missing}")
+    return known
+
+
+def builtin_gates(runtime: object, strategy: str | None = None) -> tuple[str, ...]:
+    """What counts, asked for or not, of a job of `runtime` with that `strategy`: what it promises.
+
+    To go back to a checkpoint loses steps by design. Of a command's job it is only that it comes through: which samples
+    its steps used nobody can see.
+    """
+    if runtime != COMMAND_RUNTIME and stops_on_loss(strategy):
+        return _BUILTIN_GATES_OF_A_RESTART
+    return _BUILTIN_GATES_OF_A_COMMAND if runtime == COMMAND_RUNTIME else BUILTIN_GATES
+
+
+def evaluate_all(
+    expressions: Iterable[str],
+    summary: Mapping[str, Any],
+    builtins: Sequence[str] = BUILTIN_GATES,
+    recorded: Recorded | None = None,
+    ended_by: Event | None = None,
+) -> list[GateResult]:
+    """The gates of a run and the built-in ones. One that cannot be evaluated is inconclusive, with the reason.
+
+    `ended_by` is the event `aborted`: the gate that it names failed while the run went on. What it says counts where
+    the analysis has no value.
+    """
+    asked = list(dict.fromkeys(expressions))
+    results: list[GateResult] = []
+    for expression in (*asked, *(gate for gate in builtins if gate not in asked)):
+        builtin = len(results) >= len(asked)
+        try:
+            gate = Gate.parse(expression)
+            result = evaluate(gate, summary, recorded, builtin=builtin)
+            if ended_by is not None and ended_by.fields["gate"] == gate.expression and result.passed is None:
+                result = gate.result(float(ended_by.fields["value"]), False, str(ended_by.fields["reason"]))
+            results.append(result)
+        except Exception as error:  # a checker that crashes knows nothing: never a pass
+            results.append(GateResult(expression, None, None, builtin, f"could not be evaluated: {error}"))
+    return results
+
+
+def aggregate(values: Sequence[float], name: str) -> float:
+    """One of `AGGREGATES`, or a percentile (`p95`), interpolated linearly between the two nearest values."""
+    if name in AGGREGATES:
+        return AGGREGATES[name](values)
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * float(name.removeprefix("p")) / 100
+    low, high = ordered[floor(position)], ordered[ceil(position)]
+    return low + (high - low) * (position - floor(position))
+
+
+def _step_throughput(event: Event) -> float | None:
+    seconds = float(event.fields["committed_monotonic"]) - float(event.fields["began_monotonic"])
+    return float(event.fields["tokens"]) / seconds if seconds > 0 else None
+
+
+def _step_duration(event: Event) -> float | None:
+    return float(event.fields["committed_monotonic"]) - float(event.fields["began_monotonic"])
+
+
+HALT_METRICS: Mapping[str, Callable[[Event], float | None]] = {
+    "training_loss": lambda event: float(event.fields["loss"]),
+    "grad_norm": lambda event: float(event.fields["grad_norm"]),
+    "throughput": _step_throughput,
+    "step_seconds": _step_duration,
+}
+"""What a halt condition can look at, from one committed step of the main job: nats per token, tokens per second,
+seconds. One event tells of no other: time is counted from the beginning of the attempt, not from the commit before."""
+
+
+@dataclass(frozen=True, slots=True)
+class HaltCondition:
+    """`METRIC is nan` (true of every loss that is no finite number), or `METRIC OPERATOR NUMBER`."""
+
+    text: str
+    metric: str
+    comparison: str | None
+    threshold: float
+
+    @classmethod
+    def parse(cls, text: str) -> HaltCondition:
+        """Read a halt condition.
+
+        Raises:
+            GateError: it does not follow the grammar or names an unknown metric.
+        """
+        expression = " ".join(text.split())
+        match = _HALT.fullmatch(expression)
+        if match is None or (match["nan"] is None and match["operator"] not in OPERATORS):
+            raise GateError(
+                f"{expression!r} is no halt condition: write 'training_loss is nan' or METRIC OPERATOR NUMBER, "
+                "for example 'training_loss > 20'"
+            )
+        name = match["metric"].lower().replace("-", "_")
+        name = f"training_{name}" if name == "loss" else name
+        if name not in HALT_METRICS:
+            raise _unknown("metric of a step", name, list(HALT_METRICS), expression)
+        return cls(expression, name, match["operator"], _number(match["number"] or "0", expression))
+
+    def check(self, event: Event) -> bool:
+        """Whether `event` makes the condition true; only committed steps of the main job can."""
+        if event.kind != "step_committed" or event.job != MAIN_JOB:
+            return False
+        try:
+            value = HALT_METRICS[self.metric](event)
+        except KeyError:  # a job that does not tell this figure
+            return False
+        if value is None:
+            return False
+        return not isfinite(value) if self.comparison is None else OPERATORS[self.comparison](value, self.threshold)
+
+
+def _aggregate_and_period(words: Sequence[str], metric: Metric | Series, expression: str) -> tuple[str, Period | None]:
+    """What the words behind a metric say, in any order."""
+    periods = [period for period in PERIODS if period in words]
+    names = [word for word in words if word not in PERIODS]
+    for name in names:
+        if name not in AGGREGATES and not _PERCENTILE.fullmatch(name):
+            raise _unknown("aggregate", name, [*AGGREGATES, "p0 to p100", *PERIODS], expression)
+    if len(names) > 1 or len(words) > len(names) + 1:
+        raise GateError(f"{expression!r}: one aggregate and one of {', '.join(PERIODS)} at most")
+    if isinstance(metric, Series):
+        if not names:
+            raise GateError(
+                f"{expression!r}: {metric.name} has a value for each step: say which is meant, such as "
+                f"'{metric.name} max' or '{metric.name} p95'"
+            )
+        return names[0], periods[0] if periods else None
+    if periods:
+        raise GateError(f"{expression!r}: {metric.name} has no {periods[0]!r}; what has: {', '.join(SERIES)}")
+    if names and not metric.is_per_incident:
+        raise GateError(f"{expression!r}: {metric.name} is one figure of the whole run; leave out {names[0]!r}")
+    return names[0] if names else "max", None
+
+
+def _number(text: str, expression: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise GateError(f"{expression!r}: {text} is no number that anything could be compared with")
+    return number
+
+
+def _threshold(match: re.Match[str], metric: Metric | Series) -> float:
+    number, unit = _number(match["number"], match.string), match["unit"]
+    scales = _SCALES[metric.unit]
+    if unit not in scales:
+        choice = " or ".join(repr(known) if known else "no unit" for known in scales)
+        raise GateError(f"{match[0]!r}: {metric.name} cannot be measured in {unit!r}; write {choice}")
+    if metric.unit == "ratio" and not unit and abs(number) > 1:
+        raise GateError(
+            f"{match[0]!r}: {metric.name} is a ratio and {number:g} is {number:.0%} of it; did you mean {number:g}%?"
+        )
+    return number / scales[unit]
+
+
+def _measured(gate: Gate, value: float) -> str:
+    when = "" if gate.period is None else f" {gate.period} the fault"
+    which = gate.metric.name if gate.is_of_one_figure else f"{gate.aggregate} of {gate.metric.name}{when}"
+    return f"{which} is {written(value, gate.metric.unit)}"
+
+
+def written(value: float, unit: Unit) -> str:
+    """A value in base units as a person writes it."""
+    match unit:
+        case "ratio":
+            return f"{value:.2%}"
+        case "seconds":
+            return f"{value:.3f} s"
+        case _:
+            return f"{value:.6g}"
+
+
+def _unknown(what: str, name: str, known: list[str], expression: str) -> GateError:
+    guess = nearest(name, known)
+    others = f"did you mean {guess!r}?" if guess else f"known are: {', '.join(known)}"
+    return GateError(f"{expression!r}: there is no {what} {name!r}; {others}")

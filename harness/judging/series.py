@@ -1,0 +1,172 @@
+"""The series that gates can be set on: a value for each committed step, or for each second of training."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import ceil, isfinite
+from typing import Literal
+
+from harness.analysis.steps import CommittedStep
+from harness.analysis.throughput import is_within, steps_after, windows_under_fault
+from harness.analysis.timeline import Timeline
+from harness.analysis.words import num_degraded_layers
+from harness.judging.metrics import Unit
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+Period = Literal["before", "during", "after"]
+PERIODS: tuple[Period, ...] = ("before", "during", "after")
+WINDOW_SECONDS = 1.0
+"""Throughput is taken over stretches of this length; shorter ones, all of the same length, where it does not fit."""
+# A month.
+_MAX_WINDOWS = 2_678_400
+
+_ALIASES = {"loss": "training_loss", "throughput_per_second": "throughput"}
+
+
+class NoValue(Exception):
+    """A series has no value to judge by; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series; `of_step` gives the value of a committed step, None where it is taken over stretches of time."""
+
+    name: str
+    unit: Unit
+    of_step: Callable[[Recorded, CommittedStep], float | None] | None
+
+
+class Recorded:
+    """What a run has recorded of every series.
+
+    `before`, `during` and `after` the faults are what they are in `throughput`, but for the first step after
+    them: the time since the step before it is not all its own.
+    """
+
+    def __init__(self, timeline: Timeline, events: Sequence[Event]) -> None:
+        self._timeline = timeline
+        self._events = events
+
+    def values(self, series: Series, period: Period | None, unit: str) -> list[float]:
+        """Its values in `period`, in the order of time; of the whole run without one.
+
+        Args:
+            series: one of `SERIES`.
+            period: of the run.
+            unit: in which the values are wanted: of throughput `tokens/s`, `samples/s`, `steps/s`, or any (empty).
+
+        Raises:
+            NoValue: there are none, one of them is missing or is no finite number, or they are in another unit.
+        """
+        steps = self._steps(period)
+        where = "in the run" if period is None else f"{period} the fault"
+        if not steps and (series.of_step is not None or period != "during"):
+            raise NoValue(f"no step was committed {where}")
+        if series.of_step is None:
+            counted = f"{self._timeline.steps.unit}/s"
+            if unit not in ("", counted):
+                raise NoValue(f"the job counts its throughput in {counted}, not in {unit}")
+            return self._throughput(self._intervals(steps, period))
+        values = [(step.step, series.of_step(self, step)) for step in steps]
+        known = [value for _, value in values if value is not None]
+        if len(known) < len(values):
+            raise NoValue(f"{series.name} has no value for {len(values) - len(known)} of {len(values)} steps {where}")
+        for step, value in values:
+            if value is not None and not isfinite(value):
+                raise NoValue(f"{series.name} is not a finite number in step {step}")
+        return known
+
+    @cached_property
+    def grad_norms(self) -> Mapping[tuple[int | None, float], float | None]:
+        """Of each record of a committed step, by its step and the time of its commit."""
+        return {
+            (event.step, float(event.fields.get("committed_monotonic", event.monotonic_seconds))): event.fields.get(
+                "grad_norm"
+            )
+            for event in self._events
+            if event.kind == "step_committed" and event.job == MAIN_JOB
+        }
+
+    @cached_property
+    def degraded_layers(self) -> Mapping[int, int]:
+        """How many layers are degraded in each epoch, counted once for each replica that degrades them."""
+        return {
+            int(event.fields["epoch"]): num_degraded_layers(event.fields)
+            for event in self._events
+            if event.kind == "layout" and event.job == MAIN_JOB
+        }
+
+    @cached_property
+    def _earliest_began(self) -> list[float]:
+        """For each step, when the first of it and all that committed after it began."""
+        return list(accumulate((step.began_seconds for step in reversed(self._timeline.steps.first)), min))[::-1]
+
+    def _steps(self, period: Period | None) -> Sequence[CommittedStep]:
+        timeline = self._timeline
+        if period is None:
+            return timeline.steps.first
+        if period == "before":
+            return timeline.baseline
+        windows = windows_under_fault(timeline)
+        if not windows:
+            raise NoValue(f"no fault was seen to take effect, so nothing is {period} it")
+        if period == "during":
+            return [step for step in timeline.steps.first if is_within(step, windows)]
+        return steps_after(timeline, windows[-1][1])[1:]
+
+    def _intervals(self, steps: Sequence[CommittedStep], period: Period | None) -> Sequence[tuple[float, float]]:
+        if period == "during":
+            return windows_under_fault(self._timeline)
+        return [(steps[0].began_seconds, steps[-1].committed_seconds)]
+
+    def _throughput(self, intervals: Sequence[tuple[float, float]]) -> list[float]:
+        rates = []
+        for start, end in intervals:
+            num_windows = max(1, ceil((end - start) / WINDOW_SECONDS))
+            if num_windows > _MAX_WINDOWS:
+                raise NoValue(f"{end - start:.3g} s are longer than any run: the log's times cannot be right")
+            seconds = (end - start) / num_windows
+            if seconds > 0:
+                starts = (start + number * seconds for number in range(num_windows))
+                rates += [self._work_between(begin, begin + seconds) / seconds for begin in starts]
+        if not rates:
+            raise NoValue("no time passed in which there could be a throughput")
+        return rates
+
+    def _work_between(self, start: float, end: float) -> float:
+        """The work of each step, spread over the time from its beginning to its commit: none while training stood."""
+        work = 0.0
+        steps, earliest_began = self._timeline.steps.first, self._earliest_began
+        for index in range(bisect_right(steps, start, key=lambda step: step.committed_seconds), len(steps)):
+            if earliest_began[index] >= end:
+                break
+            step = steps[index]
+            within = min(step.committed_seconds, end) - max(step.began_seconds, start)
+            if within > 0:
+                work += step.work * within / (step.committed_seconds - step.began_seconds)
+        return work
+
+
+SERIES: Mapping[str, Series] = {
+    series.name: series
+    for series in (
+        Series("step_seconds", "seconds", lambda _, step: step.duration_seconds),
+        Series("throughput", "rate", None),
+        Series("training_loss", "number", lambda _, step: step.loss),
+        Series(
+            "grad_norm", "number", lambda recorded, step: recorded.grad_norms.get((step.step, step.committed_seconds))
+        ),
+        Series("degraded_layers", "number", lambda recorded, step: recorded.degraded_layers.get(step.epoch)),
+    )
+}
+
+
+def find(name: str) -> Series | None:
+    """The series of that name, with or without the unit at its end; None when there is none."""
+    name = name.strip().lower().replace("-", "_")
+    name = _ALIASES.get(name, name)
+    return next((SERIES[name + end] for end in ("", "_seconds") if name + end in SERIES), None)

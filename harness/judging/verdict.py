@@ -1,0 +1,212 @@
+"""The verdict of a run: one word, one exit code, and a sentence for each reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.analysis.integrity import find_diverged_units
+from harness.analysis.timeline import Timeline
+from harness.analysis.words import count
+from harness.judging.gates import GateResult
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+Outcome = Literal["pass", "fail", "halted", "error", "inconclusive", "dirty"]
+
+EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "fail": 1, "halted": 2, "error": 3, "inconclusive": 5, "dirty": 6}
+WORST_FIRST: tuple[Outcome, ...] = ("dirty", "error", "halted", "fail", "inconclusive", "pass")
+"""Which verdict a run gets for which several reasons speak.
+
+A failure outranks what is inconclusive: gates leave unverified incidents out, so one that failed did so on an effect
+that was seen, and nothing that is still unknown can take that back.
+"""
+
+# Of the units that differ.
+_NAMED_UNITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reasons` are sentences, those of the verdict itself first, then those of the lesser ones."""
+
+    verdict: Outcome
+    exit_code: int
+    reasons: tuple[str, ...]
+
+
+def judge(
+    events: Iterable[Event],
+    timeline: Timeline | None,
+    summary: Mapping[str, Any],
+    gates: Sequence[GateResult],
+    problems: Sequence[str] = (),
+) -> Verdict:
+    """Judge a run by its log; the worst reason wins.
+
+    `timeline` is None when it could not be made out; `problems` are the checks that broke down: either makes the
+    verdict inconclusive at best.
+    """
+    main = sorted((e for e in events if e.job == MAIN_JOB), key=lambda event: event.monotonic_seconds)
+    found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in problems]
+    found += _left_behind(main)
+    found += _ending(main, timeline)
+    found += _gate_reasons(gates)
+    found += _end_by_a_gate(main, gates)
+    if timeline is not None:
+        found += _incident_reasons(timeline)
+        found += _data_reasons(timeline, summary)
+        found += _divergence(main, summary)
+    found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
+    if not found:
+        hold = f"all {len(gates)} gates hold" if len(gates) > 1 else "the only gate holds"
+        fine = f"every fault was seen to take effect and the job recovered; {hold}"
+        return Verdict("pass", EXIT_CODES["pass"], (fine,))
+    verdict = found[0][0]
+    return Verdict(verdict, EXIT_CODES[verdict], tuple(dict.fromkeys(sentence for _, sentence in found)))
+
+
+def _left_behind(main: Sequence[Event]) -> Iterable[tuple[Outcome, str]]:
+    audits = [event for event in main if event.kind == "residue"]
+    if audits:
+        processes, pending = audits[-1].fields.get("processes"), audits[-1].fields.get("undo_pending")
+        left = audits[-1].fields.get("left")
+        if processes:
+            yield "dirty", f"processes were left behind: {_listed(processes)}; `chaos heal` ends them"
+        if pending:
+            yield (
+                "dirty",
+                f"not everything was undone: incidents {_listed(pending)}; the run's ledger.jsonl says what it was, "
+                "`chaos heal` tries again",
+            )
+        if left:
+            things = [f"{thing.get('kind')} {thing.get('what')}" for thing in left]
+            yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what of it is still there"
+    elif any(event.kind == "injected" for event in main):
+        yield "inconclusive", "no audit says whether anything was left behind"
+    for event in main:
+        if event.kind == "undo_failed" and not any(
+            undone.monotonic_seconds >= event.monotonic_seconds
+            and undone.fields.get("incident") == event.fields.get("incident")
+            for undone in main
+            if undone.kind == "undone"
+        ):
+            reason = event.fields.get("reason", "no reason given")
+            yield (
+                "dirty",
+                f"incident {event.fields.get('incident')} was not undone: {reason}; "
+                "the run's ledger.jsonl says what it was",
+            )
+
+
+def _ending(main: Sequence[Event], timeline: Timeline | None) -> Iterable[tuple[Outcome, str]]:
+    run_ended = next((event for event in reversed(main) if event.kind == "run_ended"), None)
+    halted = next((event for event in main if event.kind == "halted"), None)
+    interrupted = next((event for event in main if event.kind == "interrupted"), None)
+    reason = run_ended.fields.get("reason") if run_ended else None
+    if halted is not None or reason == "halted":
+        yield "halted", f"a halt condition became true: {halted.fields.get('condition') if halted else 'not recorded'}"
+    if interrupted is not None or reason == "interrupted":
+        signal = interrupted.fields.get("signal") if interrupted else None
+        yield "halted", f"the run was interrupted{f' ({signal})' if signal else ''}"
+    failed = next((event for event in main if event.kind == "job_failed"), None)
+    if failed is not None:
+        died_of = any(e.kind == "injected" and e.monotonic_seconds <= failed.monotonic_seconds for e in main)
+        said = failed.fields.get("reason", "no reason given")
+        if died_of:
+            yield "fail", f"the job did not survive: {said}"
+        else:
+            yield "error", f"the job failed before any fault was injected: {said}"
+    elif reason == "failed":
+        message = run_ended.fields.get("message") if run_ended else None
+        yield "error", f"the run failed: {message or 'no message was recorded'}"
+    elif reason == "completed" and timeline is not None and timeline.outcome != "completed":
+        yield "inconclusive", f"the job ended as {timeline.outcome or 'nobody knows'}, not as completed"
+    if run_ended is None:
+        yield "inconclusive", "the log was cut off: the run did not come to its end"
+
+
+def _gate_reasons(gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
+    for gate in gates:
+        if gate.passed is None:
+            yield "inconclusive", f"gate '{gate.expression}' has no answer: {gate.reason}"
+        elif not gate.passed:
+            yield "fail", f"gate '{gate.expression}' failed: {gate.reason}"
+
+
+def _end_by_a_gate(main: Sequence[Event], gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
+    aborted = next((event for event in main if event.kind == "aborted"), None)
+    if aborted is None:
+        return
+    asked = aborted.fields.get("gate")
+    after = f" after step {aborted.step}" if aborted.step else ""
+    ended = f"the run was ended{after} by gate '{asked}' (abort_on_fail)"
+    if any(gate.expression == asked and gate.passed is False for gate in gates):
+        yield "fail", f"{ended}: what would have come after was not measured"
+    else:
+        yield "inconclusive", f"{ended}, which did not fail after all"
+
+
+def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
+    if not timeline.incidents and timeline.not_due:
+        number, reason = timeline.not_due[0]
+        yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none took effect"
+    elif not timeline.incidents:
+        yield "inconclusive", "no fault was planned, so none took effect"
+    for incident in timeline.incidents:
+        name = f"incident {incident.incident} ({incident.fault} on {incident.target})"
+        if incident.injected is None:
+            yield "inconclusive", f"{name} was not injected: {incident.reason or 'it never fired'}"
+        elif incident.verified is None:
+            yield (
+                "inconclusive",
+                f"{name} was injected, but its effect was not seen: {incident.reason or 'no evidence'}",
+            )
+        elif timeline.recovered(incident) is False and incident.is_left_out:
+            yield "fail", f"{name}: every step that began after it was left out as unfit"
+        elif timeline.recovered(incident) is False:
+            yield "fail", f"{name}: no step began and committed after it{_left_out(timeline)}"
+        elif timeline.recovered(incident) is None:
+            late = "no step was left" if timeline.is_complete else "the run ended before a step could commit"
+            yield "inconclusive", f"{name}: {late}, so the recovery was not seen"
+        elif not incident.is_phase_order_valid:
+            yield "inconclusive", f"{name}: the log tells its phases in an order that cannot be"
+
+
+def _left_out(timeline: Timeline) -> str:
+    if timeline.steps_left_out:
+        return f": its GradScaler left out the {count(timeline.steps_left_out, 'step')} that came"
+    if timeline.spoilt_passes_left_out:
+        passes = count(timeline.spoilt_passes_left_out, "pass")
+        return f": none of the {passes} that came was finite, and the script took no step; it made no progress"
+    return ""
+
+
+def _data_reasons(timeline: Timeline, summary: Mapping[str, Any]) -> Iterable[tuple[Outcome, str]]:
+    if not timeline.steps.first:
+        yield "inconclusive", "no step was committed"
+    elif timeline.first_injected is not None and not timeline.baseline:
+        yield "inconclusive", "no step was committed before the first fault, so there is no throughput to compare with"
+    bad_step = summary.get("first_non_finite_loss_step")
+    if bad_step is not None:
+        is_after = any(i.step is None or i.step <= bad_step for i in timeline.incidents if i.injected is not None)
+        outcome: Outcome = "fail" if is_after else "inconclusive"
+        yield outcome, f"the training loss is not a finite number from step {bad_step} on"
+
+
+def _divergence(main: Sequence[Event], summary: Mapping[str, Any]) -> Iterable[tuple[Outcome, str]]:
+    # Without a count the comparison broke down, and is one of the problems.
+    if not summary.get("diverged_units"):
+        return
+    units = find_diverged_units(main) or {}
+    named = [f"{unit} (ranks {_listed(sorted(ranks))})" for unit, ranks in units.items()]
+    more = f" and {len(named) - _NAMED_UNITS} more" if len(named) > _NAMED_UNITS else ""
+    yield (
+        "fail",
+        f"{len(named)} of the model's units ended up different on the ranks that hold them: "
+        f"{', '.join(named[:_NAMED_UNITS])}{more}",
+    )
+
+
+def _listed(things: object) -> str:
+    return ", ".join(str(thing) for thing in things) if isinstance(things, list | tuple) else str(things)

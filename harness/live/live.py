@@ -1,0 +1,321 @@
+"""What a person sees while a run goes on: `LiveView` on a terminal, `PlainView` wherever lines are kept.
+
+Both show nothing but what the events fed to them say. The machine is busy training: taking in an event costs some
+microseconds, and a terminal is redrawn four times a second from text that was laid out by hand.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.live.progress import IncidentProgress, JobProgress, Progress
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+_REFRESHES_PER_SECOND = 4
+_SHOWN_MESSAGES = 6
+_MAX_NODE_ROWS = 12
+_MAX_INCIDENT_ROWS = 8
+_PLAIN_PARTS = 10
+_NARROWEST_TERMINAL = 40
+_STYLES = {"gone": "red", "restarting": "yellow", "waiting": "yellow", "starting": "dim", "degraded": "yellow"}
+
+
+class RunView(Protocol):
+    """Shows a run. Entering it starts the display, leaving it ends it; nothing it does can fail the run."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def feed(self, event: Event) -> None:
+        """Take in one event, in the order of arrival."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Show a sentence that is no event's."""
+        ...
+
+
+def open_view(stream: TextIO, *, plain: bool = False) -> RunView:
+    """The view that fits `stream`: lines unless it is a terminal that can be redrawn."""
+    console = Console(file=stream, stderr=False)
+    if plain or not console.is_terminal or console.is_dumb_terminal or console.width < _NARROWEST_TERMINAL:
+        return PlainView(stream)
+    return LiveView(console)
+
+
+class PlainView:
+    """Lines: one for every event that matters, and one for every tenth of the steps."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self._progress = Progress()
+        self._narrator = Narrator()
+        self._parts: dict[str, int] = {}
+        self._last_steps: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write("")
+
+    def feed(self, event: Event) -> None:
+        """Write the line or two that the event is worth, if any."""
+        recovered = self._progress.feed(event)
+        since = f"{self._progress.since_start_seconds(event):.1f}s"
+        # An event between two steps is told with the newest step heard of, so that the column never runs backwards.
+        step = max(event.step or 0, self._last_steps.get(event.job, 0))
+        self._last_steps[event.job] = step
+        begin = f"{since:>8}  {f'step {step}' if step else 'start':<11}"
+        for incident in recovered:
+            self._write(f"{begin}  {recovery_sentence(incident)}")
+        sentence = self._narrator.tell(event) or self._milestone(event)
+        if sentence:
+            self._write(f"{begin}  {sentence}")
+
+    def message(self, text: str) -> None:
+        """Write the sentence as a line of its own."""
+        self._write(one_line(text))
+
+    def _milestone(self, event: Event) -> str | None:
+        if event.kind != "step_committed":
+            return None
+        job = self._progress.main if event.job == MAIN_JOB else self._progress.twin
+        if job is None:
+            return None
+        if not job.steps:
+            return self._step_milestone(event, job)
+        part = int(job.done_ratio * _PLAIN_PARTS)
+        if part <= self._parts.get(event.job, 0):
+            return None
+        self._parts[event.job] = part
+        return f"{'' if event.job == MAIN_JOB else 'fault-free twin: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
+
+    def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
+        """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""
+        if job.step < 2 * self._parts.get(event.job, 1):
+            return None
+        self._parts[event.job] = job.step
+        return f"{count(job.step, 'step')} done{_speed_and_loss(job)}"
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            if line:
+                encoding = self._stream.encoding or "utf-8"
+                self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Whoever read this has gone (a closed pipe, a full disk). The run goes on, and its log has it all.
+            self._stream = None
+
+
+class LiveView:
+    """One screen, redrawn in place: progress, speed, who holds which layers, the faults, the last messages."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._progress = Progress()
+        self._narrator = Narrator()
+        self._messages: deque[str] = deque(maxlen=_SHOWN_MESSAGES)
+        # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
+        self._lock = threading.RLock()
+        self._live = Live(
+            get_renderable=self.render,
+            console=console,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            # Standard output belongs to --json, whatever this console is.
+            redirect_stdout=False,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def feed(self, event: Event) -> None:
+        """Take in one event; the next redraw shows it."""
+        with self._lock:
+            recovered = self._progress.feed(event)
+            told = [recovery_sentence(incident) for incident in recovered]
+            told.append(self._narrator.tell(event) or "")
+            since = self._progress.since_start_seconds(event)
+            step = f"step {event.step}  " if event.step is not None else ""
+            self._messages.extend(f"{since:7.1f}s  {step}{sentence}" for sentence in told if sentence)
+
+    def message(self, text: str) -> None:
+        """Show the sentence among the last messages."""
+        with self._lock:
+            self._messages.append(one_line(text))
+
+    def render(self) -> Text:
+        """The screen as it stands."""
+        with self._lock:
+            width, height = self._console.size
+            ascii_only = not self._console.encoding.startswith("utf")
+            return Screen(self._progress, width, height, ascii_only).draw(self._clock(), self._messages)
+
+
+class Screen:
+    """Lays out one screen by hand; rich's tables would cost several times as much on every redraw."""
+
+    def __init__(self, progress: Progress, width: int, height: int, ascii_only: bool = False) -> None:
+        self._progress = progress
+        self._width = width
+        self._height = height
+        self._bar = ("#", ".") if ascii_only else ("━", "─")
+        self._text = Text(no_wrap=True, overflow="ellipsis")
+
+    def draw(self, now_monotonic_seconds: float, messages: deque[str]) -> Text:
+        """All of it; `now_monotonic_seconds` only moves the clock."""
+        progress = self._progress
+        begin = progress.began_monotonic_seconds
+        elapsed = name_seconds(max(0.0, now_monotonic_seconds - begin)) if begin is not None else "waiting for the job"
+        self._line((one_line(progress.name) or "run", "bold"), (f"   seed {progress.seed}   {elapsed}", ""))
+        self._job("training", progress.main)
+        if progress.twin is not None:
+            self._job("twin", progress.twin)
+        self._speed()
+        self._nodes()
+        if progress.incidents:
+            self._line(("faults", "bold"))
+            for incident in list(progress.incidents.values())[:_MAX_INCIDENT_ROWS]:
+                stage, style = stage_words(incident)
+                self._line(
+                    (f"  {one_line(incident.fault)} on {target_text(incident.target)}{_trigger(incident)}: ", ""),
+                    (stage, style),
+                )
+            if len(progress.incidents) > _MAX_INCIDENT_ROWS:
+                self._line((f"  and {len(progress.incidents) - _MAX_INCIDENT_ROWS} more", "dim"))
+        for message in messages:
+            self._line((message, "dim"))
+        self._text.rstrip()
+        return self._text
+
+    def _line(self, *parts: tuple[str, str]) -> None:
+        for text, style in parts:
+            self._text.append(text, style)
+        self._text.append("\n")
+
+    def _job(self, label: str, job: JobProgress) -> None:
+        tail = f" {job.step}/{job.steps} steps" if job.steps else f" {job.step} steps" if job.step else " starting"
+        if job.outcome:
+            tail += f", {job.outcome}"
+        cells = max(5, min(50, self._width - len(tail) - 12))
+        done = round(job.done_ratio * cells)
+        self._line(
+            (f"{label:<10}", ""), (self._bar[0] * done, "green"), (self._bar[1] * (cells - done), "dim"), (tail, "")
+        )
+
+    def _speed(self) -> None:
+        main, before = self._progress.main, self._progress.work_per_second_before
+        now = main.work_per_second
+        speed = f"{speed_text(now) if now else '-'} {main.unit}/s"
+        if before and now:
+            speed += f" ({now / before - 1:+.0%} against {speed_text(before)} before the fault)"
+        loss = f"   loss {main.loss:.3f}" if main.loss is not None else ""
+        era = "attempt" if self._progress.is_command else "epoch"
+        self._line((f"{speed}{loss}   {era} {main.epoch}", ""))
+
+    def _nodes(self) -> None:
+        progress = self._progress
+        rows: dict[int, list[int]] = {}
+        for rank in sorted(progress.rank_states):
+            rows.setdefault(progress.node_of(rank), []).append(rank)
+        cells = {rank: self._cell(rank) for rank in progress.rank_states}
+        cell_width = max((len(text) for text, _ in cells.values()), default=0) + 2
+        troubled = [node for node, ranks in rows.items() if any(cells[rank][1] for rank in ranks)]
+        room = max(2, min(_MAX_NODE_ROWS, self._height - len(progress.incidents) - _SHOWN_MESSAGES - 7))
+        shown = sorted(rows) if len(rows) <= room else sorted(troubled or rows)[:room]
+        for node in shown:
+            self._line(
+                (f"node {node:<4} ", "bold"), *((f"{cells[r][0]:<{cell_width}}", cells[r][1]) for r in rows[node])
+            )
+        if len(shown) < len(rows):
+            self._line((f"and {count(len(rows) - len(shown), 'node')} more", "dim"))
+        if any(span.degraded for span in progress.spans.values()):
+            self._line(("~ these layers are computed approximately, to make room for a lost rank's", "dim"))
+
+    def _cell(self, rank: int) -> tuple[str, str]:
+        """What one rank holds or what became of it, and a style that is empty when all is as it should be."""
+        state = self._progress.rank_states[rank]
+        if state != "up":
+            return f"rank {rank}: {state.upper() if state == 'gone' else state}", _STYLES.get(state, "")
+        span = self._progress.spans.get(rank)
+        if span is None and self._progress.is_command:
+            return f"rank {rank}: up", ""
+        if span is None:
+            return f"rank {rank}: idle", "yellow" if self._progress.spans else ""
+        layers = f"layer {span.first}" if span.end - span.first == 1 else f"layers {span.first}-{span.end - 1}"
+        if not span.degraded:
+            return f"rank {rank}: {layers}", ""
+        return f"rank {rank}: {layers} ~{','.join(map(str, sorted(span.degraded)))}", _STYLES["degraded"]
+
+
+def _speed_and_loss(job: JobProgress) -> str:
+    speed = f", {speed_text(job.work_per_second)} {job.unit}/s" if job.work_per_second else ""
+    return speed + (f", loss {job.loss:.3f}" if job.loss is not None else "")
+
+
+def recovery_sentence(incident: IncidentProgress) -> str:
+    """How long the job took from the fault to its next committed step."""
+    if incident.is_in_force:
+        return (
+            f"training goes on under {one_line(incident.fault)} on {target_text(incident.target)} after "
+            f"{name_seconds(incident.recovery_seconds)}: the first step begun with it is committed"
+        )
+    return (
+        f"recovered from {one_line(incident.fault)} on {target_text(incident.target)} in "
+        f"{name_seconds(incident.recovery_seconds)}: the first step begun after it is committed"
+    )
+
+
+def stage_words(incident: IncidentProgress) -> tuple[str, str]:
+    """How far an incident has come, in words, and a style for them."""
+    if incident.verified is False:
+        return "effect NOT seen", "red"
+    if incident.recovery_seconds is not None:
+        if incident.is_in_force:
+            return f"in force, training went on after {name_seconds(incident.recovery_seconds)}", "yellow"
+        recovered = f"recovered in {name_seconds(incident.recovery_seconds)}"
+        ending = {"over": ", over", "repairing": ", being repaired", "rejoined": ", rejoined"}.get(incident.stage, "")
+        return recovered + ending, "green"
+    words = {
+        "armed": ("armed", "dim"),
+        "held": ("target held", "yellow"),
+        "injected": ("applied, effect not yet seen", "yellow"),
+        "verified": ("effect seen", "red"),
+        "detected": ("noticed by the job", "red"),
+        "regrouped": ("regrouped, first step under way", "yellow"),
+        "over": ("over, first step under way", "yellow"),
+        "repairing": ("being repaired", "yellow"),
+        "rejoined": ("rejoined", "green"),
+    }
+    return words[incident.stage]
+
+
+def _trigger(incident: IncidentProgress) -> str:
+    if incident.step is not None:
+        return f" at step {incident.step}"
+    return f" after {incident.at_seconds:g} s" if incident.at_seconds is not None else ""

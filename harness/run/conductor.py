@@ -1,0 +1,400 @@
+"""One run from start to verdict: start the job, fire the incidents, repair, run the twin, leave nothing behind.
+
+The conductor writes the event log and decides nothing about the verdict: that is computed from the log afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import ChaosError, EnvironmentFailure
+from chaos.experiment.command_job import CommandConfig, command_text
+from chaos.experiment.experiment import Experiment, experiment_hash
+from chaos.faults import registry
+from chaos.faults.base import Fault, Host
+from chaos.faults.watch import Watch
+from chaos.injection.caps import may_fire
+from chaos.injection.desk import Desk
+from chaos.injection.injector import Injector
+from chaos.plan.schedule import Incident
+from chaos.undo.guard import Guard
+from harness.backends.base import AnyConfig, Outcome, RunningJob
+from harness.backends.choice import checkpoint_folders, choose_backend
+from harness.control.hub import Hub
+from harness.control.recorder import Recorder
+from harness.judging.early_end import EarlyEnd
+from harness.judging.gates import HaltCondition
+from harness.live.live import RunView
+from harness.run.restarts import Restarts
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.dilation import NO_DILATION
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Emitter, Event
+from mecefo_runtime.system.wire import new_token
+
+EVENTS_FILE = "events.jsonl"
+LOGS_FOLDER = "logs"
+# A job that commits nothing for this long, and for this many times its usual step, hangs.
+STALL_SECONDS = 60.0
+STALL_STEPS = 50
+STALL_HEARTBEATS = 10
+STALL_CHECK_SECONDS = 1.0
+# What is in force when the job ends is undone before its processes are killed; what only their end lifts takes longer.
+UNDO_FIRST_SECONDS = 2.0
+
+
+class Conductor:
+    """Conducts one run in `folder`, with containers in the Docker engine at `engine`, if that is named.
+
+    `faults` is replaced in tests, to see what a fault that does nothing comes to.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        incidents: Sequence[Incident],
+        job: AnyConfig,
+        folder: Path,
+        view: RunView,
+        faults: Mapping[str, type[Fault[Any]]] | None = None,
+        engine: str | None = None,
+        ranks_metrics: str = "",
+    ) -> None:
+        self._experiment = experiment
+        self._incidents = {incident.incident: incident for incident in incidents}
+        self._job = job
+        self._folder = folder
+        self._view = view
+        self._faults = registry() if faults is None else faults
+        self._recorder = Recorder(folder / EVENTS_FILE)
+        self._emitter = Emitter(self._on_event, "conductor")
+        self._hub = Hub(token := new_token(), self._on_event)
+        logs = folder / LOGS_FOLDER
+        try:
+            logs.mkdir(exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
+        needs = [self._faults[incident.fault].needs for incident in incidents]
+        self._backend = choose_backend(
+            experiment, job, needs, folder, logs, self._hub, token, self._emitter, engine, ranks_metrics
+        )
+        folders = checkpoint_folders(job)
+        self._guard = Guard(
+            folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
+        )
+        self._early_end = EarlyEnd(experiment.gates, self._emitter, self._finish)
+        self._halts = [HaltCondition.parse(text) for text in experiment.halt]
+        self._running: RunningJob | None = None
+        self._injector: Injector | None = None
+        self._undoing: asyncio.Task[None] | None = None
+        self._repairs = Restarts(self._incidents, self._faults, self._emitter, lambda: self._running, job.steps)
+        self._committed_steps = 0
+        self._last_progress_seconds = 0.0
+        self._usual_step_seconds = 0.0
+        self._end: asyncio.Future[str] | None = None
+        self._end_message = ""
+        self._log_failure: EnvironmentFailure | None = None
+        self._main_outcome: Outcome | None = None
+
+    async def run(self) -> None:
+        """Conduct the run. What goes wrong on the way stands in the log, and in the verdict that comes of it.
+
+        Raises:
+            EnvironmentFailure: the event log could not be written.
+        """
+        self._end = asyncio.get_running_loop().create_future()
+        # A mistake of ours, which is raised after the end, must not look like a completed run.
+        reason, message = "failed", "the tool broke down"
+        with self._signals():
+            try:
+                self._announce()
+                await self._unless_ended(self._open())
+                await self._unless_ended(self._run_main())
+                if self._experiment.twin and self._main_outcome == "completed":
+                    await self._unless_ended(self._run_twin())
+                reason, message = "completed", ""
+            except _Ended as ended:
+                reason, message = ended.reason, ended.message
+            except ChaosError as error:
+                reason, message = "failed", str(error)
+            finally:
+                await self._close(reason, message)
+        if self._log_failure is not None:
+            raise self._log_failure
+
+    # ---- the run ----
+
+    def _announce(self) -> None:
+        self._emitter.emit(
+            "run_started",
+            experiment=self._experiment.model_dump(mode="json"),
+            experiment_hash=experiment_hash(self._experiment),
+            seed=self._experiment.seed,
+            gates=[str(gate) for gate in self._experiment.gates],
+            dilation_ratio=_facts(self._job)["dilation_ratio"],
+            machine={
+                "cores": len(os.sched_getaffinity(0)),
+                "platform": platform.platform(),
+                "python": platform.python_version(),
+            },
+        )
+        self._emitter.emit("incidents_planned", incidents=[incident.to_dict() for incident in self._incidents.values()])
+
+    async def _open(self) -> None:
+        has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
+        self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
+        is_ours = isinstance(self._job, JobConfig)
+        await self._hub.open(self._folder if self._backend.has_networks else None, may_be_relative=is_ours)
+        await self._backend.open()
+        await self._guard.ready()
+
+    async def _run_main(self) -> None:
+        cluster = self._job.cluster()
+        limits = self._experiment.limits
+        running = await self._start_job(MAIN_JOB, self._job, with_agents=True)
+        desk, emitter = Desk(), Emitter(self._on_event, "injector")
+        self._injector = self._hub.agents = Injector(
+            list(self._incidents.values()),
+            self._faults,
+            frozenset(range(cluster.num_ranks)),
+            self._host(running, desk, emitter),
+            desk,
+            self._guard.ledger,
+            emitter.emit,
+            self._experiment.seed,
+            may_fire=lambda ranks, incident: may_fire(ranks, incident, limits, cluster),
+        )
+        try:
+            await running.start()
+            self._injector.start()
+            self._main_outcome = await self._finish_job(running)
+        finally:
+            await (self._undoing or self._injector.finish())
+            self._injector = None
+
+    def _host(self, running: RunningJob, desk: Desk, emitter: Emitter) -> Host:
+        checkpoint = self._job.checkpoint if isinstance(self._job, JobConfig) else None
+        return Host(
+            processes=running,
+            inside=desk,
+            watch=Watch(),
+            run_folder=self._folder,
+            checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
+            emit=emitter.emit,
+            links=running.links,
+            cluster=self._job.cluster(),
+        )
+
+    async def _run_twin(self) -> None:
+        assert isinstance(self._job, JobConfig)
+        twin = replace(self._job, dilation_ratio=NO_DILATION, checkpoint=None)
+        running = await self._start_job(TWIN_JOB, twin, with_agents=False)
+        await running.start()
+        await self._finish_job(running)
+
+    async def _start_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> RunningJob:
+        self._committed_steps = 0
+        self._usual_step_seconds = 0.0
+        self._last_progress_seconds = asyncio.get_running_loop().time()
+        Emitter(self._on_event, "conductor", job=name).emit(
+            "job_started",
+            num_ranks=job.cluster().num_ranks,
+            nodes=job.nodes,
+            steps=job.steps,
+            **_facts(job),
+        )
+        self._running = await self._backend.prepare_job(name, job, with_agents=with_agents)
+        return self._running
+
+    async def _finish_job(self, running: RunningJob) -> Outcome:
+        outcome: Outcome = "stopped"
+        stall_watch = asyncio.create_task(self._watch_for_stall(running))
+        try:
+            outcome = await running.ended()
+        finally:
+            stall_watch.cancel()
+            await self._repairs.close()
+            if self._injector is not None:
+                self._undoing = asyncio.create_task(self._injector.finish())
+                await asyncio.wait({self._undoing}, timeout=UNDO_FIRST_SECONDS)
+            await running.stop()
+            Emitter(self._on_event, "conductor", job=running.name).emit(
+                "job_ended", outcome=outcome, steps_committed=self._committed_steps
+            )
+            self._running = None
+        return outcome
+
+    async def _watch_for_stall(self, running: RunningJob) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(STALL_CHECK_SECONDS)
+            patience_seconds = self._patience_seconds()
+            self._last_progress_seconds = max(self._last_progress_seconds, self._repairs.awaited_until_seconds)
+            is_lost = running.cannot_begin() and not self._may_be_repaired()
+            if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
+                reason = f"in {patience_seconds:.0f} s {running.complaint_about_start()}"
+                if self._committed_steps:
+                    reason = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
+                reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
+                Emitter(self._on_event, "conductor", job=running.name).emit(
+                    "job_failed", step=self._committed_steps or None, reason=reason
+                )
+                running.give_up()
+                return
+
+    def _may_be_repaired(self) -> bool:
+        return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
+
+    def _patience_seconds(self) -> float:
+        if not isinstance(self._job, CommandConfig):
+            until_missed = STALL_HEARTBEATS * self._job.heartbeat_timeout_seconds
+            return max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds, until_missed)
+        return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
+
+    async def _close(self, reason: str, message: str) -> None:
+        with suppress(ChaosError):
+            await self._backend.close()
+        await self._hub.close()
+        for job in self._backend.jobs:
+            # The last events may have told of processes that nobody knew of before.
+            await job.stop()
+        farewell = await self._guard.close(self._faults)
+        for undone in farewell.undone:
+            self._emitter.emit("undone", **undone)
+        known = [owned for job in self._backend.jobs for owned in job.leftovers()]
+        pids = {owned.process.pid for owned in known}
+        self._emitter.emit(
+            "residue",
+            processes=[
+                *(owned.to_dict() for owned in known),
+                *(process for process in farewell.processes if process["pid"] not in pids),
+            ],
+            undo_pending=list(farewell.undo_pending),
+            left=list(farewell.left),
+        )
+        self._emitter.emit("run_ended", reason=reason, message=message)
+        self._recorder.close()
+
+    # ---- what happens ----
+
+    def _on_event(self, event: Event) -> None:
+        if self._log_failure is None:
+            try:
+                self._recorder.write(event)
+            except EnvironmentFailure as error:
+                self._log_failure = error
+                self._finish("failed", str(error))
+        self._view.feed(event)
+        self._early_end.feed(event)
+        if self._running is None or event.job != self._running.name:
+            return
+        self._running.note(event)
+        if self._injector is not None:
+            self._injector.on_event(event)
+        match event.kind:
+            case "step_committed":
+                self._on_step(event)
+            case "restarting":
+                self._repairs.on_restarting(event.fields["ranks"])
+            case "regrouped" | "job_failed":
+                self._repairs.on_settled()
+            case "injected":
+                self._repairs.on_injected(int(event.fields["incident"]), int(event.step or 0))
+
+    def _on_step(self, event: Event) -> None:
+        step = int(event.step or 0)
+        now = asyncio.get_running_loop().time()
+        if step > self._committed_steps:
+            if self._committed_steps and not self._usual_step_seconds:
+                self._usual_step_seconds = now - self._last_progress_seconds
+            self._committed_steps = step
+        if not event.fields.get("repeated"):
+            # One that has gone back is at work again.
+            self._last_progress_seconds = now
+        self._repairs.on_step(step)
+        for condition in self._halts:
+            if event.job == MAIN_JOB and condition.check(event):
+                self._emitter.emit("halted", step=step, condition=condition.text)
+                self._finish("halted", condition.text)
+
+    # ---- the end ----
+
+    def _finish(self, reason: str, message: str) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(reason)
+            self._end_message = message
+
+    async def _unless_ended(self, work: Any) -> None:
+        """Do `work`, unless the run is ended meanwhile: then cancel it, let it clean up, and raise _Ended."""
+        assert self._end is not None
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._end.done():
+            await task
+            return
+        task.cancel()
+        with suppress(asyncio.CancelledError, ChaosError):
+            await task
+        raise _Ended(self._end.result(), self._end_message)
+
+    def _on_lapse(self, text: str) -> None:
+        # What was undone behind the injector's back was not in force for as long as it should have been.
+        self._emitter.emit("halted", step=self._committed_steps or None, condition=text)
+        self._finish("halted", text)
+
+    def _on_watchdog_lost(self, text: str, is_replaced: bool) -> None:
+        self._emitter.emit("warning", message=f"{text}; {'another one watches now' if is_replaced else 'no other one'}")
+        if not is_replaced:
+            self._finish("failed", f"{text}, and without one nothing is injected")
+
+    def _signals(self) -> _Signals:
+        return _Signals(self._on_signal)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._emitter.emit("interrupted", signal=number.name)
+        self._finish("interrupted", number.name)
+
+
+def _facts(job: AnyConfig) -> dict[str, Any]:
+    """What of a step is known beforehand; of a command nothing is."""
+    if isinstance(job, CommandConfig):
+        command = {"runtime": "command", "command": command_text(job.command), "started_in": str(Path.cwd())}
+        return {"tokens_per_step": None, "samples_per_step": None, "dilation_ratio": NO_DILATION, **command}
+    return {
+        "tokens_per_step": job.tokens_per_step,
+        "samples_per_step": job.samples_per_step,
+        "dilation_ratio": job.dilation_ratio,
+    }
+
+
+class _Ended(Exception):
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM end the run in order while this is entered."""
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
+        self._on_signal = on_signal
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._NUMBERS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._NUMBERS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,87 @@
+"""Reads the event log of a run, whole or cut off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos.errors import EnvironmentFailure, shown
+from mecefo_runtime.system.events import Event
+
+
+class LogError(EnvironmentFailure):
+    """There is no event log to read: the file is missing, unreadable, or holds no event."""
+
+    @classmethod
+    def cannot_read(cls, path: Path, error: OSError) -> LogError:
+        """The operating system refuses it."""
+        return cls(f"{path}: the event log cannot be read: {error.strerror or error}")
+
+    @classmethod
+    def no_events(cls, path: Path, num_unreadable: int) -> LogError:
+        """No line of it is an event."""
+        return cls(f"{path}: no events in it ({num_unreadable} unreadable lines); the run ended before it began")
+
+
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The events of a log, in the order of the file, and the number of lines that are no events.
+
+    A run that was cut off leaves half a last line, a full disk may leave holes: such lines are counted, not fatal.
+
+    Raises:
+        LogError: there is no file, it cannot be read, or no line of it is an event.
+    """
+    events: list[Event] = []
+    num_unreadable = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.strip():
+                    continue
+                event = parse_line(line)
+                if event is None:
+                    num_unreadable += 1
+                else:
+                    events.append(event)
+    except FileNotFoundError as error:
+        raise LogError(f"{path}: no such event log") from error
+    except OSError as error:
+        raise LogError.cannot_read(path, error) from error
+    if not events:
+        raise LogError.no_events(path, num_unreadable)
+    return events, num_unreadable
+
+
+def parse_line(line: bytes) -> Event | None:
+    """The event of one line; None when it is not one, or when its figures would poison what is computed from it."""
+    try:
+        event = Event.from_json(line)
+    except (ValueError, OverflowError, RecursionError):
+        return None
+    is_sound = (
+        isinstance(event.kind, str)
+        and isinstance(event.job, str)
+        and isinstance(event.fields, Mapping)
+        and (event.step is None or isinstance(event.step, int))
+        and math.isfinite(event.monotonic_seconds)
+        and math.isfinite(event.time_seconds)
+    )
+    return event if is_sound else None
+
+
+@contextmanager
+def legible(folder: Path) -> Iterator[None]:
+    """While something is computed from the log of the run in `folder`, whose events may be none that a run writes.
+
+    Raises:
+        LogError: it broke down of them.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise LogError(
+            f"the events of {folder} are not such as a run writes: its log is damaged, or of another version "
+            f"({type(error).__name__}: {shown(str(error))})"
+        ) from error

@@ -1,0 +1,56 @@
+"""The newest durable checkpoint of a job: what a job begins with, or goes back to when state is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from mecefo_runtime.checkpoint.folder import complete_folders, passed_over
+from mecefo_runtime.checkpoint.manifest import CheckpointMismatch, Identity
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.model.data import read_corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A complete checkpoint: the state after `step`, in `folder`, saved by the course of training `lineage`."""
+
+    step: int
+    folder: str
+    lineage: str = ""
+
+
+class ForeignCheckpoint(RuntimeError):
+    """A checkpoint is sound, but of another model or of other data."""
+
+
+def newest_durable(job: JobConfig, refused: Collection[Durable] = ()) -> Durable | None:
+    """The newest complete checkpoint of `job` that is not in `refused`; None when there is none.
+
+    Raises:
+        ForeignCheckpoint: it is of another job; the message names the difference.
+    """
+    if job.checkpoint is None:
+        return None
+    for checkpoint in complete_folders(Path(job.checkpoint.folder)):
+        found = Durable(checkpoint.step, str(checkpoint.path), checkpoint.stamp.lineage)
+        if found not in refused:
+            try:
+                checkpoint.require(Identity.of(job, read_corpus(job.data)))
+            except CheckpointMismatch as error:
+                raise ForeignCheckpoint(str(error)) from error
+            return found
+    return None
+
+
+def has_checkpoint(job: JobConfig) -> bool:
+    """Whether there is a complete checkpoint in the job's folder, whoever wrote it."""
+    if job.checkpoint is None:
+        return False
+    return any(True for _ in complete_folders(Path(job.checkpoint.folder)))
+
+
+def unfit_checkpoints(job: JobConfig, after_step: int) -> list[str]:
+    """What is wrong with the checkpoints in the job's folder of later steps than `after_step` that are not complete."""
+    return [] if job.checkpoint is None else passed_over(Path(job.checkpoint.folder), after_step)

@@ -1,0 +1,107 @@
+"""A rank's part of the job's durable checkpoints: which units it writes, when, and what it tells of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mecefo_runtime.comm.operations import EpochBroken
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.model.data import read_corpus
+from mecefo_runtime.system.events import Emitter
+
+if TYPE_CHECKING:
+    from mecefo_runtime.state.state import UnitState
+
+# Reading and writing checkpoints imports torch.distributed.checkpoint, which takes most of a second: a job that has
+# none does without.
+
+CLOSE_DEADLINE_SECONDS = 30.0
+
+
+def units_to_write(layout: Layout, rank: int) -> tuple[str, ...]:
+    """The units that `rank` writes: every unit is written by one of its holders, who take turns."""
+    return tuple(
+        unit for index, (unit, ranks) in enumerate(layout.holders().items()) if ranks[index % len(ranks)] == rank
+    )
+
+
+class CheckpointRefused(EpochBroken):
+    """A checkpoint is damaged: the epoch cannot begin with it. The text names what is wrong with which file."""
+
+
+def load_units(folder: str, units: Mapping[str, UnitState]) -> None:
+    """Make `units` what they were in the checkpoint in `folder`.
+
+    Raises:
+        CheckpointRefused: it is damaged.
+    """
+    from mecefo_runtime.checkpoint.checkpoint import Checkpoint
+    from mecefo_runtime.checkpoint.manifest import CheckpointError
+
+    message = None
+    try:
+        checkpoint = Checkpoint.open(Path(folder))
+        for name, unit in units.items():
+            checkpoint.load_unit(name, unit)
+    except CheckpointError as error:
+        message = str(error)
+    if message is not None:
+        raise CheckpointRefused(message)
+
+
+class Saving:
+    """Writes this rank's units in the background. All ranks save or skip a step together: see `is_busy`."""
+
+    def __init__(self, job: JobConfig, emitter: Emitter) -> None:
+        from mecefo_runtime.checkpoint.manifest import Identity
+        from mecefo_runtime.checkpoint.writer import CheckpointWriter
+
+        assert job.checkpoint is not None
+        self._config = job.checkpoint
+        self._emitter = emitter
+        self._root = Path(job.checkpoint.folder)
+        self._writer = CheckpointWriter(self._root, Identity.of(job, read_corpus(job.data)))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last save is still being written."""
+        return self._writer.is_busy
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` is to be saved."""
+        return step % self._config.every_steps == 0
+
+    def save(self, step: int, layout: Layout, units: Mapping[str, UnitState], rank: int, lineage: str) -> None:
+        """Save the state after `step`; returns as soon as it is copied."""
+        self._writer.save(step, {unit: units[unit] for unit in units_to_write(layout, rank)}, lineage)
+
+    def tell(self, *, is_leader: bool) -> None:
+        """Emit what became of earlier saves; the leader removes checkpoints that are too old."""
+        from mecefo_runtime.checkpoint.checkpoint import prune
+
+        for result in self._writer.results():
+            if result.was_skipped or result.error is not None:
+                why = result.error or "the one before is still being written"
+                self._emitter.emit("warning", step=result.step, message=f"checkpoint not written: {why}")
+                continue
+            self._emitter.emit(
+                "checkpoint_written",
+                step=result.step,
+                units=list(result.units),
+                num_bytes=result.num_bytes,
+                blocking_seconds=result.blocking_seconds,
+                writing_seconds=result.writing_seconds,
+            )
+            if is_leader:
+                threading.Thread(target=prune, args=(self._root, self._config.keep), daemon=True).start()
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        if not self._writer.close(CLOSE_DEADLINE_SECONDS):
+            message = f"a checkpoint was not written within {CLOSE_DEADLINE_SECONDS:.0f} s and is given up"
+            self._emitter.emit("warning", message=message)
+        self.tell(is_leader=False)

@@ -1,0 +1,67 @@
+"""Forming the groups of an epoch as the coordinator's orders say, and no longer than it makes sense."""
+
+from __future__ import annotations
+
+import torch
+
+from mecefo_runtime.comm import nccl
+from mecefo_runtime.comm.groups import Formation, Groups
+from mecefo_runtime.comm.member import Membership
+from mecefo_runtime.comm.operations import Owner
+from mecefo_runtime.comm.rendezvous import RendezvousStore
+from mecefo_runtime.comm.transport import Transport, lanes
+from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout, Transfer
+from mecefo_runtime.system.wire import Message
+
+# Forming groups has its own time-outs inside; these catch what gloo and NCCL forget.
+FORMATION_DEADLINE_SECONDS = 10.0
+NCCL_FORMATION_DEADLINE_SECONDS = 2 * nccl.FORM_TIMEOUT_SECONDS
+
+
+def form_groups(
+    orders: Message,
+    rank: int,
+    layout: Layout,
+    background: Background,
+    job: JobConfig,
+    device: torch.device,
+    membership: Membership,
+    host: str,
+) -> Groups:
+    """Form the groups of the epoch that `orders` describe, as `rank`, whose tensors lie on `device`.
+
+    Raises:
+        EpochBroken: a peer did not come, or the epoch is over before it began.
+    """
+    epoch, members = int(orders["epoch"]), tuple(orders["members"])
+    uses_nccl = orders["device_way"] == "nccl"
+    membership.forget_values()
+    reductions = background.reduction_groups(layout)
+    transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
+    used = lanes(layout, background, transfers, members, measures_transfer=orders["measure_transfer"])
+
+    def form_nccl(owner: Owner) -> Transport:
+        store = RendezvousStore(membership.put, membership.take, nccl.FORM_TIMEOUT_SECONDS)
+        return nccl.Nccl(store, str(epoch), rank, used, reductions, owner, device)
+
+    def form() -> Groups:
+        return Groups(
+            RendezvousStore(membership.put, membership.take),
+            epoch,
+            rank,
+            members,
+            reductions,
+            job.collective_timeout_seconds,
+            host,
+            form_device_groups=form_nccl if uses_nccl else None,
+        )
+
+    formation = Formation(form, membership.notify)
+    deadline_seconds = NCCL_FORMATION_DEADLINE_SECONDS if uses_nccl else FORMATION_DEADLINE_SECONDS
+    try:
+        membership.wait_until(lambda: formation.done, deadline_seconds)
+        return formation.take()
+    finally:
+        formation.abandon()

@@ -1,0 +1,361 @@
+"""A rank's side of membership: the control connection, and what the coordinator last called for.
+
+One thread reads the connection and one sends signs of life; the training thread never waits on the network here
+without a deadline. Without a coordinator training goes on, and the connection is made again as soon as one is back.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from mecefo_runtime.comm.link_watch import LinkWatch
+from mecefo_runtime.comm.operations import EpochBroken
+from mecefo_runtime.comm.probe import find_unreachable, find_unsteady
+from mecefo_runtime.system.wire import Connection, Message, WireError, parse_address
+
+RECONNECT_SECONDS = 0.02
+CONNECT_TIMEOUT_SECONDS = 1.0
+ABORT_AGAIN_SECONDS = 0.02
+LINK_CHECK_SECONDS = 0.25
+
+
+class EpochOver(EpochBroken):
+    """The coordinator has called the members out of the epoch."""
+
+
+class Stopped(RuntimeError):
+    """The coordinator ended the job; the text says why."""
+
+
+class Membership:
+    """What this rank knows of the job's membership. `describe` tells the state that a hello reports.
+
+    `abort` is called, again and again until the training thread parks, when the epoch must be left at once. While
+    `committed_step` stays what it is for a heartbeat's time-out, it is tried whether the peers can be reached.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Message,
+        heartbeat_timeout_seconds: float,
+        describe: Callable[[], Message],
+        abort: Callable[[], None],
+        committed_step: Callable[[], int],
+    ) -> None:
+        self._address = address
+        self._identity = identity
+        self._heartbeat_seconds = heartbeat_timeout_seconds / 4
+        self._link_timeout_seconds = heartbeat_timeout_seconds / 2
+        self._steady_seconds = 2 * heartbeat_timeout_seconds
+        self._describe = describe
+        self._abort = abort
+        self._committed_step = committed_step
+        self._connection: Connection | None = None
+        self._values: dict[str, bytes] = {}
+        self._closed = False
+        self._abort_thread: threading.Thread | None = None
+        self.changed = threading.Condition()
+        self.epoch = 0
+        self.target = 0
+        self.must_leave = False
+        self._leave_for = 0
+        self._is_parked = False
+        self.is_evicted = False
+        # Evicted because of its links: not to come back before it can reach the others.
+        self.is_cut_off = False
+        self._cut_off_from: set[int] = set()
+        self._peers: Message | None = None
+        # Of the epoch that this rank is in or on its way into: {} when it is in none.
+        self._formed: Message = {}
+        self._link_watch = LinkWatch(
+            heartbeat_timeout_seconds,
+            self._progress,
+            lambda: self._others(self._formed),
+            self._report,
+            parse_address(identity["address"])[0],
+        )
+        self.orders: Message | None = None
+        self.farewell: Message | None = None
+
+    def start(self) -> None:
+        """Connect, for as long as it takes, and begin to listen."""
+        threading.Thread(target=self._listen, name="membership", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._link_watch.start()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closed = True
+        self._link_watch.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    # ---- for the training thread ----
+
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether the members are asked to park at the next step boundary."""
+        return self.target > self.epoch
+
+    def check(self) -> None:
+        """Raise EpochOver when the epoch must be left at once."""
+        if self.must_leave:
+            raise EpochOver("the coordinator started a new epoch")
+
+    def send(self, message: Message) -> bool:
+        """Tell the coordinator; False when there is none. What matters is told again in the next hello."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            connection.send(message)
+        except OSError:
+            return False
+        return True
+
+    def park(self) -> Message:
+        """Report this rank's state for the new epoch, and again for every newer one, until orders come; returns them.
+
+        Raises:
+            Stopped: the job is over for a reason that is not success.
+        """
+        parked_for, self._formed = None, {}
+        while True:
+            with self.changed:
+                self.must_leave = False
+                self._is_parked = True
+                if self.farewell is not None:
+                    return self._take_farewell()
+                if self.is_evicted:
+                    return {"type": "evicted"}
+                if self.orders is not None and self.orders["epoch"] >= self.target:
+                    orders, self.orders = self.orders, None
+                    self._is_parked, self._formed = False, orders
+                    return orders
+                target = self.target
+                if parked_for == target:
+                    self.changed.wait(timeout=1.0)
+                    continue
+            # Outside the lock: the listener may need it while the coordinator takes its time.
+            if target > self.epoch and not self.send({**self._describe(), "type": "parked", "epoch": target}):
+                time.sleep(RECONNECT_SECONDS)
+                continue
+            parked_for = target
+
+    def enter(self, epoch: int) -> None:
+        """The training thread is in `epoch` now."""
+        with self.changed:
+            self.epoch = epoch
+            self.must_leave = self._leave_for > epoch
+
+    def wait_farewell(self) -> bool:
+        """After the last step: wait for the goodbye; False when the coordinator calls for another regroup first.
+
+        Raises:
+            Stopped: the job is over for a reason that is not success.
+        """
+        with self.changed:
+            while self.farewell is None and not self.wants_boundary:
+                self.changed.wait(timeout=1.0)
+            if self.farewell is None:
+                return False
+            self._take_farewell()
+            return True
+
+    def wait_until(self, is_done: Callable[[], bool], timeout_seconds: float) -> bool:
+        """Wait until `is_done` or the epoch must be left; False when neither came in time.
+
+        Raises:
+            EpochOver: it must be left.
+        """
+        with self.changed:
+            arrived = self.changed.wait_for(lambda: is_done() or self.must_leave, timeout_seconds)
+        self.check()
+        return arrived
+
+    def notify(self) -> None:
+        """Wake whoever waits."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def find_unreachable(self) -> list[int]:
+        """The members of the epoch that take no connection from here within the time that a link may take.
+
+        As soon as the epoch must be left, nobody is looked for any more.
+        """
+        return find_unreachable(self._others(self._formed), self._link_timeout_seconds, lambda: self.must_leave)
+
+    def _others(self, message: Message) -> dict[int, str]:
+        addresses = {int(rank): address for rank, address in message.get("addresses", {}).items()}
+        return {rank: address for rank, address in addresses.items() if rank != self._identity["rank"]}
+
+    def _progress(self) -> tuple[object, ...]:
+        """What changes as long as anything goes on."""
+        return self.epoch, self._is_parked, self._committed_step()
+
+    def _report(self, unreachable: list[int]) -> None:
+        """From the link watch's thread."""
+        if formed := self._formed:
+            self.send({"type": "unreachable", "epoch": formed["epoch"], "ranks": unreachable})
+
+    def _answer(self, question: Message) -> None:
+        others = self._others(question)
+        stalled = set(self._link_watch.find_stalled()) & set(others)
+        unreachable = sorted({*find_unreachable(others, self._link_timeout_seconds), *stalled})
+        self.send({"type": "probed", "inquiry": question["inquiry"], "unreachable": unreachable})
+
+    def _await_links(self) -> None:
+        """While cut off: wait until all whom the coordinator names can be reached, or the job is over.
+
+        Where they can be from the first moment, the link comes and goes: then it has to stay for a while.
+        """
+
+        def is_over() -> bool:
+            return self.farewell is not None
+
+        must_stay: bool | None = None
+        while self.is_cut_off and not is_over():
+            self._peers = None
+            self.send({"type": "cut_off"})
+            with self.changed:
+                self.changed.wait_for(lambda: self._peers or self.farewell, self._link_timeout_seconds)
+                peers = self._peers
+            if peers is not None:
+                others = self._others(peers)
+                can_reach = not find_unreachable(others, self._link_timeout_seconds, is_over)
+                must_stay = can_reach if must_stay is None else must_stay
+                lost = {rank: others[rank] for rank in sorted(self._cut_off_from & set(others))}
+                if can_reach and not (must_stay and find_unsteady(lost, self._steady_seconds, is_over)):
+                    return
+            time.sleep(LINK_CHECK_SECONDS)
+
+    def start_over(self) -> None:
+        """After an eviction: say hello again, as a newcomer; if it was for its links, when they are whole again."""
+        self._await_links()
+        with self.changed:
+            self.is_evicted = self.is_cut_off = False
+            self.orders = None
+            self.epoch = self.target = self._leave_for = 0
+            self.must_leave = False
+        self.send(self._hello())
+
+    # ---- rendezvous of groups ----
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value for the peers."""
+        self._values[key] = value
+        self.send({"type": "put", "key": key, "value": base64.b64encode(value).decode()})
+
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        """A value that a peer published, as soon as it is there.
+
+        Raises:
+            EpochBroken: it did not come in time.
+        """
+        if key not in self._values:
+            self.send({"type": "take", "key": key})
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self._values, timeout_seconds):
+                raise EpochBroken(f"no peer published {key} within {timeout_seconds} s")
+            return self._values[key]
+
+    def forget_values(self) -> None:
+        """Drop the values of earlier rendezvous."""
+        with self.changed:
+            self._values.clear()
+
+    # ---- threads ----
+
+    def _take_farewell(self) -> Message:
+        assert self.farewell is not None
+        if self.farewell["type"] == "stop":
+            raise Stopped(str(self.farewell["reason"]))
+        return self.farewell
+
+    def _hello(self) -> Message:
+        is_done = self.farewell is not None and self.farewell["type"] == "goodbye"
+        told = {"target": self.target, "is_done": is_done, "is_cut_off": self.is_cut_off}
+        return {"type": "hello", "role": "rank", **told, **self._identity, **self._describe()}
+
+    def _listen(self) -> None:
+        # Whoever has been told to stop has nothing more to say.
+        while not self._closed and (self.farewell is None or self.farewell["type"] != "stop"):
+            hello = self._hello()
+            try:
+                connection = Connection.open(self._address, hello, CONNECT_TIMEOUT_SECONDS)
+            except OSError:
+                time.sleep(RECONNECT_SECONDS)
+                continue
+            self._connection = connection
+            if _moment(now := self._hello()) != _moment(hello):
+                # The training thread went on meanwhile, and had no connection to say so.
+                self.send(now)
+            with suppress(WireError):
+                while True:
+                    self._on_message(connection.receive())
+            self._connection = None
+            connection.close()
+
+    def _on_message(self, message: Message) -> None:
+        with self.changed:
+            match message["type"]:
+                case "value":
+                    self._values[message["key"]] = base64.b64decode(message["value"])
+                case "join":
+                    self.target = max(self.target, int(message["epoch"]))
+                case "regroup":
+                    self.target = self._leave_for = max(self.target, int(message["epoch"]))
+                    self._leave()
+                case "form":
+                    self.orders = message
+                    self.target = max(self.target, int(message["epoch"]))
+                    if not self._is_parked:
+                        # On its way by orders of a coordinator that is no more.
+                        self._leave_for = self.target
+                        self._leave()
+                case "evicted":
+                    self.is_evicted, self.is_cut_off = True, bool(message.get("is_cut_off"))
+                    self._cut_off_from = set(message.get("cut_off_from", ()))
+                    self._leave()
+                case "peers":
+                    self._peers = message
+                case "probe":
+                    threading.Thread(target=self._answer, args=(message,), name="probing", daemon=True).start()
+                case "goodbye" | "stop":
+                    self.farewell = message
+                    if message["type"] == "stop":
+                        self._leave()
+            self.changed.notify_all()
+
+    def _leave(self) -> None:
+        self.must_leave = True
+        if self._abort_thread is None:
+            self._abort_thread = threading.Thread(target=self._keep_aborting, name="abort", daemon=True)
+            self._abort_thread.start()
+
+    def _keep_aborting(self) -> None:
+        # Again and again: an operation that starts after the sockets were shut down fails by itself, but one on sockets
+        # that come up meanwhile would block.
+        while True:
+            with self.changed:
+                if not self.must_leave:
+                    # Under the lock: whoever has to leave next must not count on a thread that is about to end.
+                    self._abort_thread = None
+                    return
+            self._abort()
+            time.sleep(ABORT_AGAIN_SECONDS)
+
+    def _beat(self) -> None:
+        while not self._closed:
+            self.send({"type": "alive"})
+            time.sleep(self._heartbeat_seconds)
+
+
+def _moment(hello: Message) -> tuple[object, ...]:
+    """What in a hello says where a rank is in the life of its epoch."""
+    return hello["status"], hello["epoch"], hello["target"]

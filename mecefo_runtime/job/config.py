@@ -1,0 +1,228 @@
+"""What a job is: model shapes, the training recipe and the cluster, as frozen values. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.devices import DeviceChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A LLaMA shape: `num_key_value_heads < num_heads` is grouped-query attention."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of num_heads {self.num_heads}")
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+# 60m to 1b: GaLore's LLaMA shapes (arXiv 2403.03507, Table 6), which MeCeFO trains too; 7b: LLaMA (arXiv 2302.13971).
+# The tokenizer of ours is bytes, the shapes keep the published vocabulary so that costs and memory are the published
+# ones.
+PRESETS: Mapping[str, ModelConfig] = {
+    "llama-tiny": ModelConfig(64, 176, 4, 4, 4, 256),
+    "60m": ModelConfig(512, 1376, 8, 8, 8, 32_000),
+    "130m": ModelConfig(768, 2048, 12, 12, 12, 32_000),
+    "350m": ModelConfig(1024, 2736, 24, 16, 16, 32_000),
+    "1b": ModelConfig(2048, 5461, 24, 32, 32, 32_000),
+    "7b": ModelConfig(4096, 11008, 32, 32, 32, 32_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximationConfig:
+    """The MeCeFO techniques for degraded layers (arXiv 2510.16415, section 4).
+
+    `rank` is r of the low-rank weight gradient, `refresh_steps` is tau. `down_projection` says which singular vectors
+    the down projection's gradient is projected on: "left" is nearer to the exact gradient, "right" is the paper's.
+    `average_rest` (ours, not the paper's) averages what the projection drops over the exact replicas alone, as the
+    attention's gradients are, so that the low-rank part has no bias across replicas.
+    """
+
+    rank: int = 16
+    refresh_steps: int = 50
+    down_projection: Literal["left", "right"] = "left"
+    average_rest: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "refresh_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.down_projection not in ("left", "right"):
+            raise ValueError(f"down_projection must be left or right, not {self.down_projection!r}")
+
+
+Unfit = Literal["commit", "repeat", "skip", "evict"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """What becomes of a step that is not fit to be committed; see `health`.
+
+    `nonfinite`: its loss or gradient is not finite. `outlier`: its gradient's norm is more than `outlier_ratio` times
+    the median of the last `window_steps`. `repeat` computes it again, `max_repeats` times; if that does not help, a
+    step that is not finite is skipped, and an outlier is committed for what it is. `skip` leaves it out at once.
+    `evict` repeats too, and then evicts the rank that spoilt it; if it is not known, it does as `repeat`. `commit`
+    looks away. `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
+    """
+
+    nonfinite: Unfit = "repeat"
+    outlier: Unfit = "repeat"
+    outlier_ratio: float = 50.0
+    window_steps: int = 20
+    max_repeats: int = 1
+    checksum_every_steps: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("nonfinite", "outlier"):
+            if getattr(self, name) not in get_args(Unfit):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(Unfit))}, not {getattr(self, name)!r}")
+        if not self.outlier_ratio > 1:
+            raise ValueError(f"outlier_ratio must be more than 1, not {self.outlier_ratio}")
+        for name, least in (("window_steps", 1), ("max_repeats", 0), ("checksum_every_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+# Where nothing is said of checkpoints, too: then every restart begins with the first step. A link that is cut costs a
+# restart of two or three seconds as long as it is, and may be whole again after many.
+MAX_FRUITLESS_RESTARTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Durable checkpoints: one every `every_steps` into `folder`, of which the newest `keep` are kept.
+
+    With `resume` the job begins with the newest one that is there. With a strategy that starts all ranks again after a
+    loss, the job ends when none of `max_fruitless_restarts` in a row came further than the job had been.
+    """
+
+    folder: str
+    every_steps: int
+    keep: int = 2
+    resume: bool = False
+    max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "keep", "max_fruitless_restarts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """One training job. Batch sizes count sequences, lengths count tokens (bytes).
+
+    `degraded_share_limit`: at most this share of a step's samples goes through degraded layers. `takeover`: whether
+    training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
+    what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
+    `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state stay
+    in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads CPU
+    time: it has no effect on ranks that compute on a GPU.
+    """
+
+    model: ModelConfig = PRESETS["llama-tiny"]
+    nodes: int = 4
+    gpus_per_node: int = 2
+    data_parallel: int = 4
+    pipeline: int = 2
+    steps: int = 560
+    seed: int = 0
+    strategy: str = "mecefo"
+    sequence_length: int = 64
+    microbatch_size: int = 2
+    microbatches_per_replica: int = 3
+    learning_rate: float = 3e-3
+    min_learning_rate_ratio: float = 0.1
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_grad_norm: float = 1.0
+    data: str | None = None
+    approximation: ApproximationConfig = field(default_factory=ApproximationConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    checkpoint: CheckpointConfig | None = None
+    takeover: Literal["auto", "direct", "background"] = "auto"
+    degraded_share_limit: float = 1.0
+    rank_memory_bytes: int | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: DeviceChoice = "auto"
+    dilation_ratio: float = 1.0
+    heartbeat_timeout_seconds: float = 2.0
+    collective_timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "sequence_length", "microbatch_size", "microbatches_per_replica"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.degraded_share_limit <= 1:
+            raise ValueError(f"degraded_share_limit must be between 0 and 1, not {self.degraded_share_limit}")
+        self.cluster()
+
+    def cluster(self) -> Cluster:
+        """The configured cluster.
+
+        Raises:
+            mecefo_runtime.job.layout.LayoutError: the shape does not fit the ranks.
+        """
+        return Cluster(
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            data_parallel=self.data_parallel,
+            pipeline=self.pipeline,
+            num_layers=self.model.num_layers,
+            num_microbatches=self.data_parallel * self.microbatches_per_replica,
+        )
+
+    @property
+    def max_fruitless_restarts(self) -> int:
+        """So many restarts in a row may come no further than the job had been."""
+        return MAX_FRUITLESS_RESTARTS if self.checkpoint is None else self.checkpoint.max_fruitless_restarts
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences that one step consumes over all replicas."""
+        return self.data_parallel * self.microbatches_per_replica * self.microbatch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Predicted tokens of one step over all replicas."""
+        return self.samples_per_step * self.sequence_length
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> JobConfig:
+        """Read what `to_dict` wrote."""
+        values = dict(raw)
+        values["model"] = ModelConfig(**values["model"])
+        values["approximation"] = ApproximationConfig(**values["approximation"])
+        values["health"] = HealthConfig(**values["health"])
+        if values["checkpoint"] is not None:
+            values["checkpoint"] = CheckpointConfig(**values["checkpoint"])
+        values["betas"] = tuple(values["betas"])
+        return cls(**values)

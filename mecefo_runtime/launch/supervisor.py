@@ -1,0 +1,202 @@
+"""A node's supervisor: starts its ranks, tells the coordinator when one exits, starts one again when told.
+
+Single-threaded, so that ranks can be forked at any time. It dies with whoever started it, and its ranks die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mecefo_runtime.launch.worker import run_worker
+from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.own_network import OwnNetwork
+from mecefo_runtime.system.process import ProcessId, keep_only, start_child
+from mecefo_runtime.system.wire import Connection, Message, WireError
+
+RECONNECT_SECONDS = 0.05
+CONNECT_TIMEOUT_SECONDS = 0.5
+# What a rank that has done its training says last.
+IN_ORDER = b"."
+
+
+class Supervisor:
+    """The ranks of one node. Whoever runs the nodes sends orders to it and gets its events, on one connection.
+
+    `networks` are those of the ranks that have one of their own, by rank; the others share this process's.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        node: int,
+        ranks: range,
+        attempt: int,
+        logs: Path,
+        networks: Mapping[int, OwnNetwork] | None = None,
+    ) -> None:
+        self._environment = dict(environment)
+        self._networks = networks or {}
+        self._node = node
+        self._ranks = ranks
+        self._logs = logs
+        self._selector = selectors.DefaultSelector()
+        # By pidfd: rank, attempt, process, and the pipe through which it says that it ended in order.
+        self._running: dict[int, tuple[int, int, ProcessId, int]] = {}
+        self._exited: dict[int, Message] = {}
+        hello = {"token": environment["MECEFO_TOKEN"], "role": "supervisor", "node": node}
+        self._hello = hello
+        self._orders = Connection.open(environment["MECEFO_EVENTS"], hello, CONNECT_TIMEOUT_SECONDS)
+        self._coordinator: Connection | None = None
+        self._emitter = Emitter(
+            self._send_event,
+            "supervisor",
+            job=environment.get("MECEFO_JOB_NAME", MAIN_JOB),
+            node=node,
+            attempt=attempt,
+        )
+
+    def run(self, first_attempts: Mapping[int, int]) -> int:
+        """Start every rank and look after them until told to stop or nobody is left who could tell."""
+        self._selector.register(self._orders, selectors.EVENT_READ, self._on_order)
+        for rank in self._ranks:
+            self._start(rank, first_attempts[rank])
+        next_try = 0.0
+        while True:
+            if self._coordinator is None and time.monotonic() >= next_try:
+                self._connect_coordinator()
+                next_try = time.monotonic() + RECONNECT_SECONDS
+            for key, _ in self._selector.select(RECONNECT_SECONDS if self._coordinator is None else None):
+                is_wanted: Callable[[], bool] = key.data
+                if not is_wanted():
+                    return 0
+
+    def _connect_coordinator(self) -> None:
+        try:
+            connection = Connection.open(self._environment["MECEFO_COORDINATOR"], self._hello, CONNECT_TIMEOUT_SECONDS)
+            for message in self._exited.values():
+                connection.send(message)
+        except OSError:
+            return
+        self._coordinator = connection
+        self._selector.register(connection, selectors.EVENT_READ, self._on_coordinator)
+
+    def _on_coordinator(self) -> bool:
+        """The coordinator tells supervisors nothing: what can be read is its end."""
+        if self._coordinator is None:
+            # A rank's exit, of which the same turn told, found the connection broken already.
+            return True
+        try:
+            self._coordinator.receive_some()
+        except WireError:
+            self._selector.unregister(self._coordinator)
+            self._coordinator.close()
+            self._coordinator = None
+        return True
+
+    def _on_order(self) -> bool:
+        try:
+            orders = self._orders.receive_some()
+        except WireError:
+            return False
+        for order in orders:
+            if order["order"] == "stop":
+                return False
+            self._start(int(order["rank"]), int(order["attempt"]))
+        return True
+
+    def _start(self, rank: int, attempt: int) -> None:
+        if any(running == rank for running, *_ in self._running.values()):
+            # Ordered twice: two processes of one rank would take turns in throwing each other out.
+            return
+        self._exited.pop(rank, None)
+        environment = {
+            **self._environment,
+            "RANK": str(rank),
+            "MECEFO_NODE": str(self._node),
+            "MECEFO_ATTEMPT": str(attempt),
+        }
+        network = self._networks.get(rank)
+        if network is not None:
+            environment["MECEFO_HOST"] = network.address
+        name = "" if self._environment.get("MECEFO_JOB_NAME", MAIN_JOB) == MAIN_JOB else "twin-"
+        log = self._logs / f"{name}rank-{rank}.log"
+        # An exit code of 0 is no proof: whatever runs in a rank may call exit(0) in the middle of training.
+        last_words, words_end = os.pipe()
+
+        def main() -> int:
+            if network is not None:
+                network.enter()
+            keep_only((words_end,))
+            os.environ.update(environment)
+            code = run_worker(environment)
+            if code == 0:
+                os.write(words_end, IN_ORDER)
+            return code
+
+        process = start_child(f"rank-{rank}", log, main)
+        os.close(words_end)
+        descriptor = os.pidfd_open(process.pid)
+        self._running[descriptor] = (rank, attempt, process, last_words)
+        self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._on_exit(descriptor))
+        self._emitter.emit(
+            "process_started",
+            role="rank",
+            started_rank=rank,
+            rank_attempt=attempt,
+            started_pid=process.pid,
+            start_ticks=process.start_ticks,
+        )
+
+    def _on_exit(self, descriptor: int) -> bool:
+        rank, attempt, process, last_words = self._running.pop(descriptor)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        has_ended_in_order = _said(last_words) == IN_ORDER
+        self._exited[rank] = {"rank": rank, "attempt": attempt, "has_ended_in_order": has_ended_in_order}
+        if self._coordinator is not None:
+            try:
+                self._coordinator.send(self._exited[rank])
+            except OSError:
+                # Told again when it is back.
+                self._on_coordinator()
+        self._emitter.emit(
+            "process_exited", role="rank", exited_rank=rank, rank_attempt=attempt, exited_pid=process.pid, exit=code
+        )
+        return True
+
+    def _send_event(self, event: Event) -> None:
+        try:
+            self._orders.send_line(event.to_json())
+        except OSError:
+            # Nobody is left to read it; the next turn of the loop sees the same and ends.
+            return
+
+
+def _said(last_words: int) -> bytes:
+    """What a process that is gone had written into its pipe; a child that it left behind may hold the pipe open."""
+    os.set_blocking(last_words, False)
+    try:
+        return os.read(last_words, 1)
+    except BlockingIOError:
+        return b""
+    finally:
+        os.close(last_words)
+
+
+def run_supervisor(
+    environment: Mapping[str, str],
+    node: int,
+    ranks: range,
+    attempt: int,
+    first_attempts: Mapping[int, int],
+    logs: Path,
+    networks: Mapping[int, OwnNetwork] | None = None,
+) -> int:
+    """Supervise `ranks` on `node`; `first_attempts` is the attempt with which each of them starts."""
+    os.setsid()
+    return Supervisor(environment, node, ranks, attempt, logs, networks).run(first_attempts)

@@ -1,0 +1,288 @@
+"""The coordinator process: connections of ranks and node supervisors around a `Membership`, on one asyncio loop.
+
+It may die at any time: ranks go on training without it, and a restarted one learns where they are from their hellos.
+It also passes on the small values with which gloo groups find each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from mecefo_runtime.checkpoint.durable import (
+    Durable,
+    ForeignCheckpoint,
+    has_checkpoint,
+    newest_durable,
+    unfit_checkpoints,
+)
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.membership.membership import Membership
+from mecefo_runtime.membership.regroup import CannotGoOn, Rules
+from mecefo_runtime.membership.roster import Stage
+from mecefo_runtime.membership.succession import Succession
+from mecefo_runtime.planners import find, stops_on_loss
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, decode, encode, token_matches
+
+# After the end: how long ranks may take to hear of it and hang up.
+FAREWELL_SECONDS = 2.0
+# Turns of the event loop until what lies in the sockets has been acted upon: to poll, to hand over, to read.
+READING_TURNS = 3
+# The exit code that says that the job cannot go on; any other but 0 is a crash, after which the coordinator is
+# started again.
+JOB_FAILED = 3
+
+
+class Coordinator:
+    """Serves one job on `listener` until it has ended."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        listener: socket.socket,
+        token: str,
+        emitter: Emitter,
+        succession: Succession | None = None,
+    ) -> None:
+        self._succession = succession or Succession()
+        self._listener = listener
+        self._token = token
+        self._emitter = emitter
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._rendezvous: dict[str, str] = {}
+        self._waiting: dict[str, list[int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._bug: Exception | None = None
+        self._membership = Membership(
+            Rules(
+                cluster=job.cluster(),
+                planner=find(job.strategy),
+                takeover=job.takeover,
+                degraded_share_limit=job.degraded_share_limit,
+                newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
+                unfit_checkpoints=lambda after_step: unfit_checkpoints(job, after_step),
+                stops_on_loss=stops_on_loss(job.strategy),
+                max_fruitless_restarts=job.max_fruitless_restarts,
+            ),
+            job.steps,
+            self,
+            time.monotonic,
+            job.heartbeat_timeout_seconds,
+            predicted_costs=Costs.from_flops(
+                job.model,
+                job.sequence_length,
+                job.microbatch_size,
+                job.approximation,
+                memory_bytes=job.rank_memory_bytes,
+            ),
+            must_resume=job.checkpoint is not None and job.checkpoint.resume and has_checkpoint(job),
+            begun_epoch=self._succession.epoch,
+        )
+
+    async def serve(self) -> bool:
+        """Run until the job has ended; returns whether it went well."""
+        server = await asyncio.start_server(self._on_connection, sock=self._listener, limit=MAX_LINE_BYTES)
+        self._settle()
+        await self._ended.wait()
+        if self._bug is not None:
+            server.close()
+            raise self._bug
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while self._writers and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        server.close()
+        return self._membership.failure is None
+
+    # ---- Effects ----
+
+    def send(self, rank: int, message: Message) -> None:
+        """Queue `message` for `rank`; a rank without a connection will be heard of as lost."""
+        writer = self._writers.get(rank)
+        if writer is not None:
+            writer.write(encode(message))
+
+    def hang_up(self, rank: int) -> None:
+        """Close the connection of `rank`."""
+        writer = self._writers.pop(rank, None)
+        if writer is not None:
+            writer.close()
+
+    def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
+        """Emit an event as the coordinator."""
+        self._emitter.emit(kind, step=step, **fields)
+
+    # ---- connections ----
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            try:
+                hello = decode(await reader.readline())
+            except (OSError, ValueError):
+                return
+            if not token_matches(hello, self._token):
+                return
+            if hello["role"] == "supervisor":
+                await self._serve_supervisor(reader, int(hello["node"]))
+            else:
+                await self._serve_rank(reader, writer, hello)
+        except asyncio.CancelledError:
+            # Whoever is still connected when the loop ends; passed on, Python 3.11 logs it as an error of the callback.
+            return
+        except Exception as error:
+            self._crash(error)
+        finally:
+            writer.close()
+
+    def _crash(self, bug: Exception) -> None:
+        """A bug of ours: whoever is started in our place learns all from the ranks; to go on would be worse."""
+        self._bug = bug
+        self._ended.set()
+
+    async def _serve_supervisor(self, reader: asyncio.StreamReader, node: int) -> None:
+        self._membership.on_supervisor(node)
+        async for message in _messages(reader):
+            if message["has_ended_in_order"]:
+                self._membership.on_completed()
+            self._membership.on_lost(int(message["rank"]), "supervisor", int(message["attempt"]))
+            self._settle()
+        self._membership.on_supervisor_lost(node)
+        self._settle()
+
+    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
+        rank = int(hello["rank"])
+        if rank in self._writers:
+            self.hang_up(rank)
+        self._writers[rank] = writer
+        self._on_message(rank, hello)
+        async for message in _messages(reader):
+            if self._writers.get(rank) is not writer:
+                # We hung up on it, or another process of this rank has come: what it still says counts no more.
+                return
+            self._on_message(rank, message)
+        if self._writers.get(rank) is writer:
+            del self._writers[rank]
+            self._membership.on_lost(rank, "connection")
+            self._settle()
+
+    def _on_message(self, rank: int, message: Message) -> None:
+        membership = self._membership
+        membership.on_heard(rank)
+        match message["type"]:
+            case "put":
+                self._put(message["key"], message["value"])
+                return
+            case "take":
+                self._take(rank, message["key"])
+                return
+            case "hello":
+                membership.on_hello(rank, message)
+            case "parked":
+                membership.on_parked(rank, message)
+            case "formed":
+                membership.on_formed(rank, message)
+            case "trouble":
+                epoch, unreachable = int(message["epoch"]), message.get("unreachable", ())
+                membership.on_trouble(rank, epoch, str(message["error"]), message.get("refused"), unreachable)
+            case "unreachable":
+                membership.on_unreachable(rank, int(message["epoch"]))
+            case "probed":
+                membership.on_probed(rank, int(message["inquiry"]), message["unreachable"])
+            case "cut_off":
+                membership.on_cut_off(rank)
+            case "background_done":
+                membership.on_background_done(int(message["epoch"]))
+            case "diverged":
+                membership.on_diverged(int(message["epoch"]))
+            case "unhealthy":
+                membership.on_unhealthy(int(message["epoch"]), int(message["rank"]), str(message["reason"]))
+            case "committed":
+                membership.on_committed(int(message["step"]))
+            case "finished":
+                membership.on_finished(rank)
+            case "lost":
+                membership.on_lost(rank, "connection")
+        self._settle()
+
+    def _put(self, key: str, value: str) -> None:
+        self._rendezvous[key] = value
+        for rank in self._waiting.pop(key, ()):
+            self.send(rank, {"type": "value", "key": key, "value": value})
+
+    def _take(self, rank: int, key: str) -> None:
+        if key in self._rendezvous:
+            self.send(rank, {"type": "value", "key": key, "value": self._rendezvous[key]})
+        else:
+            self._waiting.setdefault(key, []).append(rank)
+
+    def _settle(self) -> None:
+        """After anything happened: wake up in time for the next deadline, forget old rendezvous, notice the end."""
+        membership = self._membership
+        self._succession.note(membership.epoch, membership.furthest_step)
+        if membership.stage is Stage.ENDED:
+            self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = membership.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+        if membership.stage is Stage.TRAINING and self._rendezvous:
+            self._rendezvous.clear()
+            self._waiting.clear()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """What has arrived comes first: whoever was stopped for a while finds the signs of life behind the deadline."""
+        for _ in range(READING_TURNS):
+            await asyncio.sleep(0)
+        try:
+            self._membership.tick()
+            self._settle()
+        except Exception as error:
+            self._crash(error)
+
+
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
+    """What a peer says, until its connection ends: in order, by a reset, or in the middle of a line."""
+    while True:
+        try:
+            line = await reader.readline()
+            if not line:
+                return
+            message = decode(line)
+        except (OSError, ValueError):
+            return
+        yield message
+
+
+def _newest_or_stop(job: JobConfig, refused: Collection[Durable]) -> Durable | None:
+    try:
+        return newest_durable(job, refused)
+    except ForeignCheckpoint as error:
+        raise CannotGoOn(str(error)) from error
+
+
+def run_coordinator(
+    job: JobConfig, listener: socket.socket, token: str, emitter: Emitter, succession: Succession | None = None
+) -> int:
+    """Serve `job` until it has ended; returns the exit code: 0, or JOB_FAILED.
+
+    All coordinators of a job get the same `succession`. Without one, a job of which every rank is lost together with
+    its coordinator begins anew.
+    """
+    listener.setblocking(False)
+
+    async def serve() -> bool:
+        return await Coordinator(job, listener, token, emitter, succession).serve()
+
+    return 0 if asyncio.run(serve()) else JOB_FAILED

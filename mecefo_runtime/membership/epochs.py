@@ -1,0 +1,247 @@
+"""An epoch's way from the call to its beginning: members leave the one before, are told the next one, and are in it.
+
+A change goes through two stages: every member leaves the old epoch (*parks*: at once after a loss, at the next step
+boundary for a rejoin) and reports what it has; then one message tells all of them the new layout, which state moves,
+and whether the step in flight counts. The rule for that step is in `commit`, what the new layout is in `regroup`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.membership.commit import Decision, decide
+from mecefo_runtime.membership.orders import form_orders, layout_fields
+from mecefo_runtime.membership.regroup import Plan, Rules, Survivors, plan_epoch
+from mecefo_runtime.membership.roster import Effects, Member, Roster, Stage
+from mecefo_runtime.system.wire import Message
+
+
+class Epochs:
+    """The epoch that is, and the one that is to follow; who is `connected` is somebody else's to know.
+
+    `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of the
+    newer one once it has been told; `entered` is who was in the last one that began. `must_restore`: the next one
+    begins with a checkpoint, but with none of `refused`, which were found to be damaged.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        steps: int,
+        connected: Roster,
+        effects: Effects,
+        clock: Callable[[], float],
+        predicted_costs: Costs,
+    ) -> None:
+        self._rules = rules
+        self._steps = steps
+        self._connected = connected
+        self._effects = effects
+        self._clock = clock
+        self._predicted_costs = predicted_costs
+        self._called_seconds = clock()
+        self._regroup_seconds = 0.0
+        self._lineage = ""
+        self._resume_step = 1
+        self._rejoining: list[int] = []
+        self.stage = Stage.GATHERING
+        self.reason = "start"
+        self.number = 0
+        self.target = 0
+        self.members: frozenset[int] = frozenset()
+        self.entered: frozenset[int] = frozenset()
+        self.layout: Layout | None = None
+        # Until an epoch has begun with it: what ranks hold meanwhile is partly from before and partly from there.
+        self.must_restore = False
+        self.refused: dict[Durable, str] = {}
+        self._restoring: Durable | None = None
+
+    @property
+    def awaited(self) -> int:
+        """The epoch of which members have to tell now: the next one while it is formed."""
+        return self.target if self.stage is Stage.FORMING else self.number
+
+    # ---- who has part in it ----
+
+    def belongs(self, member: Member) -> bool:
+        """Whether it has part in the epoch: it is in it, on its way into it, or in the one that was to follow.
+
+        Of the latter two nobody has trained in the newer one, for that takes all its members.
+        """
+        return member.rank in self.members and max(member.epoch, member.target) >= self.number
+
+    def survivors(self) -> list[int]:
+        """The members that are still there."""
+        return self._connected.survivors(self.members)
+
+    # ---- the call ----
+
+    def call(self) -> Message:
+        """What calls a member out of its epoch."""
+        kind = "join" if self.stage is Stage.JOINING else "regroup"
+        return {"type": kind, "epoch": self.target, "reason": self.reason}
+
+    def call_to_boundary(self, reason: str) -> None:
+        """Let the members park at the next step boundary."""
+        self._called_seconds = self._clock()
+        self._call_for(Stage.JOINING, reason)
+
+    def call_out(self, reason: str) -> None:
+        """Let the members park at once."""
+        if self.stage is not Stage.PARKING:
+            self._called_seconds = self._clock()
+        self._call_for(Stage.PARKING, reason)
+
+    def _call_for(self, stage: Stage, reason: str) -> None:
+        self.stage, self.reason = stage, reason
+        self.number_next()
+        for rank in self.survivors():
+            self._effects.send(rank, self.call())
+
+    def are_all_parked(self) -> bool:
+        """Whether every survivor has left its epoch for the one that is to follow."""
+        return all(self._connected[rank].parked_for == self.target for rank in self.survivors())
+
+    # ---- without a call ----
+
+    def number_next(self) -> None:
+        """Number the epoch that is to follow."""
+        self.target = max(self.target, self.number) + 1
+
+    def end_all(self, *, is_again: bool) -> None:
+        """All ranks end, to be started again; the next epoch begins with a checkpoint. `is_again`: they were ending."""
+        if not is_again:
+            # Those who were lost will be back; the others never were away.
+            self.entered &= frozenset(self._connected)
+        self.stage, self.reason = Stage.GATHERING, "loss"
+        self.members = frozenset()
+        self.must_restore = True
+        self._called_seconds = self._clock()
+
+    def forget(self) -> None:
+        """Know no more than a coordinator that begins."""
+        self.stage, self.reason = Stage.GATHERING, "loss"
+        self.members = self.entered = frozenset()
+        self.number = self.target = 0
+        self.layout = None
+
+    def resume(self, learned: Message) -> None:
+        """Go on in the epoch that a member told of, as it knows it."""
+        self.stage = Stage.TRAINING
+        self.number = int(learned["epoch"])
+        self.target = max([self.number, *(member.target for member in self._connected.values())])
+        self.members = self.entered = frozenset(learned["members"])
+        self.layout = Layout.from_dict(learned["layout"])
+        self._lineage, self.must_restore = str(learned["lineage"]), False
+
+    # ---- the next one ----
+
+    def form(self, *, has_completed: bool) -> Message | None:
+        """All survivors are parked: say what becomes of the step in flight, who does what, and what moves.
+
+        Returns what to take leave with if no epoch follows: the last step is committed, or a rank `has_completed`.
+
+        Raises:
+            mecefo_runtime.membership.commit.RuleBroken: what the survivors report contradicts the rule.
+            mecefo_runtime.membership.regroup.CannotGoOn: no layout is possible, or state is lost for good.
+        """
+        if self.number:
+            self._effects.emit("isolated", epoch=self.target)
+        survivors = self._look_at_survivors()
+        decision = Decision(0, None) if self.must_restore else decide(survivors.stateful)
+        if self.number and decision.committed_step >= self._steps:
+            return {"type": "goodbye", "commit": decision.commit}
+        if self.number and has_completed:
+            # Of a job that is done these are the ranks that slept while the others came to the end.
+            return {"type": "goodbye"}
+        self._tell(plan_epoch(self._rules, survivors, decision, self.reason), survivors.costs)
+        return None
+
+    def _look_at_survivors(self) -> Survivors:
+        newcomers = self._connected.newcomers() if self.number else sorted(self._connected)
+        return Survivors(
+            reports={rank: self._connected[rank].report for rank in self.survivors()},
+            newcomers=tuple(newcomers),
+            costs=self._connected.costs() or self._predicted_costs,
+            # One that was told and never begun has left no state.
+            layout=self.layout if self.number else None,
+            regroup_seconds=self._regroup_seconds,
+            must_restore=self.must_restore,
+            refused=self.refused,
+        )
+
+    def _tell(self, plan: Plan, costs: Costs) -> None:
+        """Tell everybody the new epoch."""
+        self.stage = Stage.FORMING
+        self._rejoining = sorted(set(plan.members) - self.entered) if self.number else []
+        self._resume_step = plan.decision.committed_step + 1
+        self.members, self.layout = frozenset(plan.members), plan.layout
+        self._restoring, self.must_restore = plan.restore, plan.restore is not None
+        if plan.restore is not None or not self._lineage:
+            # Checkpoints from before must not be completed by what is written from now on.
+            self._lineage = os.urandom(8).hex()
+        members = {rank: self._connected[rank] for rank in plan.members}
+        orders = form_orders(
+            plan,
+            members,
+            epoch=self.target,
+            reason=self.reason,
+            lineage=self._lineage,
+            # Where all ranks end after a loss, nobody is left then to say how far the job had come.
+            tells_commits=self._rules.stops_on_loss,
+        )
+        for rank, member in members.items():
+            member.formed, member.status, member.epoch = None, "forming", self.target
+            self._effects.send(rank, orders)
+        step = plan.decision.committed_step or None
+        told = {"group_backend": orders["device_way"], **layout_fields(plan, costs)}
+        self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
+        if plan.restore is not None:
+            for reason in self._rules.unfit_checkpoints(plan.restore.step):
+                self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
+            self._effects.emit("checkpoint_restored", step=plan.restore.step, folder=plan.restore.folder)
+
+    def refuse(self, folder: str, error: str) -> None:
+        """A member found that the checkpoint in `folder`, with which the epoch was to begin, is damaged."""
+        # Not the folder: what is saved there from now on is another checkpoint.
+        if self._restoring is not None and self._restoring.folder == folder:
+            self.refused[self._restoring] = error
+
+    # ---- its beginning ----
+
+    def are_all_in(self) -> bool:
+        """Whether every member has formed it. One that is lost is still one until the regroup begins."""
+        return all(rank in self._connected and self._connected[rank].formed is not None for rank in self.members)
+
+    def are_all(self, status: str) -> bool:
+        """Whether every member is there and of this status."""
+        return all(rank in self._connected and self._connected[rank].status == status for rank in self.members)
+
+    def begin(self) -> None:
+        """Every member is in: the new epoch has begun."""
+        reports = [self._connected[rank].formed or {} for rank in self.members]
+        self.stage = Stage.TRAINING
+        self.number = self.target
+        self.entered = self.members
+        self._regroup_seconds = self._clock() - self._called_seconds
+        self.must_restore = False
+        for rank in self.members:
+            # The last step may be over before the last news of its epoch's beginning is here.
+            if self._connected[rank].status != "finished":
+                self._connected[rank].status = "training"
+        self._effects.emit(
+            "regrouped",
+            step=self._resume_step - 1 or None,
+            epoch=self.number,
+            reason=self.reason,
+            members=sorted(self.members),
+            group_seconds=max(report["group_seconds"] for report in reports),
+            transfer_seconds=max(report["transfer_seconds"] for report in reports),
+            transfer_bytes=max(report["transfer_bytes"] for report in reports),
+        )
+        if self._rejoining:
+            self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.number, ranks=self._rejoining)

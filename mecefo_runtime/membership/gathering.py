@@ -1,0 +1,93 @@
+"""What a coordinator waits for before it knows where the job is: who is there, who will not come, what they know.
+
+At the job's start nobody knows of an epoch. To one that is started in the place of another the ranks tell where they
+are, and it goes on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from enum import Enum
+
+from mecefo_runtime.system.wire import Message
+
+START_TIMEOUT_SECONDS = 120.0
+
+
+class Found(Enum):
+    """What there is to be done."""
+
+    NOTHING = "nothing"  # but to wait
+    NEW = "new"  # begin: nobody was in an epoch
+    EPOCH = "epoch"  # go on in the one that was learned
+    END = "end"  # the job is done
+    TOO_FEW = "too few"  # give up: some did not come in time
+
+
+class Gathering:
+    """`learned` is the newest hello that knows an epoch, `absent` are the ranks that will not come by themselves.
+
+    `begun_epoch` is the newest epoch that is known to have begun under an earlier coordinator, 0: none.
+    `has_completed`: a rank has come to the job's end. `deadline_seconds` counts while ranks are gathered.
+    """
+
+    def __init__(self, num_ranks: int, clock: Callable[[], float], patience_seconds: float, begun_epoch: int) -> None:
+        self._num_ranks = num_ranks
+        self._clock = clock
+        self._patience_seconds = patience_seconds
+        self.begun_epoch = begun_epoch
+        self.absent: set[int] = set()
+        self.learned: Message | None = None
+        self.has_completed = False
+        self.deadline_seconds: float | None = clock() + START_TIMEOUT_SECONDS
+
+    def learn(self, message: Message) -> None:
+        """Remember the newest epoch that a rank knows."""
+        if message["epoch"] > 0 and (self.learned is None or message["epoch"] > self.learned["epoch"]):
+            self.learned = message
+            self.deadline_seconds = self._clock() + self._patience_seconds
+
+    def on_completed(self) -> None:
+        """A rank ended in order. Whoever still has state comes to the same end by itself, and may say so."""
+        self.has_completed = True
+        if self.learned is None:
+            self.deadline_seconds = self._clock() + self._patience_seconds
+
+    def look(self, connected: Collection[int], *, has_losses: bool) -> Found:
+        """What there is to be done, now that these are `connected`; with losses of the moment more may follow."""
+        if self.learned is not None:
+            return Found.EPOCH if set(self.learned["members"]) <= set(connected) | self.absent else Found.NOTHING
+        if has_losses or len(connected) + len(self.absent) != self._num_ranks:
+            return Found.NOTHING
+        if connected or self.has_completed:
+            return Found.NEW
+        if self.deadline_seconds is not None:
+            # All are gone. Whether they had come to the end, their supervisors will tell in a moment.
+            self.deadline_seconds = min(self.deadline_seconds, self._clock() + self._patience_seconds)
+        return Found.NOTHING
+
+    def look_at_deadline(self) -> Found:
+        """What there is to be done if nobody else comes."""
+        self.deadline_seconds = None
+        if self.learned is not None:
+            return Found.EPOCH
+        if self.has_completed:
+            return Found.END
+        return Found.NEW if len(self.absent) == self._num_ranks else Found.TOO_FEW
+
+    def complaint(self, connected: Collection[int]) -> str:
+        """Who did not come, in words."""
+        missing = sorted(set(range(self._num_ranks)) - set(connected))
+        did_not = "come back" if self.begun_epoch else "start"
+        return f"ranks {missing} did not {did_not} within {START_TIMEOUT_SECONDS:.0f} s; see their logs"
+
+    def begin_again(self, begun_epoch: int) -> None:
+        """Wait as whoever is started in this coordinator's place would, with `begun_epoch` known to have begun."""
+        self.begun_epoch = max(self.begun_epoch, begun_epoch)
+        self.learned = None
+        self.deadline_seconds = self._clock() + START_TIMEOUT_SECONDS
+
+    def begin_anew(self) -> None:
+        """Wait for all ranks, for as long as it takes: they are started again, and none knows of an epoch."""
+        self.learned = self.deadline_seconds = None
+        self.absent.clear()

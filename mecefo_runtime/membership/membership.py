@@ -1,0 +1,278 @@
+"""Epochs: who is in, who is lost, who comes back, and what the members do about it.
+
+The coordinator's mind, without I/O: reports go in, messages and events come out through `Effects`. An epoch is one
+membership with one layout. Here stands what every report means; what follows from all of them is in `transitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.membership.regroup import BALANCE, Rules
+from mecefo_runtime.membership.roster import Effects, Member, Stage
+from mecefo_runtime.membership.transitions import Transitions
+from mecefo_runtime.system.wire import Message
+
+FORM_RETRY_SECONDS = 0.5
+
+
+class Membership:
+    """The coordinator's state machine. Call the `on_` methods with what happened, and `tick` at `next_deadline`.
+
+    `predicted_costs` stand in for measured ones until a rank has told its own. With `must_resume` the job begins with a
+    checkpoint. `begun_epoch` is the newest epoch that is known to have begun under an earlier coordinator, 0: none.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        steps: int,
+        effects: Effects,
+        clock: Callable[[], float],
+        heartbeat_timeout_seconds: float,
+        *,
+        predicted_costs: Costs,
+        must_resume: bool = False,
+        begun_epoch: int = 0,
+    ) -> None:
+        self._effects = effects
+        self._clock = clock
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self._transitions = transitions = Transitions(
+            rules,
+            steps,
+            effects,
+            clock,
+            heartbeat_timeout_seconds,
+            predicted_costs,
+            must_resume=must_resume,
+            begun_epoch=begun_epoch,
+        )
+        self._connected = transitions.connected
+        self._losses = transitions.losses
+        self._links = transitions.links
+        self._gathering = transitions.gathering
+        self._restart = transitions.restart
+        self._epochs = transitions.epochs
+
+    @property
+    def stage(self) -> Stage:
+        """What is waited for."""
+        return self._epochs.stage
+
+    @property
+    def epoch(self) -> int:
+        """The number of the last epoch that began, 0: none has."""
+        return self._epochs.number
+
+    @property
+    def target(self) -> int:
+        """The number of the one that is to follow, or of this one while none is."""
+        return self._epochs.target
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Who is in the epoch, or has been told that it is to be in the next one."""
+        return self._epochs.members
+
+    @property
+    def layout(self) -> Layout | None:
+        """Who of them holds what."""
+        return self._epochs.layout
+
+    @property
+    def furthest_step(self) -> int:
+        """The furthest step that is known to be committed, 0: none is."""
+        return self._restart.furthest_step
+
+    @property
+    def failure(self) -> str | None:
+        """Why the job cannot go on; None: it can, or is done."""
+        return self._transitions.failure
+
+    def tick(self) -> None:
+        """Do what is due by now; all that has arrived must have been told before."""
+        self._transitions.tick()
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called at the latest, in the clock's seconds."""
+        return self._transitions.next_deadline()
+
+    # ---- what happened ----
+
+    def on_hello(self, rank: int, message: Message) -> None:
+        """A rank connected: a fresh one, or one of an epoch that this coordinator may not know yet."""
+        now = self._clock()
+        if message.get("is_cut_off") and self.stage is not Stage.ENDED:
+            # Its connection broke. It comes, as a newcomer, when it can reach its peers.
+            self._links.cut_off.add(rank)
+            if self.stage is Stage.GATHERING:
+                self._gathering.absent.add(rank)
+                self._transitions.proceed()
+            return
+        known = self._connected.get(rank)
+        member = Member.of(rank, message, now)
+        if self._restart.is_under_way and message["status"] != "fresh":
+            # It slept while the others ended.
+            self._restart.stop(rank)
+            return
+        if known is not None and rank in self.members and known.is_not(member):
+            # The successor is faster than the news of the death.
+            self._transitions.lose(rank, "connection")
+        self._connected[rank] = member
+        self._restart.on_hello(rank, member.attempt)
+        # To a coordinator that was started in the place of another, nobody told it.
+        self._restart.on_committed(int(message["committed_step"]))
+        for gone in (self._transitions.silent, self._gathering.absent, self._links.cut_off):
+            gone.discard(rank)
+        if message.get("is_done"):
+            self._gathering.has_completed = True
+        if self.stage is Stage.ENDED:
+            self._transitions.tell_end(rank)
+        elif self.stage is Stage.GATHERING:
+            self._gathering.learn(message)
+        elif member.status == "fresh":
+            self._transitions.await_neighbours()
+            self._effects.emit("rejoin_requested", ranks=[rank])
+        elif not self._epochs.belongs(member):
+            self._transitions.evict(member)
+        elif self.stage in (Stage.PARKING, Stage.JOINING):
+            self._effects.send(rank, self._epochs.call())
+        elif self.stage is Stage.FORMING or member.has_left:
+            self._transitions.regroup("retry")
+        elif message.get("distrusted"):
+            self._transitions.regroup("heal")
+        elif message.get("is_background_done"):
+            self._epochs.call_to_boundary(BALANCE)
+        self._transitions.proceed()
+
+    def on_heard(self, rank: int) -> None:
+        """Any message is a sign of life."""
+        if rank in self._connected:
+            self._connected[rank].last_heard_seconds = self._clock()
+
+    def on_supervisor(self, node: int) -> None:
+        """A node's supervisor connected."""
+        self._losses.supervisor_came(node)
+
+    def on_supervisor_lost(self, node: int) -> None:
+        """A node's supervisor is gone, and with it, most likely, the node."""
+        self._losses.supervisor_went(node)
+        self._transitions.proceed()
+
+    def on_lost(self, rank: int, how: str, attempt: int | None = None) -> None:
+        """A rank is gone; `how` is `supervisor`, `connection` or `heartbeat`. `attempt` guards against late news."""
+        member = self._connected.get(rank)
+        if member is None or (attempt is not None and member.attempt != attempt):
+            if rank not in self._connected and self.stage is Stage.GATHERING:
+                self._transitions.end_early(rank, attempt)
+            return
+        self._transitions.lose(rank, how)
+        self._transitions.proceed()
+
+    def on_completed(self) -> None:
+        """A rank ended in order: a coordinator that is no more had said goodbye, the job is done.
+
+        Whoever has not heard it yet and still has state comes to the same end by itself; the others are told here.
+        """
+        self._gathering.on_completed()
+        self._transitions.proceed()
+
+    def on_trouble(
+        self, rank: int, epoch: int, error: str, refused: str | None = None, unreachable: Collection[int] = ()
+    ) -> None:
+        """A member has left the epoch: it lost a peer. If that is dead we hear of it soon; if not, we form it again.
+
+        `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` whom it cannot reach.
+        """
+        if self.stage is Stage.GATHERING and rank in self._connected:
+            # It has left its epoch since its hello.
+            member = self._connected[rank]
+            member.status = "fresh" if member.status == "fresh" else "parked"
+        if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or epoch != self._epochs.awaited:
+            return
+        wait_seconds = FORM_RETRY_SECONDS if self.stage is Stage.FORMING else 1.5 * self._heartbeat_timeout_seconds
+        if refused is not None:
+            self._epochs.refuse(refused, error)
+        self._effects.emit("warning", message=f"rank {rank} broke off: {error}")
+        self._restart.on_trouble(rank, error)
+        if unreachable:
+            self.on_unreachable(rank, epoch)
+        if self._links.are_asked_for:
+            self._links.must_regroup()
+        elif self._transitions.retry_seconds is None:
+            self._transitions.retry_seconds = self._clock() + wait_seconds
+
+    def on_unreachable(self, rank: int, epoch: int) -> None:
+        """A member cannot reach a peer: all of them are asked whom they can reach."""
+        if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or epoch != self._epochs.awaited:
+            return
+        if rank in self.members and rank in self._connected and not self._links.are_asked_for:
+            self._transitions.retry_seconds = None
+            self._links.ask(self.members)
+
+    def on_probed(self, rank: int, inquiry: int, unreachable: Sequence[int]) -> None:
+        """A member has tried to reach all the others."""
+        if self._links.answer(rank, inquiry, unreachable):
+            self._transitions.proceed()
+
+    def on_cut_off(self, rank: int) -> None:
+        """A rank that was evicted because of its links asks whom it has to reach before it may come back."""
+        if self.stage is Stage.ENDED:
+            self._transitions.tell_end(rank)
+        elif rank not in self._connected:
+            self._links.tell_peers(rank, self.members)
+
+    def on_parked(self, rank: int, message: Message) -> None:
+        """A member left its epoch for `message["epoch"]`."""
+        member, target = self._connected.get(rank), self._epochs.target
+        if member is None or self.stage not in (Stage.PARKING, Stage.JOINING) or message["epoch"] != target:
+            return
+        member.report, member.parked_for, member.status = message, target, "parked"
+        self._transitions.proceed()
+
+    def on_formed(self, rank: int, message: Message) -> None:
+        """A member is in the new epoch, with its state."""
+        member = self._connected.get(rank)
+        if member is not None and self.stage is Stage.GATHERING:
+            # Its hello was from before. In what it entered others may have trained since.
+            member.status, member.epoch, member.report = "training", int(message["epoch"]), message
+            self._gathering.learn(message)
+            self._transitions.proceed()
+        if member is None or self.stage is not Stage.FORMING or message["epoch"] != self._epochs.target:
+            return
+        member.formed = message
+        member.bytes_per_second = message.get("bytes_per_second") or member.bytes_per_second
+        if self._epochs.are_all_in():
+            self._transitions.enter()
+
+    def on_background_done(self, epoch: int) -> None:
+        """What was fetched while training went on is there: the layout that needs it can begin."""
+        if self.stage is Stage.TRAINING and epoch == self.epoch:
+            self._epochs.call_to_boundary(BALANCE)
+
+    def on_diverged(self, epoch: int) -> None:
+        """A member found that its state differs from its peers': it gets theirs, in a new epoch."""
+        if self.stage in (Stage.TRAINING, Stage.JOINING) and epoch == self.epoch:
+            self._transitions.regroup("heal")
+
+    def on_unhealthy(self, epoch: int, rank: int, why: str) -> None:
+        """The members blame `rank` for steps that cannot be committed: it has to go."""
+        if self.stage not in (Stage.TRAINING, Stage.JOINING) or epoch != self.epoch or rank not in self._connected:
+            return
+        self._effects.send(rank, {"type": "stop", "reason": why})
+        self._transitions.lose(rank, "health")
+        self._effects.hang_up(rank)
+        self._transitions.proceed()
+
+    def on_committed(self, step: int) -> None:
+        """`step` is committed, in whatever epoch."""
+        self._restart.on_committed(step)
+
+    def on_finished(self, rank: int) -> None:
+        """A member committed the last step."""
+        if rank in self._connected:
+            self._connected[rank].status = "finished"
+            self._transitions.end_if_finished()

@@ -1,0 +1,255 @@
+"""What the next epoch looks like: decided from the survivors' reports, without I/O.
+
+Take over first, balance after: the layout that the planner wants may need state that takes long to move. Then the
+first layout is one that can run at once, with what everybody has, and the wanted one follows at a later step boundary,
+its state fetched in the background meanwhile. Which of the two costs less is computed from the measured costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.job.background import Background, plan_background
+from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, plan_transfers
+from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.membership.commit import Decision, Report
+from mecefo_runtime.planners import NoLayout, Planner, Situation
+
+# Of a step's time, how much a rank may spend on state in the background. More would delay the step.
+BACKGROUND_SHARE = 0.5
+BALANCE = "balance"
+
+
+class CannotGoOn(RuntimeError):
+    """No layout is possible, or state is lost for good; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a job wants its epochs made.
+
+    `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
+    another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those that
+    it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is given that are not
+    complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
+    checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come
+    to no step that had not been committed before, the job ends.
+    """
+
+    cluster: Cluster
+    planner: Planner
+    takeover: Literal["auto", "direct", "background"] = "auto"
+    degraded_share_limit: float = 1.0
+    newest_checkpoint: Callable[[Collection[Durable]], Durable | None] = lambda refused: None
+    unfit_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
+    stops_on_loss: bool = False
+    max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """Who is there: `reports` of the members that are left, by rank, and the ranks of `newcomers`, who have nothing.
+
+    `layout` is what ran last, None before the job began; `regroup_seconds` is how long the last regroup took, 0 where
+    there was none. `must_restore`: a checkpoint is what the epoch begins with; not one of `refused`, which were found
+    to be damaged, as the values say.
+    """
+
+    reports: Mapping[int, Report]
+    newcomers: tuple[int, ...]
+    costs: Costs
+    layout: Layout | None
+    regroup_seconds: float = 0.0
+    must_restore: bool = False
+    refused: Mapping[Durable, str] = field(default_factory=dict)
+
+    @property
+    def stateful(self) -> list[Report]:
+        """The reports of those who have trained."""
+        return [report for report in self.reports.values() if not report["is_stateless"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An epoch to be formed.
+
+    `transfers` move before it begins, `background` while it trains. `restore`: everybody begins with this checkpoint.
+    """
+
+    members: tuple[int, ...]
+    layout: Layout
+    decision: Decision
+    transfers: tuple[Transfer, ...] = ()
+    background: Background = field(default_factory=Background)
+    restore: Durable | None = None
+
+
+def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> Plan:
+    """Lay out, say what moves and when.
+
+    Raises:
+        CannotGoOn: there is no way to go on.
+    """
+    members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
+    if not members:
+        raise CannotGoOn(f"every rank that held state is lost{newest_said(rules, survivors.refused)}")
+    # What was given away has no gradients: it is out of date if the step in flight is committed after all.
+    kinds = ("holdings",) if decision.commit else ("holdings", "given_away")
+    holdings = {
+        rank: frozenset(unit for kind in kinds for unit in report.get(kind, ()))
+        for rank, report in survivors.reports.items()
+    }
+    situation = Situation(
+        cluster=rules.cluster,
+        alive=frozenset(members),
+        costs=survivors.costs,
+        current=survivors.layout,
+        holdings=holdings,
+        degraded_share_limit=rules.degraded_share_limit,
+    )
+    try:
+        target = _plan(rules, situation)
+    except NoLayout as error:
+        raise CannotGoOn(f"{error}{newest_said(rules, survivors.refused)}") from error
+    target.check(rules.cluster, members)
+    if survivors.must_restore:
+        return _go_back(rules, survivors, members, target, "state has to come from a checkpoint")
+    if survivors.layout is not None and not survivors.stateful:
+        return _go_back(rules, survivors, members, target, "every rank that held state is lost")
+    if not decision.committed_step:
+        return Plan(members, target, decision)
+    transfers, missing = plan_transfers(target, holdings)
+    if missing:
+        distrusted = {unit for report in survivors.reports.values() for unit in report.get("distrusted", ())}
+        lost = "the state of all holders is spoilt" if distrusted & set(missing) else "every holder was lost at once"
+        what = f"no living rank holds {', '.join(missing)}: {lost}"
+        return _go_back(rules, survivors, members, target, what)
+    direct = Plan(members, target, decision, transfers)
+    if not transfers or reason == BALANCE or rules.takeover == "direct":
+        return direct
+    return _cheaper(rules, survivors, direct, holdings)
+
+
+def _plan(rules: Rules, situation: Situation) -> Layout:
+    try:
+        return rules.planner(situation)
+    except NoLayout:
+        if situation.degraded_share_limit == 1:
+            raise
+    # A limit on quality must not end a job that could go on without it.
+    return rules.planner(replace(situation, degraded_share_limit=1.0))
+
+
+def unit_bytes(layout: Layout, costs: Costs) -> dict[str, int]:
+    """What moving each unit moves: parameters and both moments, but not the gradients that its state has room for."""
+    state = {layer_unit(layer): costs.layer_state_bytes for layer in range(layout.num_layers)}
+    state |= {EMBEDDING: costs.embedding_state_bytes, HEAD: costs.head_state_bytes}
+    return {unit: num_bytes * 3 // 4 for unit, num_bytes in state.items()}
+
+
+def transfer_seconds(transfers: Sequence[Transfer], sizes: Mapping[str, int], costs: Costs) -> float:
+    """How long training stands still for `transfers`: until the rank with the most to send or receive is done."""
+    load: dict[tuple[str, int], int] = {}
+    for transfer in transfers:
+        for end in (("from", transfer.source), ("to", transfer.destination)):
+            load[end] = load.get(end, 0) + sizes[transfer.unit]
+    return max(load.values(), default=0) / costs.transfer_bytes_per_second
+
+
+def _cheaper(rules: Rules, survivors: Survivors, direct: Plan, holdings: Mapping[int, frozenset[str]]) -> Plan:
+    """`direct`, or the best layout that runs with what everybody has while the rest is fetched."""
+    costs, target = survivors.costs, direct.layout
+    ready = _ready_layouts(rules.cluster, survivors.layout, target, direct.members, holdings)
+    first = min(ready, key=lambda layout: step_seconds(layout, costs), default=None)
+    if first is None:
+        return direct
+    sizes = unit_bytes(target, costs)
+    first_seconds = step_seconds(first, costs)
+    background = plan_background(
+        first,
+        target,
+        holdings,
+        sizes,
+        max(1.0, costs.transfer_bytes_per_second * first_seconds * BACKGROUND_SHARE),
+        direct.decision.committed_step + 1,
+    )
+    num_steps = background.last_step - direct.decision.committed_step
+    slower_seconds = first_seconds - step_seconds(target, costs)
+    background_seconds = num_steps * slower_seconds + survivors.regroup_seconds
+    # A strategy whose layout is slower than what could run at once is not after speed: it gets what it wants.
+    is_dearer = slower_seconds < 0 or background_seconds >= transfer_seconds(direct.transfers, sizes, costs)
+    if rules.takeover == "auto" and is_dearer:
+        return direct
+    return replace(direct, layout=first, transfers=(), background=background)
+
+
+def _ready_layouts(
+    cluster: Cluster,
+    current: Layout | None,
+    target: Layout,
+    members: Sequence[int],
+    holdings: Mapping[int, frozenset[str]],
+) -> list[Layout]:
+    """Layouts that need nothing to move: what ran last, and each of both without the replicas that lack something."""
+    candidates = [target] if current is None else [target, current]
+    whole = (_without_lacking(cluster, layout, frozenset(members), holdings) for layout in candidates)
+    return [layout for layout in whole if layout is not None]
+
+
+def _without_lacking(
+    cluster: Cluster, layout: Layout, members: frozenset[int], holdings: Mapping[int, frozenset[str]]
+) -> Layout | None:
+    """`layout` without the replicas of which a rank is gone or lacks a unit; None when none is left."""
+    whole = [
+        replica
+        for replica in layout.replicas
+        if all(
+            span.rank in members and set(layout.units(span.rank)) <= holdings.get(span.rank, frozenset())
+            for span in replica.spans
+        )
+    ]
+    if not whole:
+        return None
+    if len(whole) == len(layout.replicas):
+        return layout
+    return replace(layout, replicas=_shared(whole, cluster.num_microbatches))
+
+
+def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica, ...]:
+    """`replicas` with the whole step's microbatches, in proportion to what they have now; if that is none, evenly."""
+    weights = [replica.num_microbatches for replica in replicas]
+    if not any(weights):
+        weights = [1] * len(weights)
+    exact = [num_microbatches * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(replicas)), key=lambda index: (shares[index] - exact[index], index))
+    for index in by_remainder[: num_microbatches - sum(shares)]:
+        shares[index] += 1
+    return tuple(replace(r, num_microbatches=share) for r, share in zip(replicas, shares, strict=True))
+
+
+def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], target: Layout, what: str) -> Plan:
+    """State is lost: everybody goes back to the newest checkpoint that is whole."""
+    durable = rules.newest_checkpoint(survivors.refused)
+    if durable is None and rules.stops_on_loss and not survivors.refused:
+        # All of them are fresh: as when the job began. What a save left half written counts for nothing.
+        return Plan(members, target, Decision(0, None))
+    unfit = [*survivors.refused.values(), *rules.unfit_checkpoints(0)] if durable is None else []
+    if unfit:
+        raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(unfit)}")
+    if durable is None:
+        raise CannotGoOn(
+            f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"
+        )
+    return Plan(members, target, Decision(durable.step, None), restore=durable)
+
+
+def newest_said(rules: Rules, refused: Collection[Durable]) -> str:
+    """Which checkpoint is the newest, as the end of a sentence; nothing if there is none."""
+    durable = rules.newest_checkpoint(refused)
+    return "" if durable is None else f". The newest checkpoint is of step {durable.step}: {durable.folder}"

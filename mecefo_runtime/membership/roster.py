@@ -1,0 +1,142 @@
+"""What the coordinator's mind knows of a rank, what it can be waiting for, and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import Enum
+from statistics import median
+from typing import Any, Protocol
+
+from mecefo_runtime.job.costs import Costs, median_costs
+from mecefo_runtime.membership.commit import lacks_step
+from mecefo_runtime.system.wire import Message
+
+
+class Effects(Protocol):
+    """What the coordinator does to the world."""
+
+    def send(self, rank: int, message: Message) -> None:
+        """Queue `message` for `rank`; if it cannot be delivered, `lost` will be called."""
+
+    def hang_up(self, rank: int) -> None:
+        """Close the connection of `rank`; `lost` will not be called for it."""
+
+    def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> object:
+        """Emit an event."""
+
+
+class Stage(Enum):
+    """What the coordinator waits for."""
+
+    GATHERING = "gathering"  # for the ranks to say hello
+    TRAINING = "training"  # for anything to happen
+    JOINING = "joining"  # for the members to reach a step boundary
+    PARKING = "parking"  # for the survivors to leave the old epoch
+    FORMING = "forming"  # for the members to form the new one
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Member:
+    """A rank that is connected: `report` is what it has, once it has parked or said hello.
+
+    `costs` and `bytes_per_second` (between ranks) are what it measured, None where it has not. `nccl_device` is the GPU
+    on which it can use NCCL.
+    """
+
+    rank: int
+    attempt: int
+    last_heard_seconds: float
+    status: str
+    epoch: int
+    address: str
+    report: Message
+    parked_for: int = 0
+    formed: Message | None = None
+    costs: Costs | None = None
+    bytes_per_second: float | None = None
+    nccl_device: str | None = None
+
+    @classmethod
+    def of(cls, rank: int, hello: Message, now_seconds: float) -> Member:
+        """The rank that says `hello`."""
+        status = str(hello["status"])
+        if status == "fresh" and hello.get("target", 0):
+            # It has been told an epoch and is on its way: it may have trained there before we hear of it again.
+            status = "forming"
+        costs = hello.get("costs")
+        return cls(
+            rank=rank,
+            attempt=int(hello["attempt"]),
+            last_heard_seconds=now_seconds,
+            status=status,
+            epoch=int(hello["epoch"]),
+            address=hello["address"],
+            report=hello,
+            costs=None if costs is None else Costs.from_dict(costs),
+            nccl_device=hello.get("nccl_device"),
+        )
+
+    @property
+    def target(self) -> int:
+        """The newest epoch that it had been called to when it said hello."""
+        return int(self.report.get("target", 0))
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has parked, or has been called to by a coordinator that is no more."""
+        return self.status == "parked" or self.target > self.epoch
+
+    def is_not(self, newcomer: Member) -> bool:
+        """Whether `newcomer`, of the same rank, is another process, or the same one, which has started over."""
+        return self.attempt != newcomer.attempt or (newcomer.status == "fresh" and self.status != "fresh")
+
+
+class Roster(dict[int, Member]):
+    """The ranks that are connected."""
+
+    def survivors(self, members: Collection[int]) -> list[int]:
+        """Those of an epoch's `members` that are still there: not those who took a lost one's place meanwhile."""
+        return sorted(rank for rank in members if rank in self and self[rank].status != "fresh")
+
+    def addresses(self, ranks: Collection[int]) -> dict[int, str]:
+        """Where those of `ranks` that are there can be reached by their peers."""
+        return {rank: self[rank].address for rank in sorted(ranks) if rank in self}
+
+    def newcomers(self) -> list[int]:
+        """Those who have no part in any epoch."""
+        return sorted(rank for rank, member in self.items() if member.status == "fresh")
+
+    def sleepers(self, members: Collection[int]) -> list[Member]:
+        """Those of `members` who hung while the others committed without them, to be asked after a restart.
+
+        Whoever is behind and lacks the gradients was no member then, for a commit takes all members' gradients.
+        """
+        stateful = [self[rank] for rank in self.survivors(members) if not self[rank].report["is_stateless"]]
+        committed = max((member.report["committed_step"] for member in stateful), default=0)
+        return [member for member in stateful if lacks_step(member.report, committed)]
+
+    def take_silent(self, now_seconds: float, timeout_seconds: float) -> list[int]:
+        """The ranks that gave no sign of life for `timeout_seconds`.
+
+        If that is long past, it is we who were away (stopped, or the machine was): none of them then, and they get some
+        time to be heard again.
+        """
+        overdue = {rank: now_seconds - member.last_heard_seconds - timeout_seconds for rank, member in self.items()}
+        silent = [rank for rank, seconds in overdue.items() if seconds > 0]
+        grace_seconds = timeout_seconds / 4
+        if all(overdue[rank] <= grace_seconds for rank in silent):
+            return silent
+        for rank in silent:
+            self[rank].last_heard_seconds = now_seconds - timeout_seconds + grace_seconds
+        return []
+
+    def costs(self) -> Costs | None:
+        """What the ranks measured: the median one's, with the speed at which state really moved; None if nobody did."""
+        measured = [member.costs for member in self.values() if member.costs is not None]
+        if not measured:
+            return None
+        speeds = [member.bytes_per_second for member in self.values() if member.bytes_per_second is not None]
+        costs = median_costs(measured)
+        return replace(costs, transfer_bytes_per_second=median(speeds)) if speeds else costs

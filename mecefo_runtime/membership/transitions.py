@@ -1,0 +1,335 @@
+"""From one stage into the next: what losses, newcomers, answers and deadlines make of the epoch.
+
+Its parts know what belongs to them alone: `epochs` how an epoch comes to be, `gathering` what a coordinator has to know
+before, `cut_links` who goes when links are cut, `restart` how a job starts again that takes nothing over. Here stands
+in which stage each of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.membership.commit import RuleBroken
+from mecefo_runtime.membership.cut_links import CutLinks
+from mecefo_runtime.membership.epochs import Epochs
+from mecefo_runtime.membership.gathering import Found, Gathering
+from mecefo_runtime.membership.inquiry import Pair
+from mecefo_runtime.membership.losses import Losses
+from mecefo_runtime.membership.regroup import CannotGoOn, Rules, newest_said
+from mecefo_runtime.membership.restart import Restart
+from mecefo_runtime.membership.roster import Effects, Member, Roster, Stage
+from mecefo_runtime.system.wire import Message
+
+# The ranks of a repaired node come up one after another.
+REJOIN_GRACE_SECONDS = 0.5
+
+
+class Transitions:
+    """The stages of one coordinator. Whoever tells it of something calls `proceed` then, and `tick` when it is due.
+
+    `connected` are the ranks that are there, `silent` are members that are lost and may well live: nobody told of their
+    end. `retry_seconds`: when to form the epoch again, None: it is whole. See `Membership` for the other arguments.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        steps: int,
+        effects: Effects,
+        clock: Callable[[], float],
+        heartbeat_timeout_seconds: float,
+        predicted_costs: Costs,
+        *,
+        must_resume: bool,
+        begun_epoch: int,
+    ) -> None:
+        self._rules = rules
+        self._cluster = rules.cluster
+        self._effects = effects
+        self._clock = clock
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self.connected = Roster()
+        self.silent: set[int] = set()
+        self.losses = Losses(rules.cluster)
+        self.links = CutLinks(self.connected, effects, clock, heartbeat_timeout_seconds)
+        self.gathering = Gathering(rules.cluster.num_ranks, clock, heartbeat_timeout_seconds, begun_epoch)
+        self.restart = Restart(rules.cluster.num_ranks, rules.max_fruitless_restarts, self.connected, effects)
+        self.epochs = Epochs(rules, steps, self.connected, effects, clock, predicted_costs)
+        self.epochs.must_restore = must_resume
+        self.epochs.reason = "loss" if begun_epoch else "start"
+        self._is_successor = False
+        self._rejoin_seconds: float | None = None
+        self.retry_seconds: float | None = None
+        self.failure: str | None = None
+
+    # ---- what is due ----
+
+    def tick(self) -> None:
+        """Do what is due by now; all that has arrived must have been told before."""
+        self._lose_silent()
+        now = self._clock()
+        if self.epochs.stage is Stage.GATHERING and _is_due(self.gathering.deadline_seconds, now):
+            self._act_on(self.gathering.look_at_deadline())
+        if _is_due(self._rejoin_seconds, now):
+            self._rejoin_seconds = None
+            if self.epochs.stage is Stage.TRAINING and self.connected.newcomers():
+                self.epochs.call_to_boundary("rejoin")
+        if _is_due(self.retry_seconds, now):
+            self.regroup("retry")
+        if _is_due(self.links.deadline_seconds, now):
+            self._conclude_inquiry(is_due=True)
+        self.proceed()
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called at the latest, in the clock's seconds."""
+        due = [member.last_heard_seconds + self._heartbeat_timeout_seconds for member in self.connected.values()]
+        gathering_seconds = self.gathering.deadline_seconds if self.epochs.stage is Stage.GATHERING else None
+        losses_seconds = self.losses.deadline_seconds() if self.losses else None
+        others = (gathering_seconds, self._rejoin_seconds, self.retry_seconds, losses_seconds)
+        due += [seconds for seconds in (*others, self.links.deadline_seconds) if seconds is not None]
+        return min(due, default=None)
+
+    def proceed(self) -> None:
+        """Do what is due, as far as it does not depend on who has not been heard."""
+        if self.losses and (self.losses.are_settled(self.connected) or self._clock() >= self.losses.deadline_seconds()):
+            self.losses.clear()
+            self._after_loss()
+        self._conclude_inquiry(is_due=False)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Take the next step if what it waits for is there."""
+        if self.epochs.stage is Stage.GATHERING:
+            if not self.restart.is_under_way:
+                self._act_on(self.gathering.look(self.connected, has_losses=bool(self.losses)))
+            elif not self.losses and self.restart.is_complete():
+                self.restart.is_under_way = False
+                self.epochs.number_next()
+                self._decide()
+        elif self.epochs.stage is Stage.TRAINING:
+            newcomers = self.connected.newcomers()
+            nodes = {self._cluster.node_of(rank) for rank in newcomers}
+            whole = all(rank in self.connected for node in nodes for rank in self._cluster.ranks_of(node))
+            if newcomers and whole:
+                self._rejoin_seconds = None
+                self.epochs.call_to_boundary("rejoin")
+        elif self.epochs.stage in (Stage.PARKING, Stage.JOINING) and not self.losses and self.epochs.are_all_parked():
+            self._decide()
+
+    # ---- losses ----
+
+    def _lose_silent(self) -> None:
+        for rank in self.connected.take_silent(self._clock(), self._heartbeat_timeout_seconds):
+            self.silent.add(rank)
+            self.lose(rank, "heartbeat")
+            # Should it wake up, it must find out that it is out, by having to say hello again.
+            self._effects.hang_up(rank)
+
+    def _conclude_inquiry(self, *, is_due: bool) -> None:
+        finding = self.links.conclude(self.epochs.members, is_due=is_due)
+        if finding is None:
+            return
+        for rank in finding.evicted:
+            self.lose(rank, "peers", finding.severed)
+            self.links.send_away(rank, self.epochs.number, finding.severed)
+        if finding.evicted:
+            self.proceed()
+        elif finding.must_regroup:
+            self.regroup("retry")
+
+    def lose(self, rank: int, how: str, severed: Collection[Pair] = ()) -> None:
+        """`rank` is there no more, as `how` says; for `peers` because of the `severed` pairs."""
+        member = self.connected.pop(rank, None)
+        if self.restart.is_under_way:
+            self.epochs.entered -= {rank}
+        elif self.epochs.stage is Stage.GATHERING:
+            self.gathering.absent.add(rank)
+        if member is None or self.epochs.stage is Stage.ENDED:
+            return
+        if rank in self.epochs.members or self.epochs.stage is Stage.GATHERING:
+            self.losses.add(rank, how, self._clock())
+            self.restart.on_lost(rank, severed)
+            cut: dict[str, Any] = {"cut_links": [list(pair) for pair in severed if rank in pair]} if severed else {}
+            self._effects.emit("detected", epoch=self.epochs.number, lost=[rank], how=how, **cut)
+
+    def end_early(self, rank: int, attempt: int | None) -> None:
+        """A process of `rank` has ended that is not there, while ranks are gathered."""
+        if attempt is not None:
+            self.restart.on_end(rank, attempt)
+        if not self.restart.is_under_way:
+            self.gathering.absent.add(rank)
+            self.proceed()
+        elif (complaint := self.restart.complaint_about_ends()) is not None:
+            self._give_up(complaint)
+
+    def _after_loss(self) -> None:
+        if self.epochs.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or self.restart.is_under_way:
+            self.regroup("loss")
+        elif self.epochs.stage is Stage.PARKING:
+            self.epochs.reason = "loss"
+
+    def evict(self, member: Member) -> None:
+        """A rank of an old epoch must not harm the new one: it starts over as a newcomer."""
+        self.connected.pop(member.rank, None)
+        self._effects.send(member.rank, {"type": "evicted", "epoch": self.epochs.number})
+
+    # ---- out of gathering ----
+
+    def _act_on(self, found: Found) -> None:
+        if found is Found.NEW:
+            self._start()
+        elif found is Found.EPOCH:
+            self._resume()
+        elif found is Found.END:
+            self._end({"type": "goodbye"})
+        elif found is Found.TOO_FEW:
+            self._fail(self.gathering.complaint(self.connected))
+
+    def _start(self) -> None:
+        """Nobody was in an epoch when it said hello: the first one begins, or everybody who held state is lost."""
+        self.epochs.target = max((member.target for member in self.connected.values()), default=0)
+        self.epochs.must_restore |= self.gathering.begun_epoch > 0
+        if self.gathering.has_completed:
+            self._end({"type": "goodbye"})
+        elif self.epochs.target:
+            # They had been told an epoch, and may be in it by now: a coordinator has died over it.
+            on_their_way = (rank for rank, member in self.connected.items() if member.status != "fresh")
+            self.epochs.members = frozenset(on_their_way)
+            self.regroup("start")
+        else:
+            self.epochs.target = self.gathering.begun_epoch + 1
+            self._decide()
+
+    def _resume(self) -> None:
+        """A restarted coordinator knows enough: go on where the ranks are."""
+        assert self.gathering.learned is not None
+        self.epochs.resume(self.gathering.learned)
+        self._is_successor = True
+        self._effects.emit("coordinator_restarted", epoch=self.epochs.number, members=sorted(self.epochs.members))
+        for member in list(self.connected.values()):
+            if member.status != "fresh" and not self.epochs.belongs(member):
+                self.evict(member)
+        survivors = self.epochs.survivors()
+        missing = sorted(self.epochs.members - set(survivors))
+        for rank in missing:
+            self._effects.emit("detected", epoch=self.epochs.number, lost=[rank], how="heartbeat")
+        if missing or any(self.connected[rank].has_left for rank in survivors):
+            self.regroup("loss" if missing else "retry")
+        else:
+            self.end_if_finished()
+        if self.connected.newcomers():
+            self._rejoin_seconds = self._clock() + REJOIN_GRACE_SECONDS
+        self._advance()
+
+    def _begin_again(self) -> None:
+        """Nobody is heard of any more, and some may live: it is we who are cut off, and they go on training.
+
+        So we wait for them as whoever is started in our place would, who learns from their hellos where they are.
+        """
+        nobody = f"nobody of {sorted(self.epochs.members)} is heard of any more"
+        self._effects.emit("warning", message=f"{nobody}: the coordinator may be cut off, and waits")
+        self.gathering.begin_again(self.epochs.number)
+        self.epochs.forget()
+        self._is_successor = False
+        self.silent.clear()
+        self.losses.clear()
+        self._stop_waiting()
+
+    # ---- into the next epoch ----
+
+    def await_neighbours(self) -> None:
+        """A newcomer is there: the others of its node may be about to come."""
+        if self.epochs.stage is Stage.TRAINING and self._rejoin_seconds is None:
+            self._rejoin_seconds = self._clock() + REJOIN_GRACE_SECONDS
+
+    def enter(self) -> None:
+        """Every member is in the new epoch."""
+        self.retry_seconds = None
+        self._rejoin_seconds = self._clock() + REJOIN_GRACE_SECONDS if self.connected.newcomers() else None
+        self.epochs.begin()
+        self.end_if_finished()
+
+    def regroup(self, reason: str) -> None:
+        """The members cannot go on in this epoch: call them out of it, or end them all where a loss does that."""
+        is_broken = reason == "loss" or (reason == "retry" and self.epochs.stage is not Stage.FORMING)
+        self._stop_waiting()
+        if self._rules.stops_on_loss and is_broken:
+            self._start_again()
+        else:
+            self.epochs.call_out(reason)
+
+    def _start_again(self) -> None:
+        if (complaint := self.restart.complaint()) is not None:
+            self._give_up(complaint)
+            return
+        self._stop_waiting()
+        self.epochs.end_all(is_again=self.restart.is_under_way)
+        self.restart.begin(self.epochs.number, self.links.cut_off)
+        self.losses.clear()
+        self.gathering.begin_anew()
+
+    def _give_up(self, complaint: str) -> None:
+        self.restart.is_under_way = False
+        newest = newest_said(self._rules, self.epochs.refused) or ". There is no checkpoint"
+        self._fail(f"{complaint}{newest}")
+
+    def _stop_waiting(self) -> None:
+        """Whatever this epoch was waited for is over."""
+        self._rejoin_seconds = self.retry_seconds = None
+        self.links.drop()
+
+    def _decide(self) -> None:
+        """All survivors are parked: let the next epoch be formed, if there is to be one."""
+        has_completed = self.gathering.has_completed
+        if self._rules.stops_on_loss and len(self.connected) < self._cluster.num_ranks:
+            self._start_again()
+            return
+        if not self.connected and self.silent & self.epochs.members and not has_completed:
+            self._begin_again()
+            return
+        try:
+            farewell = self.epochs.form(has_completed=has_completed)
+        except RuleBroken as error:
+            if not (self._is_successor and self._evict_sleepers()):
+                self._fail(f"a bug of the runtime: {error}")
+            else:
+                self.proceed()
+        except CannotGoOn as error:
+            self._fail(str(error))
+        else:
+            if farewell is not None:
+                self._end(farewell)
+
+    def _evict_sleepers(self) -> bool:
+        sleepers = self.connected.sleepers(self.epochs.members)
+        for member in sleepers:
+            self.evict(member)
+        return bool(sleepers)
+
+    # ---- the end ----
+
+    def end_if_finished(self) -> None:
+        """The job is done when every member has committed the last step."""
+        if self.epochs.stage in (Stage.TRAINING, Stage.JOINING) and self.epochs.are_all("finished"):
+            self._end({"type": "goodbye"})
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self._effects.emit("job_failed", reason=reason)
+        self._end({"type": "stop", "reason": reason})
+
+    def _end(self, message: Message) -> None:
+        self.epochs.stage = Stage.ENDED
+        self._stop_waiting()
+        for rank in sorted({*self.connected, *self.links.cut_off}):
+            self._effects.send(rank, message)
+
+    def tell_end(self, rank: int) -> None:
+        """`rank` comes after the end: it hears how that was."""
+        self._effects.send(rank, {"type": "stop", "reason": self.failure} if self.failure else {"type": "goodbye"})
+
+
+def _is_due(deadline_seconds: float | None, now_seconds: float) -> bool:
+    return deadline_seconds is not None and now_seconds >= deadline_seconds

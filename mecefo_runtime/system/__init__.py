@@ -1,0 +1,4 @@
+"""Processes, time, devices, connections and events of one machine.
+
+Nothing here knows of training: no layout, no model, no rank other than by its number.
+"""

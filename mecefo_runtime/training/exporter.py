@@ -1,0 +1,164 @@
+"""What a rank shows of itself to Prometheus: noted by plain assignments on the training thread, read by another one.
+
+Off unless MECEFO_METRICS says where to serve it: `auto` (the rank's own address and a free port), `HOST` (a free port
+there) or `HOST:PORT`, to which LOCAL_RANK is added. The event `rank_started` tells the address.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.system.dilation import Pacer
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+AUTO = "auto"
+STEP_SECONDS_BUCKETS = (
+    *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0),
+)
+"""Upper bounds in seconds: narrow where steps of small models lie, wide enough for large ones."""
+_BOUNDS = (*(repr(bound) for bound in STEP_SECONDS_BUCKETS), "+Inf")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class RankFigures:
+    """One rank's figures; noting one costs about a microsecond, whether anybody reads them or not."""
+
+    def __init__(self, rank: int, node: int, device: str, pacer: Pacer) -> None:
+        self._labels = {"rank": str(rank), "node": str(node)}
+        self._device = device
+        self._pacer = pacer
+        self._started_seconds = time.time()
+        self._record: Mapping[str, Any] | None = None
+        self._epoch: int | None = None
+        self._layers = (0, 0)
+        self._num_steps = 0
+        self._tokens = 0
+        self._counts = [0] * len(_BOUNDS)
+        self._seconds_sum = 0.0
+
+    def commit(self, record: Mapping[str, Any]) -> None:
+        """The rank has committed a step; `record` is what the leader's `step_committed` says of it."""
+        seconds = record["committed_monotonic"] - record["began_monotonic"]
+        self._counts[bisect_left(STEP_SECONDS_BUCKETS, seconds)] += 1
+        self._seconds_sum += seconds
+        self._num_steps += 1
+        self._tokens += record["tokens"]
+        self._record = record
+
+    def enter(self, epoch: int, layout: Layout, rank: int) -> None:
+        """The rank is a member of `epoch`."""
+        place = layout.find(rank)
+        span = None if place is None else place[0].spans[place[1]]
+        num_degraded = 0 if span is None else len(span.degraded)
+        self._layers = (0, 0) if span is None else (len(span.layers) - num_degraded, num_degraded)
+        self._epoch = epoch
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures as Prometheus has them; called by the server, on a thread of its own."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            InfoMetricFamily,
+        )
+
+        names, values = tuple(self._labels), tuple(self._labels.values())
+
+        def gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
+            if value is not None:
+                family = GaugeMetricFamily(f"training_rank_{name}", text, labels=names)
+                family.add_metric(values, value)
+                yield family
+
+        def counter(name: str, text: str, value: float) -> Metric:
+            family = CounterMetricFamily(f"training_rank_{name}", text, labels=names)
+            family.add_metric(values, value)
+            return family
+
+        info = InfoMetricFamily("training_rank", "The rank, always 1.", labels=names)
+        info.add_metric(values, {"device": self._device})
+        yield info
+        record = self._record or {}
+        yield from gauge(
+            "start_timestamp_seconds", "Unix time at which this process of the rank began.", self._started_seconds
+        )
+        yield from gauge("step", "The newest step that this rank committed.", record.get("step"))
+        yield from gauge("epoch", "The membership that the rank is in.", self._epoch)
+        text = "Loss of the newest step, in nats per token; the same on all ranks."
+        yield from gauge("loss", text, record.get("loss"))
+        yield counter("steps", "Steps that this process committed.", self._num_steps)
+        yield counter("tokens", "Tokens of those steps over all ranks: take one rank's.", self._tokens)
+        counts, total = [], 0
+        for bound, count in zip(_BOUNDS, tuple(self._counts), strict=True):
+            total += count
+            counts.append((bound, float(total)))
+        histogram = HistogramMetricFamily(
+            "training_rank_step_seconds", "From the beginning of an attempt at a step to its commit.", labels=names
+        )
+        histogram.add_metric(values, counts, self._seconds_sum)
+        yield histogram
+        compute = CounterMetricFamily(
+            "training_rank_compute_seconds",
+            "Compute segments of this process; wall includes the padding of time dilation.",
+            labels=(*names, "clock"),
+        )
+        compute.add_metric((*values, "cpu"), self._pacer.compute_seconds)
+        compute.add_metric((*values, "wall"), self._pacer.wall_seconds)
+        yield compute
+        layers = GaugeMetricFamily("training_rank_layers", "Layers that the rank holds.", labels=(*names, "kind"))
+        exact, degraded = self._layers
+        layers.add_metric((*values, "exact"), exact)
+        layers.add_metric((*values, "degraded"), degraded)
+        yield layers
+        yield from gauge("resident_memory_bytes", "Resident memory of the process.", _resident_bytes())
+        yield from gauge("device_memory_bytes", "Memory of tensors on the rank's GPU.", _device_bytes(self._device))
+
+    def serve(self, where: str, host: str, local_rank: int) -> str | None:
+        """Serve the figures until this process ends; returns `host:port`, None if they are not served.
+
+        Args:
+            where: what MECEFO_METRICS says, see this module; empty: nowhere.
+            host: the rank's own address.
+            local_rank: added to a port that `where` names.
+        """
+        if not where:
+            return None
+        from mecefo_runtime.system.metrics_server import MetricsServer, split_address
+
+        try:
+            named, port = ("", 0) if where == AUTO else split_address(where)
+            port = port + local_rank if port else 0
+            if port >= 1 << 16:
+                raise ValueError(f"there is no port {port}")
+            server = MetricsServer(self, named or host, port)
+        except (OSError, ValueError) as error:
+            # Training is worth more than who watches it.
+            print(f"no metrics of this rank: MECEFO_METRICS={where}: {error}", file=sys.stderr)
+            return None
+        server.start()
+        return server.address
+
+
+def _resident_bytes() -> float | None:
+    try:
+        return float(int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _device_bytes(device: str) -> float | None:
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return float(torch.cuda.memory_allocated(device))

@@ -1,0 +1,50 @@
+"""What the runtime lets others see and hold: it announces every (step, phase) before it enters it.
+
+A job names its hooks as `module:function` (environment `MECEFO_HOOKS`, comma-separated); the function gets the rank's
+identity and returns a `Hook`. Without hooks an announcement costs an empty loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+from mecefo_runtime.training.inspection import Inspection
+
+
+class Hook(Protocol):
+    """Told before a rank enters a phase, on its training thread, which waits until `announce` returns."""
+
+    def announce(self, step: int, phase: str) -> None:
+        """The rank is about to enter `phase` of `step`.
+
+        Outside of steps: `regroup`, before it forms the groups of a new epoch that will go on with `step`, and
+        `transfer`, before it moves state for it.
+        """
+        ...
+
+    def expose(self, subject: Inspection) -> None:
+        """A new epoch begins, in which the rank trains with what `subject` shows."""
+        ...
+
+
+class Hooks:
+    """All hooks of a rank."""
+
+    def __init__(self, names: str, *, rank: int, node: int, attempt: int) -> None:
+        self._hooks: list[Hook] = []
+        for name in filter(None, names.split(",")):
+            module, _, function = name.partition(":")
+            self._hooks.append(
+                getattr(importlib.import_module(module), function)(rank=rank, node=node, attempt=attempt)
+            )
+
+    def announce(self, step: int, phase: str) -> None:
+        """Tell every hook."""
+        for hook in self._hooks:
+            hook.announce(step, phase)
+
+    def expose(self, subject: Inspection) -> None:
+        """Show every hook what the rank trains with."""
+        for hook in self._hooks:
+            hook.expose(subject)

@@ -1,0 +1,274 @@
+"""One step of one rank: compute, reduce, agree, apply. What the rank is through with is its `Progress`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mecefo_runtime.comm.exchange import exchange
+from mecefo_runtime.comm.groups import Groups
+from mecefo_runtime.comm.operations import wait_all
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.model.data import samples_of_step
+from mecefo_runtime.model.schedule import learning_rate
+from mecefo_runtime.state.fetch import Fetching
+from mecefo_runtime.state.state import Bank
+from mecefo_runtime.system.devices import read_numbers
+from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.system.wire import Message
+from mecefo_runtime.training.health import PART_SIZE, Judge, Judgement, PartHealth, Verdict, odd_ones_out
+from mecefo_runtime.training.pipeline import Pipeline
+from mecefo_runtime.training.tally import Tally
+
+# What the commit exchange carries, by place; the parts of all members follow.
+_WANTS_BOUNDARY, _IS_BUSY, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _VERDICT, _PARTS = range(9)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a rank is in the step-and-commit rule.
+
+    `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
+    this rank holds and has not applied: {step, norms, tally, totals}.
+    """
+
+    committed_step: int = 0
+    totals: Message | None = None
+    record: dict[str, Any] | None = None
+    ready: Message | None = None
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What a rank has while it trains in one epoch."""
+
+    number: int
+    leader: int
+    layout: Layout
+    members: tuple[int, ...]
+    groups: Groups
+    bank: Bank
+    fetching: Fetching
+    pipeline: Pipeline | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step went, the same for all members but for the leader's `judgement`.
+
+    `all_called`: every member has seen the call to park at this boundary. `can_save`: nobody is still writing a
+    checkpoint.
+    """
+
+    verdict: Verdict
+    all_called: bool
+    can_save: bool
+    judgement: Judgement | None = None
+
+
+class Stepper:
+    """Runs a rank's steps. `distrusted` are units whose state differs from the peers': they need theirs."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        rank: int,
+        pacer: Pacer,
+        announce: Callable[[int, str], None],
+        wants_boundary: Callable[[], bool],
+        is_busy: Callable[[], bool],
+        note: Callable[[dict[str, Any]], None],
+        judged: Callable[[int, int, Judgement], None],
+    ) -> None:
+        self._job = job
+        self._rank = rank
+        self._pacer = pacer
+        self.announce = announce
+        self._wants_boundary = wants_boundary
+        self._is_busy = is_busy
+        self._note = note
+        self._judged = judged
+        # What it knows counts only while this rank leads, but it outlives the epochs.
+        self._judge = Judge(job.health)
+        self._began_seconds = 0.0
+        self.progress = Progress()
+        self.distrusted: frozenset[str] = frozenset()
+
+    def start_over(self) -> None:
+        """Forget everything: this rank is a newcomer."""
+        self.progress = Progress()
+        self.distrusted = frozenset()
+
+    def run(self, epoch: Epoch, step: int) -> Outcome:
+        """Run `step`, and commit it if it is fit for that.
+
+        Raises:
+            mecefo_runtime.comm.groups.EpochBroken: a peer is gone, or the epoch is over.
+        """
+        self._began_seconds = time.monotonic()
+
+        def announce(phase: str) -> None:
+            self.announce(step, phase)
+
+        bank = epoch.bank
+        bank.enter_step(step)
+        epoch.fetching.begin(step)
+        self._compare_state(epoch, step)
+        bank.gradients.zero_()
+        pipeline, tally = epoch.pipeline, Tally()
+        if pipeline is not None:
+            tally = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
+        # Before this rank says how its own gradients are: what a hook does to them is done to this rank's part.
+        announce("reduce")
+        own_norm = bank.gradient_norm()
+        bank.tally.copy_(tally.encode()[: bank.tally.numel()], non_blocking=True)
+        if pipeline is not None and bank.tally.numel():
+            bank.tally[0].copy_(pipeline.loss_sum)
+        reductions = [epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets]
+        # While the gradients are on their way.
+        signs = self._vital_signs(bank, step)
+        wait_all(reductions)
+        bank.restore_means()
+        part, self.progress.ready = self._read(bank, step, own_norm, signs, pipeline)
+        return self._agree(epoch, step, part)
+
+    def apply(self, bank: Bank, step: int, totals: Message) -> None:
+        """The optimizer step that `totals` ask for."""
+        if totals["verdict"] == Verdict.SKIP:
+            return
+        norm = totals["squared_norm"] ** 0.5
+        clip = self._job.clip_grad_norm
+        bank.apply(learning_rate(step, self._job), min(1.0, clip / norm) if norm > 0 else 1.0)
+
+    def finish(self, epoch_number: int, step: int, totals: Message) -> None:
+        """`step` is applied: it is this rank's last one."""
+        tally = totals["tally"]
+        record = {
+            "step": step,
+            "epoch": epoch_number,
+            "loss": tally["loss_sum"] / tally["tokens"] if tally["tokens"] else None,
+            "tokens": tally["tokens"],
+            "samples": tally["samples"],
+            "samples_checksum": tally["checksum"],
+            "began_monotonic": round(self._began_seconds, 6),
+            "committed_monotonic": round(time.monotonic(), 6),
+            "grad_norm": totals["squared_norm"] ** 0.5,
+            "learning_rate": learning_rate(step, self._job),
+            "skipped": totals["verdict"] == Verdict.SKIP,
+        }
+        self.progress = Progress(committed_step=step, totals=totals, record=record)
+        self._note(record)
+
+    # ---- the parts of a step ----
+
+    def _read(
+        self, bank: Bank, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
+    ) -> tuple[PartHealth, dict[str, Any]]:
+        """What the commit needs to know of the step, brought to the host at one go: (this rank's part, `ready`)."""
+        norms = bank.squared_norms()
+        is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
+        own, origin, tally, *others = read_numbers([own_norm, is_origin, bank.tally, *norms.values(), *signs.values()])
+        numbers = [number for (number,) in others]
+        ready = {
+            "step": step,
+            "norms": dict(zip(norms, numbers[: len(norms)], strict=True)),
+            "tally": asdict(Tally.decode(tally)) if bank.has_live_tally else None,
+            "totals": None,
+        }
+        differs = bool(self.distrusted)
+        # Parameters that are not finite show in what is computed with them, here and in the ranks behind.
+        is_suspected = bool(origin[0]) or not isfinite(own[0])
+        told = zip(signs, numbers[len(norms) :], strict=True)
+        suspected = (name for name, sign in told if is_suspected or not isfinite(sign))
+        spoilt = frozenset(name for name in suspected if bank.units[name].is_spoilt())
+        self.distrusted |= spoilt
+        return PartHealth(own[0], bool(origin[0]), differs, bool(spoilt)), ready
+
+    def _vital_signs(self, bank: Bank, step: int) -> dict[str, Tensor]:
+        """Of each unit that the optimizer is to step, whether that can go well."""
+        if self._job.health.nonfinite == "commit":
+            return {}
+        return {name: bank.units[name].vital_sign() for name in bank.settled_units(step)}
+
+    def _compare_state(self, epoch: Epoch, step: int) -> None:
+        """Every so many steps: find out whether all holders of each unit hold the same."""
+        every = self._job.health.checksum_every_steps
+        if not every or step % every:
+            return
+        bank = epoch.bank
+        with self._pacer:
+            checksums = {name: bank.units[name].checksum() for name in bank.settled_units(step)}
+        for holders, names in bank.units_by_holders(step).items():
+            mine = torch.tensor([checksums[name] for name in names], dtype=torch.int64)
+            theirs = epoch.groups.all_gather(mine, holders)
+            for index, name in enumerate(names):
+                if self._rank in odd_ones_out({rank: int(values[index]) for rank, values in theirs.items()}):
+                    self.distrusted |= {name}
+
+    def _agree(self, epoch: Epoch, step: int, part: PartHealth) -> Outcome:
+        """The commit: totals and verdict, the same for all members, then the optimizer."""
+        judgements: list[Judgement] = []
+
+        def decide(total: Tensor) -> None:
+            numbers = total.tolist()
+            parts = {
+                member: PartHealth.decode(numbers[_PARTS + PART_SIZE * index :])
+                for index, member in enumerate(epoch.members)
+            }
+            judgements.append(self._judge.judge(step, numbers[_LOSS_SUM], numbers[_SQUARED_NORM], parts))
+            # Before anybody hears of it: who is to be healed may park, and the epoch be over, before this rank is on.
+            self._judged(epoch.number, step, judgements[0])
+            total[_VERDICT] = float(judgements[0].verdict)
+
+        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, part), decide).tolist()
+        verdict = Verdict(int(total[_VERDICT]))
+        outcome = Outcome(
+            verdict,
+            all_called=total[_WANTS_BOUNDARY] == len(epoch.members),
+            can_save=total[_IS_BUSY] == 0,
+            judgement=judgements[0] if judgements else None,
+        )
+        ready = self.progress.ready
+        assert ready is not None
+        if verdict not in (Verdict.COMMIT, Verdict.SKIP):
+            # Not committed now, and not by a regroup either.
+            self.progress.ready = None
+            return outcome
+        counts = (int(total[place]) for place in (_TOKENS, _SAMPLES, _CHECKSUM))
+        totals = {
+            "squared_norm": total[_SQUARED_NORM],
+            "tally": asdict(Tally(total[_LOSS_SUM], *counts)),
+            "verdict": int(verdict),
+        }
+        # One assignment: a hello from the other thread sees the step with its totals or without them, never halves.
+        self.progress.ready = {**ready, "totals": totals}
+        epoch.fetching.finish()
+        self.announce(step, "optimizer")
+        with self._pacer:
+            self.apply(epoch.bank, step, totals)
+        self.finish(epoch.number, step, totals)
+        self.announce(step, "commit")
+        return outcome
+
+    def _contribution(self, epoch: Epoch, part: PartHealth) -> Tensor:
+        """What this rank adds to the exchange; each unit and the tally count by the lowest of their holders only."""
+        ready = self.progress.ready
+        assert ready is not None
+        norms, holders = ready["norms"], epoch.bank.holders
+        numbers = [0.0] * (_PARTS + PART_SIZE * len(epoch.members))
+        numbers[_WANTS_BOUNDARY] = float(self._wants_boundary())
+        numbers[_IS_BUSY] = float(self._is_busy())
+        numbers[_SQUARED_NORM] = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
+        if ready["tally"] and holders["head"][0] == self._rank:
+            tally = Tally(**ready["tally"])
+            numbers[_LOSS_SUM : _CHECKSUM + 1] = [tally.loss_sum, tally.tokens, tally.samples, tally.checksum]
+        first = _PARTS + PART_SIZE * epoch.members.index(self._rank)
+        numbers[first : first + PART_SIZE] = part.encode()
+        return torch.tensor(numbers, dtype=torch.float64)

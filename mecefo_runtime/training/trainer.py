@@ -1,0 +1,418 @@
+"""The loop of a rank: step, commit, and, when the membership changes, regroup and go on in the same process."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_units
+from mecefo_runtime.comm import nccl
+from mecefo_runtime.comm.forming import form_groups
+from mecefo_runtime.comm.groups import LOOPBACK, Groups
+from mecefo_runtime.comm.member import Membership
+from mecefo_runtime.comm.operations import EpochBroken
+from mecefo_runtime.comm.probe import PeersUnreachable, ProbeDesk
+from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout, Transfer
+from mecefo_runtime.model.data import Corpus, read_corpus
+from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
+from mecefo_runtime.state.fetch import Fetching
+from mecefo_runtime.state.state import Bank, UnitState, move_units
+from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
+from mecefo_runtime.system.dilation import pacer_for
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import run_apart
+from mecefo_runtime.system.wire import Message
+from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
+from mecefo_runtime.training.exporter import RankFigures
+from mecefo_runtime.training.health import Judgement, Verdict
+from mecefo_runtime.training.hooks import Hooks
+from mecefo_runtime.training.inspection import Inspection
+from mecefo_runtime.training.pipeline import Pipeline
+from mecefo_runtime.training.step import Epoch, Outcome, Stepper
+from mecefo_runtime.training.tally import TALLY_SIZE
+
+# How long to wait for the coordinator's call before it is asked again.
+CALL_SECONDS = 1.0
+
+
+class Trainer:
+    """One rank of a job, from its first hello to the coordinator's goodbye."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        rank: int,
+        node: int,
+        attempt: int,
+        address: str,
+        token: str,
+        emitter: Emitter,
+        hooks: Hooks,
+        host: str = LOOPBACK,
+        local_rank: int | None = None,
+        metrics: str = "",
+    ) -> None:
+        """`local_rank` counts through the ranks that see the same GPUs; None: `rank` does.
+
+        `metrics` says where to serve them, see `mecefo_runtime.training.exporter`; empty: nowhere.
+
+        Raises:
+            mecefo_runtime.system.devices.DeviceError: the job is to run on GPUs, and this rank has none.
+        """
+        self._job = job
+        self._host = host
+        self._rank = rank
+        self._emitter = emitter
+        self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
+        self._units: dict[str, UnitState] = {}
+        # What this rank gave away in the last regroup. Until a step is committed it is as good as what others hold, and
+        # they may be lost before they are done.
+        self._given_away: dict[str, UnitState] = {}
+        # Units that this rank has made room for and does not have yet.
+        self._awaited: set[str] = set()
+        self._bank: Bank | None = None
+        self._layout: Layout | None = None
+        self._members: tuple[int, ...] = ()
+        self._status = "fresh"
+        self._epoch: Epoch | None = None
+        self._forming: Groups | None = None
+        self._background_step = 0
+        # Of the checkpoints that this rank writes; the coordinator names another after every return to an old one.
+        self._lineage = ""
+        # Whether the coordinator wants to hear of every step from the leader.
+        self._tells_commits = False
+        require_device(job.device)
+        place = rank if local_rank is None else local_rank
+
+        def measure() -> str:
+            return json.dumps(measure_costs(job, find_device(job.device, place)).to_dict())
+
+        # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
+        # the memory of training; and before this process has to do with CUDA, which does not survive a fork, and has
+        # other threads, which do not either.
+        costs = json.loads(run_apart(measure)) if attempt == 1 else None
+        self._saving = None if job.checkpoint is None else Saving(job, emitter)
+        self._hooks = hooks
+        if job.device != "cpu" and has_driver():
+            nccl.prepare()
+        self._device = find_device(job.device, place)
+        self._pacer = pacer_for(self._device, job.dilation_ratio)
+        self._figures = RankFigures(rank, node, str(self._device), self._pacer)
+        self._metrics_place = (metrics, host, place)
+        self._probe_desk = ProbeDesk(host)
+        address_of_desk = self._probe_desk.address
+        identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
+        identity["costs"] = costs
+        identity["nccl_device"] = nccl_device(self._device)
+        self._membership = Membership(
+            address,
+            identity,
+            job.heartbeat_timeout_seconds,
+            self._describe,
+            self._abort_groups,
+            lambda: self._stepper.progress.committed_step,
+        )
+        self._stepper = Stepper(
+            job,
+            rank,
+            self._pacer,
+            hooks.announce,
+            lambda: self._membership.wants_boundary,
+            lambda: self._saving is not None and self._saving.is_busy,
+            self._figures.commit,
+            self._tell,
+        )
+
+    def run(self) -> None:
+        """Train until the job is over.
+
+        Raises:
+            mecefo_runtime.comm.member.Stopped: the coordinator ended the job early.
+        """
+        self._emitter.emit("rank_started", device=str(self._device), metrics=self._figures.serve(*self._metrics_place))
+        self._membership.start()
+        try:
+            while True:
+                orders = self._membership.park()
+                if orders["type"] == "goodbye":
+                    self._commit_late(orders.get("commit"), is_last=True)
+                    break
+                if orders["type"] == "evicted":
+                    self._start_over()
+                elif self._run_epoch(orders):
+                    break
+            if self._saving is not None:
+                self._saving.close()
+            # A rank that slept while the others came to the end has nothing that counts.
+            is_done = self._stepper.progress.committed_step == self._job.steps
+            checksums = {name: unit.checksum() for name, unit in self._trusted().items()} if is_done else {}
+            self._pacer.settle()
+            self._emitter.emit(
+                "rank_finished",
+                step=self._stepper.progress.committed_step,
+                checksums=checksums,
+                compute_cpu_seconds=self._pacer.compute_seconds,
+                compute_wall_seconds=self._pacer.wall_seconds,
+            )
+        finally:
+            self._membership.close()
+            self._probe_desk.close()
+
+    def _run_epoch(self, orders: Message) -> bool:
+        """Train in one epoch; returns True after the coordinator's goodbye, False when the epoch was left."""
+        trouble: Message | None = None
+        try:
+            self._enter(orders)
+            if self._train():
+                return True
+        except EpochBroken as error:
+            if not self._membership.must_leave:
+                refused = orders["restore"] if isinstance(error, CheckpointRefused) else None
+                trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "refused": refused}
+                trouble["unreachable"] = error.ranks if isinstance(error, PeersUnreachable) else None
+        # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
+        # them the peers notice at once, whatever the coordinator does.
+        self._leave()
+        if trouble is not None:
+            if trouble["unreachable"] is None:
+                trouble["unreachable"] = self._membership.find_unreachable()
+            self._membership.send(trouble)
+        return False
+
+    # ---- entering and leaving an epoch ----
+
+    def _enter(self, orders: Message) -> None:
+        began = time.monotonic()
+        is_first = self._status == "fresh"
+        layout = Layout.from_dict(orders["layout"])
+        background = Background.from_list(orders["background"])
+        self._commit_late(orders["commit"], is_last=False)
+        members = tuple(orders["members"])
+        if unreachable := self._membership.find_unreachable():
+            raise PeersUnreachable(self._rank, unreachable)
+        if not is_first:
+            self._hooks.announce(orders["resume_step"], "regroup")
+        groups = form_groups(
+            orders, self._rank, layout, background, self._job, self._device, self._membership, self._host
+        )
+        try:
+            self._forming = groups
+            group_seconds = time.monotonic() - began
+            bytes_per_second = measure_transfer(groups, self._device) if orders["measure_transfer"] else None
+            # What comes in goes to new memory: if the transfer breaks off, what was here must still be whole.
+            incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
+            held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
+            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background, self._device)
+            if orders["transfers"]:
+                self._hooks.announce(orders["resume_step"], "transfer")
+            transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
+            with self._pacer:
+                degrade_layers(layout, self._rank, bank, self._job)
+            pipeline = None
+            if layout.find(self._rank) is not None:
+                pipeline = Pipeline(
+                    layout,
+                    bank,
+                    groups,
+                    self._corpus,
+                    self._pacer,
+                    self._job.microbatch_size,
+                    self._job.tokens_per_step,
+                    self._membership.check,
+                    self._job.precision,
+                )
+            self._epoch = Epoch(
+                number=orders["epoch"],
+                leader=orders["leader"],
+                layout=layout,
+                members=members,
+                groups=groups,
+                bank=bank,
+                fetching=Fetching(background, groups, bank),
+                pipeline=pipeline,
+            )
+        finally:
+            self._forming = None
+            if self._epoch is None:
+                groups.close()
+        self._bank, self._units = bank, bank.units
+        self._hooks.expose(Inspection(bank, self._pacer))
+        self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
+        self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
+        self._background_step = background.last_step
+        self._layout, self._members, self._lineage = layout, members, orders["lineage"]
+        self._tells_commits = orders["tells_commits"]
+        self._figures.enter(orders["epoch"], layout, self._rank)
+        self._stepper.progress.committed_step = orders["resume_step"] - 1
+        self._stepper.distrusted = frozenset()
+        self._status = "training"
+        self._membership.enter(orders["epoch"])
+        self._membership.send(
+            {
+                **self._describe(),
+                "type": "formed",
+                "target": orders["epoch"],
+                "group_seconds": group_seconds,
+                "transfer_seconds": transfer_seconds,
+                "transfer_bytes": transfer_bytes,
+                "bytes_per_second": bytes_per_second,
+            }
+        )
+        record = self._stepper.progress.record
+        if self._rank == orders["leader"] and record is not None and record["step"] < orders["resume_step"]:
+            # The old leader may have died before it could say so.
+            self._emit_committed(record, repeated=True)
+
+    def _trusted(self) -> dict[str, UnitState]:
+        """What this rank has and its peers would have too."""
+        held = self._given_away | self._units
+        return {
+            name: unit
+            for name, unit in held.items()
+            if name not in self._awaited and name not in self._stepper.distrusted
+        }
+
+    def _fill(self, orders: Message, groups: Groups, bank: Bank, held: dict[str, UnitState]) -> tuple[float, int]:
+        """Put in place the state that the epoch begins with; returns (seconds, bytes moved)."""
+        if orders["restore"] is None:
+            return move_units(groups, bank, held, [Transfer(*transfer) for transfer in orders["transfers"]])
+        began = time.monotonic()
+        load_units(orders["restore"], bank.units)
+        return time.monotonic() - began, sum(unit.storage.nbytes for unit in bank.units.values())
+
+    def _leave(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        self._status = "parked"
+        if epoch is not None:
+            self._awaited -= epoch.fetching.received
+            epoch.pipeline = None
+            epoch.groups.close()
+
+    def _abort_groups(self) -> None:
+        """From the membership's thread: end whatever the training thread is blocked in."""
+        epoch = self._epoch
+        groups = self._forming if epoch is None else epoch.groups
+        if groups is not None:
+            groups.abort()
+
+    def _start_over(self) -> None:
+        self._leave()
+        self._stepper.start_over()
+        self._units, self._given_away, self._awaited, self._background_step = {}, {}, set(), 0
+        self._layout, self._members = None, ()
+        self._status = "fresh"
+        self._membership.start_over()
+
+    def _describe(self) -> Message:
+        """What this rank has, as hellos and park reports carry it."""
+        progress, epoch = self._stepper.progress, self._epoch
+        awaited = self._awaited if epoch is None else self._awaited - epoch.fetching.received
+        distrusted = self._stepper.distrusted
+
+        def is_trusted(name: str) -> bool:
+            return name not in awaited and name not in distrusted
+
+        return {
+            "status": self._status,
+            "epoch": self._membership.epoch,
+            "committed_step": progress.committed_step,
+            "totals": progress.totals,
+            "ready": progress.ready,
+            "holdings": [name for name in self._units if is_trusted(name)],
+            # It has no gradients: if the step in flight is committed after all, it is out of date.
+            "given_away": [name for name in self._given_away if is_trusted(name)],
+            "distrusted": sorted(distrusted),
+            "is_background_done": self._is_background_done(),
+            "is_stateless": self._layout is None,
+            "members": list(self._members),
+            "lineage": self._lineage,
+            "layout": None if self._layout is None else self._layout.to_dict(),
+        }
+
+    def _is_background_done(self) -> bool:
+        return 0 < self._background_step <= self._stepper.progress.committed_step
+
+    # ---- steps ----
+
+    def _train(self) -> bool:
+        """Step until the last one; returns True after the coordinator's goodbye, False when called to a regroup."""
+        epoch = self._epoch
+        assert epoch is not None
+        while self._stepper.progress.committed_step < self._job.steps:
+            self._membership.check()
+            step = self._stepper.progress.committed_step + 1
+            if step % self._job.approximation.refresh_steps == 0:
+                with self._pacer:
+                    refresh_bases(epoch.layout, self._rank, epoch.bank, self._job)
+            outcome = self._stepper.run(epoch, step)
+            if outcome.verdict in (Verdict.EVICT, Verdict.HEAL):
+                self._await_call(epoch, outcome)
+            elif outcome.verdict in (Verdict.COMMIT, Verdict.SKIP):
+                self._on_committed(epoch, step, outcome)
+            if outcome.all_called:
+                return False
+        self._status = "finished"
+        self._membership.send({"type": "finished", "committed_step": self._stepper.progress.committed_step})
+        return self._membership.wait_farewell()
+
+    def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
+        self._given_away.clear()
+        record = self._stepper.progress.record
+        if self._rank == epoch.leader and record is not None:
+            self._emit_committed(record, repeated=False)
+            if self._tells_commits:
+                self._membership.send({"type": "committed", "step": step})
+        if self._saving is not None:
+            self._saving.tell(is_leader=self._rank == epoch.leader)
+            if self._saving.is_due(step) and outcome.can_save:
+                self._stepper.announce(step, "checkpoint")
+                self._saving.save(step, epoch.layout, epoch.bank.units, self._rank, self._lineage)
+            elif self._saving.is_due(step) and self._rank == epoch.leader:
+                self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
+        if self._rank == epoch.leader and step == self._background_step:
+            self._membership.send({"type": "background_done", "epoch": epoch.number})
+
+    def _tell(self, epoch_number: int, step: int, judgement: Judgement) -> None:
+        """The leader says what it makes of a step that is not fit to be committed."""
+        if judgement.verdict is Verdict.COMMIT:
+            return
+        self._emitter.emit(
+            "step_unfit",
+            step=step,
+            epoch=epoch_number,
+            verdict=judgement.verdict.name.lower(),
+            suspects=list(judgement.suspects),
+            reason=judgement.reason,
+        )
+
+    def _await_call(self, epoch: Epoch, outcome: Outcome) -> None:
+        """The members cannot go on as they are: ask the coordinator for another epoch until it calls."""
+        while True:
+            if outcome.verdict is Verdict.HEAL and self._stepper.distrusted:
+                self._membership.send({"type": "diverged", "epoch": epoch.number})
+            elif outcome.judgement is not None and outcome.verdict is Verdict.EVICT:
+                suspect, reason = outcome.judgement.suspects[0], outcome.judgement.reason
+                self._membership.send({"type": "unhealthy", "epoch": epoch.number, "rank": suspect, "reason": reason})
+            self._membership.wait_until(lambda: False, CALL_SECONDS)
+
+    def _commit_late(self, commit: Message | None, *, is_last: bool) -> None:
+        """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
+        progress = self._stepper.progress
+        if commit is not None and progress.ready is not None and progress.committed_step < commit["step"]:
+            assert self._bank is not None
+            self._stepper.apply(self._bank, commit["step"], commit["totals"])
+            self._stepper.finish(self._membership.epoch, commit["step"], commit["totals"])
+            self._given_away.clear()
+        # Whatever was ready is applied by now or will be repeated.
+        progress = self._stepper.progress
+        progress.ready = None
+        if is_last and progress.record is not None:
+            # No next epoch, whose leader would say it: everybody does, and the log takes the first.
+            self._emit_committed(progress.record, repeated=True)
+
+    def _emit_committed(self, record: dict[str, Any], *, repeated: bool) -> None:
+        fields = {key: value for key, value in record.items() if key != "step"}
+        self._emitter.emit("step_committed", step=record["step"], repeated=repeated, **fields)

@@ -1,0 +1,180 @@
+"""The job that is a command: how it is written, what is derived of it, and what it cannot have."""
+
+import json
+
+import pytest
+
+from chaos.cli import run_cli
+from chaos.errors import UsageError
+from chaos.experiment.command_job import CommandConfig, CommandJob, check_command, ranks_of_command
+from chaos.experiment.experiment import experiment_hash, from_mapping, from_options, load, to_yaml
+from chaos.experiment.schema import json_schema
+from chaos.plan.schedule import make_plan
+from tests.chaos.fake_faults import REGISTRY, STRATEGIES
+
+pytestmark = pytest.mark.unit
+
+KNOWN = {"registry": REGISTRY, "strategies": STRATEGIES}
+TORCHRUN = ("torchrun", "--nproc-per-node", "2", "train.py", "--lr", "0.1")
+
+
+def options(*command, subject="kill-process", **given):
+    return from_options(subject, {"at": "step=30", "command": command or TORCHRUN, **given}, **KNOWN)
+
+
+def complaints(**given):
+    with pytest.raises(UsageError) as refused:
+        options(**given)
+    return str(refused.value)
+
+
+def incidents_of(experiment):
+    return make_plan(experiment, experiment.cluster(), registry=REGISTRY).incidents
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (TORCHRUN, (None, 2)),
+        (("/venv/bin/torchrun", "--nnodes=2", "--nproc_per_node=4", "t.py", "--nproc-per-node", "9"), (2, 4)),
+        (("torchrun", "--nproc-per-node", "gpu", "--nnodes", "1:4", "t.py"), (None, None)),
+        (("python", "-m", "torch.distributed.run", "--nproc-per-node=3", "-m", "pkg", "--nnodes", "7"), (None, 3)),
+        (("accelerate", "launch", "--num_machines", "2", "--num_processes", "8", "t.py"), (2, 4)),
+        (("python", "train.py", "--nproc-per-node", "2"), (None, None)),
+        (("torchrun", "--nproc-per-node"), (None, None)),
+        (("torchrun", "--nproc-per-node", "0", "t.py"), (None, None)),
+    ],
+)
+def test_the_launcher_says_how_many_ranks_there_are(command, expected):
+    assert ranks_of_command(command) == expected
+
+
+def test_a_command_line_makes_a_command_job():
+    experiment = options(seed=7, steps=50)
+    job = experiment.job
+    assert isinstance(job, CommandJob)
+    assert (job.command, job.nodes, job.gpus_per_node, job.steps) == (list(TORCHRUN), 1, 2, 50)
+    assert (experiment.name, experiment.twin) == ("kill-process", False)
+    assert options(nodes=2, gpus_per_node=3).cluster().num_ranks == 6
+
+
+def test_a_file_says_the_same_and_what_is_written_is_read_again(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text(
+        "name: kill-process\nfaults: [{kind: kill-process, at: step=30}]\n"
+        "job: {runtime: command, command: [torchrun, --nproc-per-node, '2', train.py, --lr, '0.1']}\n"
+    )
+    experiment = load(path, **KNOWN)
+    assert experiment_hash(experiment) == experiment_hash(options())
+    odd = options("sh", "-c", "for i in 1 2; do\n  python 'a b.py' é\ndone")
+    path.write_text(to_yaml(odd))
+    assert load(path, **KNOWN) == odd
+
+
+def test_the_command_replaces_the_one_of_the_file(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text(to_yaml(options(environment={"A": "b"})))
+    changed = from_options(str(path), {"command": ("python", "other.py")}, **KNOWN)
+    assert changed.job.command == ["python", "other.py"] and changed.job.environment == {"A": "b"}
+
+
+def test_what_only_our_jobs_have_is_refused_by_name():
+    said = complaints(strategy="ndb", model="llama-tiny", dilation="off", data_parallel=2)
+    for option in ("--strategy", "--model", "--dilation", "--data-parallel"):
+        assert f"{option}: the job is a command" in said
+    assert "--twin: the job is a command" in complaints(twin=True)
+    assert "--repair: the job is a command" in complaints(repair="3steps")
+    assert "(did you mean 'steps'?)" in str(refusal_of({"stepps": 3}))
+
+
+def refusal_of(job):
+    with pytest.raises(UsageError) as refused:
+        from_mapping({"name": "n", "job": {"runtime": "command", "command": ["true"], **job}}, **KNOWN)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"command": []}, "job.command"),
+        ({"command": "python train.py"}, "job.command: must be a list"),
+        ({"command": ["a\0b"]}, "job.command[0]: 'a\\x00b' cannot be part of a command"),
+        ({"stall_timeout": "10steps"}, "job.stall_timeout"),
+        ({"stall_timeout": "0s"}, "job.stall_timeout"),
+        ({"nodes": 2000}, "job.nodes"),
+        ({"nodes": 40, "gpus_per_node": 41}, "job.gpus_per_node: 40 nodes x 41 ranks are 1640 ranks"),
+        ({"gpus_per_node": 600, "command": ["torchrun", "--nnodes", "9", "t.py"]}, "job.gpus_per_node: 9 nodes x 600"),
+        ({"command": ["torchrun", "--nnodes=900", "--nproc-per-node=8", "t.py"]}, "job.command: 900 nodes x 8 ranks"),
+        ({"environment": {"A": 3}}, "job.environment.A"),
+    ],
+)
+def test_a_mistake_is_named_where_it_is(job, message):
+    assert message in str(refusal_of(job))
+
+
+def test_a_command_that_does_not_tell_its_ranks_is_said_how_they_are_told():
+    shell = ("sh", "-c", "torchrun --nproc-per-node 2 train.py")
+    how = "rank=1 does not exist: the job has only rank 0; the command does not tell: nodes and gpus_per_node do"
+    assert how in complaints(command=shell, on="rank=1")
+    assert options(*shell, on="rank=1", gpus_per_node=2).cluster().num_ranks == 2
+    assert "does not tell" not in complaints(on="rank=2")
+
+
+def test_phases_and_roles_that_nobody_can_see_are_refused():
+    assert "data, forward, backward, optimizer" in complaints(at="step=3,phase=reduce")
+    assert "has no coordinator" in complaints(on="role=coordinator")
+    assert "only stage 0" in complaints(on="stage=1")
+    assert options(at="step=3,phase=optimizer", on="role=launcher").faults
+    assert "step=60, but the job has 50 steps" in complaints(at="step=60", steps=50)
+
+
+def test_nothing_is_repaired_and_all_ranks_may_be_lost():
+    faults = [{"kind": "kill-process", "on": "rank=0", "at": f"step={step}"} for step in (5, 9)]
+    experiment = from_mapping(
+        {"name": "n", "job": {"runtime": "command", "command": ["python", "train.py"]}, "faults": faults}, **KNOWN
+    )
+    incidents = incidents_of(experiment)
+    # Once more on the rank that the launcher has started again meanwhile.
+    assert [(incident.target.ranks, incident.repair) for incident in incidents] == [((0,), None), ((0,), None)]
+    assert incidents_of(options(seed=3)) == incidents_of(options(seed=3))
+
+
+def test_a_program_or_a_folder_that_is_not_there_is_refused(tmp_path):
+    check_command(CommandConfig(("sh", "-c", "true")))
+    with pytest.raises(UsageError, match="no program 'no-such-program'"):
+        check_command(CommandConfig(("no-such-program",)))
+    with pytest.raises(UsageError, match="no folder"):
+        check_command(CommandConfig(("sh",), folder=str(tmp_path / "none")))
+    (tmp_path / "start.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "start.sh").chmod(0o755)
+    check_command(CommandConfig(("./start.sh",), folder=str(tmp_path)))
+
+
+def test_which_programs_a_container_has_is_not_known_here(tmp_path):
+    check_command(CommandConfig(("no-such-program",)), is_in_containers=True)
+    with pytest.raises(UsageError, match="no folder"):
+        check_command(CommandConfig(("sh",), folder=str(tmp_path / "none")), is_in_containers=True)
+    with pytest.raises(UsageError, match="a root of its own"):
+        check_command(CommandConfig(("sh",), folder="/"), is_in_containers=True)
+
+
+def test_in_containers_a_command_is_started_on_every_node():
+    standalone = ("torchrun", "--standalone", "train.py")
+    assert options(*standalone, backend="docker").backend == "docker"
+    assert options(*standalone, nodes=2).job.nodes == 2
+    with pytest.raises(UsageError, match="--standalone is a job of one node"):
+        options(*standalone, nodes=2, backend="docker")
+
+
+def test_the_schema_knows_both_jobs():
+    schema = json.dumps(json_schema(registry=REGISTRY, strategies=STRATEGIES))
+    assert '"CommandJob"' in schema and '"startup_timeout"' in schema and '"strategy"' in schema
+
+
+def test_the_command_line_takes_everything_behind_the_dashes(capsys):
+    assert run_cli(["plan", "kill-process", "--at", "step=3", "--json", "--", "sh", "--json", "--", "-x"]) == 0
+    assert json.loads(capsys.readouterr().out)["experiment"]["job"]["command"] == ["sh", "--json", "--", "-x"]
+    assert run_cli(["plan", "kill-process", "--at", "step=3", "--"]) == 4
+    assert "no command behind --" in capsys.readouterr().err
+    assert run_cli(["run", "kill-process", "--at", "step=3", "--dry-run", "--", "sh"]) == 0
+    assert capsys.readouterr().out.startswith("sh: 1 nodes x 1 ranks, steps not known beforehand\nincident 0: ")

@@ -1,0 +1,290 @@
+"""A small disk that is really mounted and really full; and that no other one is ever filled."""
+
+import asyncio
+import json
+import os
+import shutil
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
+from chaos.faults.base import Ground, Host
+from chaos.faults.storage.disk import FillDisk, FillParameters
+from chaos.faults.watch import Watch
+from chaos.host import small_disk
+from chaos.spec.quantities import bytes_text
+from chaos.spec.target import ResolvedTarget
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.events import Event
+from tests.chaos.faults.storage.test_checkpoint import content, save
+from tests.chaos.faults.storage.test_checkpoint import create as create_damage
+
+pytestmark = pytest.mark.unit
+
+MEGABYTE = 2**20
+# What is not seen by then is not there.
+TIMEOUT_SECONDS = 60.0
+CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=8)
+needs_mounts = pytest.mark.skipif(not small_disk.may_mount(), reason="takes the right to mount (CAP_SYS_ADMIN)")
+
+
+@pytest.fixture
+def host(tmp_path):
+    root = tmp_path / "check points"
+    save(root, 10)
+    (tmp_path / "run").mkdir()
+    yield Host(processes=None, inside=None, watch=Watch(), run_folder=tmp_path / "run", checkpoint_folder=root)
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        assert str(tmp_path) not in line, "left mounted"
+
+
+@contextmanager
+def own_filesystem(folder, num_bytes):
+    """A small filesystem of the user's at `folder`."""
+    record = small_disk.describe(f"users-{os.getpid()}", folder, folder.with_name(f"{folder.name}-disk"), num_bytes)
+    small_disk.put_over(record)
+    try:
+        yield
+    finally:
+        small_disk.take_away(record)
+
+
+def create(**parameters):
+    return FillDisk(FillParameters(**{"size": bytes_text(MEGABYTE), **parameters}))
+
+
+def as_read(act):
+    return json.loads(json.dumps(dict(act.undo_record)))
+
+
+def run(*works):
+    async def all_of():
+        return [await work for work in works]
+
+    return asyncio.run(all_of())
+
+
+def write(folder):
+    (folder / "more").write_bytes(b"x")
+
+
+def warning(message):
+    return Event("warning", "rank", 0.0, 0.0, 1, step=20, rank=1, fields={"message": message})
+
+
+async def live(host, fault, act, *events, timeout_seconds=TIMEOUT_SECONDS):
+    """Verify while the job does `events`."""
+    verification = asyncio.ensure_future(fault.verify(act, host, timeout_seconds))
+    for event in events:
+        await asyncio.sleep(0.01)
+        host.watch.feed(event)
+    return await verification
+
+
+FAILED = warning("checkpoint not written: layer.3: OSError: [Errno 28] No space left on device")
+STEP = Event("step_committed", "rank", 0.0, 0.0, 1, step=21)
+
+
+@needs_mounts
+def test_the_small_disk_is_full_and_the_machines_is_not(host):
+    folder, before = host.checkpoint_folder, content(host.checkpoint_folder)
+    free = shutil.disk_usage(host.run_folder).free
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    assert act.undo_record["disk"] is not None
+    run(fault.apply(act, host))
+    try:
+        assert content(folder).keys() > before.keys(), "what was there is there"
+        with pytest.raises(OSError, match="No space left"):
+            write(folder)
+        (host.run_folder / "log").write_bytes(b"the run goes on")
+        assert shutil.disk_usage(host.run_folder).free > free - 100 * MEGABYTE
+        evidence = asyncio.run(live(host, fault, act, FAILED, STEP))
+        assert json.loads(json.dumps(evidence)) == evidence
+        assert evidence["total_bytes"] == MEGABYTE
+        assert evidence["free_bytes"] == 0
+        assert evidence["checkpoint_failed"] == {"step": 20, "rank": 1, "message": FAILED.fields["message"]}
+        assert evidence["step_committed_after"] == 21
+    finally:
+        fault.undo(as_read(act))
+    write(folder)
+    (folder / "more").unlink()
+    assert content(folder) == before
+    assert fault.undo(as_read(act))["returned"] == []
+
+
+@needs_mounts
+def test_a_step_that_comes_with_the_failed_checkpoint_is_seen_too(host):
+    # As where the loop was kept waiting, and finds both at once; there need not be a step after it.
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    run(fault.apply(act, host))
+
+    async def both():
+        verification = asyncio.ensure_future(fault.verify(act, host, TIMEOUT_SECONDS))
+        await asyncio.sleep(0.01)
+        for event in (FAILED, STEP):
+            host.watch.feed(event)
+        return await verification
+
+    try:
+        assert asyncio.run(both())["step_committed_after"] == 21
+    finally:
+        fault.undo(as_read(act))
+
+
+@needs_mounts
+def test_undone_by_another_meanwhile_it_is_not_verified(host, monkeypatch):
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    run(fault.apply(act, host))
+
+    async def stand_still(step, timeout_seconds):
+        fault.undo(as_read(act))
+
+    monkeypatch.setattr(host.watch, "wait_for_step", stand_still)
+    with pytest.raises(EffectNotSeen, match="undone before its effect was seen"):
+        asyncio.run(live(host, fault, act, FAILED, STEP))
+
+
+@needs_mounts
+def test_not_applied_it_is_not_verified(host):
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    with pytest.raises(EffectNotSeen, match=r"a write of 1 byte to .* succeeded"):
+        asyncio.run(live(host, fault, act, FAILED, STEP))
+    assert fault.undo(as_read(act))["undone"]
+
+
+@needs_mounts
+@pytest.mark.parametrize(
+    "events",
+    [
+        [STEP],
+        [FAILED],
+        [warning("checkpoint not written: the one before is still being written"), STEP],
+        [replace(FAILED, step=19), STEP],
+    ],
+    ids=["no checkpoint failed", "the job stood still", "a checkpoint was skipped", "it was under way before"],
+)
+def test_a_full_disk_that_the_job_does_not_notice_is_not_verified(host, events):
+    host.watch.feed(replace(STEP, step=19))
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    run(fault.apply(act, host))
+    try:
+        with pytest.raises(EffectNotSeen, match="the disk is full, but"):
+            asyncio.run(live(host, fault, act, *events, timeout_seconds=0.2))
+    finally:
+        fault.undo(as_read(act))
+
+
+@needs_mounts
+def test_what_was_written_to_the_small_disk_comes_to_the_folder(host):
+    fault = create(size=bytes_text(4 * MEGABYTE))
+    act = fault.prepare(ResolvedTarget(), host)
+    run(fault.apply(act, host))
+    Path(act.undo_record["ballast"]).unlink()
+    save(host.checkpoint_folder, 20)
+    save(host.checkpoint_folder, 10, lineage="second")
+    shutil.copytree(host.checkpoint_folder / "step-00000020", host.checkpoint_folder / "step-00000030")
+    wanted = content(host.checkpoint_folder)
+    (host.checkpoint_folder / "step-00000030" / "head" / "unit.json").unlink()
+    assert fault.undo(as_read(act))["returned"] == ["step-00000010", "step-00000020"]
+    found = content(host.checkpoint_folder)
+    assert found == {name: data for name, data in wanted.items() if "step-00000030" not in name}
+
+
+@needs_mounts
+def test_undo_takes_away_whatever_there_is_of_a_disk_that_was_put_in_place_half(host, monkeypatch):
+    before = content(host.checkpoint_folder)
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), host)
+    assert fault.undo(as_read(act))["undone"]
+    mount = small_disk._mount
+
+    def no_bind(source, target, kind, flags, options):
+        if kind:
+            mount(source, target, kind, flags, options)
+        else:
+            raise OSError(1, "killed here")
+
+    monkeypatch.setattr(small_disk, "_mount", no_bind)
+    with pytest.raises(InjectionError, match="killed here"):
+        run(fault.apply(act, host))
+    for _ in range(2):
+        fault.undo(as_read(act))
+    assert content(host.checkpoint_folder) == before
+
+
+@needs_mounts
+def test_checkpoints_that_do_not_fit_are_said_and_nothing_is_left(host):
+    fault = create(size=bytes_text(16 * 1024))
+    act = fault.prepare(ResolvedTarget(), host)
+    with pytest.raises(InjectionError, match="do not fit into size 16KiB"):
+        run(fault.apply(act, host))
+    fault.undo(as_read(act))
+    assert not list(host.run_folder.iterdir())
+
+
+@needs_mounts
+def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(host, monkeypatch):
+    folder = host.checkpoint_folder
+    with own_filesystem(folder, MEGABYTE):
+        monkeypatch.setattr(small_disk, "may_mount", lambda: False)
+        fault = create()
+        # Also one in it that the job is yet to make.
+        for place in (folder, folder / "not" / "yet"):
+            fault.check(ResolvedTarget(), Ground(CLUSTER, place, sees_mounts=False))
+        act = fault.prepare(ResolvedTarget(), host)
+        assert act.undo_record["disk"] is None
+        run(fault.apply(act, host))
+        with pytest.raises(OSError, match="No space left"):
+            write(folder)
+        fault.undo(as_read(act))
+        write(folder)
+        too_large = create(max_filesystem=bytes_text(MEGABYTE - 1))
+        with pytest.raises(UsageError, match="no filesystem of its own of at most"):
+            too_large.check(ResolvedTarget(), Ground(CLUSTER, folder))
+
+
+def test_without_the_right_to_mount_the_machines_disk_is_refused_before_the_start(host, monkeypatch):
+    monkeypatch.setattr(small_disk, "may_mount", lambda: False)
+    for folder in (host.checkpoint_folder, None):
+        with pytest.raises(UsageError, match="run as root, or make one"):
+            create(max_filesystem=bytes_text(2**50)).check(ResolvedTarget(), Ground(CLUSTER, folder))
+    with pytest.raises(InjectionError, match="run as root"):
+        create(max_filesystem=bytes_text(2**50)).prepare(ResolvedTarget(), host)
+
+
+def test_a_folder_that_is_not_there_yet_is_said(host):
+    with suppress(FileNotFoundError):
+        shutil.rmtree(host.checkpoint_folder)
+    with pytest.raises(TargetNotFound, match="choose a step after the first checkpoint"):
+        create().prepare(ResolvedTarget(), host)
+
+
+@needs_mounts
+@pytest.mark.parametrize("kind", ["flip-checkpoint-bit", "truncate-checkpoint"])
+def test_a_checkpoint_that_was_damaged_on_the_full_disk_is_whole_when_both_are_undone(host, kind):
+    before = content(host.checkpoint_folder)
+    disk, damage = create(), create_damage(kind)
+    disk_act = disk.prepare(ResolvedTarget(), host)
+    run(disk.apply(disk_act, host))
+    act = damage.prepare(ResolvedTarget(), host)
+    run(damage.apply(act, host))
+    try:
+        if kind == "flip-checkpoint-bit":
+            assert "whole" in damage.undo(as_read(act))["undone"], "it takes no room"
+        else:
+            # Whoever undoes comes back to it.
+            with suppress(HealError):
+                damage.undo(as_read(act))
+    finally:
+        disk.undo(as_read(disk_act))
+    assert "whole" in damage.undo(as_read(act))["undone"]
+    assert content(host.checkpoint_folder) == before
+    assert not list(host.run_folder.iterdir())

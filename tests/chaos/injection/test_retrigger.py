@@ -1,0 +1,94 @@
+"""Attempts of a job's launcher: what has fired is not fired again, unless it is to."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from chaos.faults.base import Host
+from chaos.faults.watch import Watch
+from chaos.injection.desk import Channel, Desk
+from chaos.injection.injector import Injector
+from chaos.plan.schedule import Incident
+from chaos.spec.target import ResolvedTarget
+from chaos.spec.trigger import Trigger
+from chaos.undo.ledger import Ledger
+from tests.chaos.injection.test_injector import create_fault
+
+pytestmark = pytest.mark.unit
+
+STEP, PHASE = 5, "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Again(Incident):
+    """An incident that says at which attempts it fires."""
+
+    retrigger: str | int = "once"
+
+
+def play(folder, retrigger, num_attempts, *, num_held=99):
+    """(events, holds told) of a run: rank 2 begins `num_attempts` times, and the first `num_held` come to the step."""
+    events, holds = [], []
+
+    async def run():
+        incident = Again(
+            0, "note-acts", False, {}, ResolvedTarget(ranks=(2,)), "rank=2", Trigger(STEP), None, retrigger=retrigger
+        )
+        desk = Desk()
+        host = Host(processes=None, inside=desk, watch=Watch(), run_folder=folder)
+
+        def emit(kind, *, step=None, monotonic_seconds=None, **fields):
+            events.append((kind, fields))
+
+        with Ledger(folder / "ledger.jsonl") as ledger:
+            faults = {"note-acts": create_fault([])}
+            injector = Injector([incident], faults, frozenset({2}), host, desk, ledger, emit)
+            injector.start()
+            for attempt in range(1, num_attempts + 1):
+                channel = Channel(2, 0, attempt, None, lambda message: None)
+                told = []
+                channel.send = told.append
+                injector.connected(channel)
+                holds.append(told[0]["holds"])
+                if told[0]["holds"] and attempt <= num_held:
+                    injector.on_message(channel, {"type": "at", "step": STEP, "phase": PHASE})
+                    while channel.is_held:
+                        await asyncio.sleep(0)
+                injector.closed(channel)
+            await injector.finish()
+
+    asyncio.run(run())
+    return events, holds
+
+
+def fired(events):
+    return [fields["incident"] for kind, fields in events if kind == "injected"]
+
+
+@pytest.mark.parametrize(
+    ("retrigger", "num_fired"), [("once", 1), ("every-attempt", 4), (1, 1), (2, 2), (3, 3), (9, 4)]
+)
+def test_how_often_it_fires_in_four_attempts(tmp_path, retrigger, num_fired):
+    events, holds = play(tmp_path, retrigger, 4)
+    # Each firing is an incident of its own, announced before it happens.
+    assert fired(events) == list(range(num_fired))
+    planned = [fields["incidents"][0]["incident"] for kind, fields in events if kind == "incidents_planned"]
+    assert planned == list(range(1, num_fired))
+    assert [bool(told) for told in holds] == [True] * num_fired + [False] * (4 - num_fired)
+    assert sum(kind == "verified" for kind, _ in events) == num_fired
+    assert not any(kind == "unverified" for kind, _ in events)
+
+
+def test_one_that_has_not_fired_waits_for_the_next_attempt_as_it_is(tmp_path):
+    events, holds = play(tmp_path, "every-attempt", 3, num_held=0)
+    assert fired(events) == [] and all(holds)
+    assert [kind for kind, _ in events] == ["unverified"]
+
+
+def test_an_attempt_that_does_not_come_to_it_again_is_no_failure_of_the_run(tmp_path):
+    events, _ = play(tmp_path, "every-attempt", 2, num_held=1)
+    assert fired(events) == [0]
+    assert [(kind, fields["incident"]) for kind, fields in events if kind in ("unverified", "not_due")] == [
+        ("not_due", 1)
+    ]

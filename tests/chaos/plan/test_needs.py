@@ -1,0 +1,44 @@
+import pytest
+
+from chaos.faults import registry
+from chaos.plan.needs import NEEDS, capabilities_of, check_needs
+
+pytestmark = pytest.mark.unit
+
+
+def test_what_is_there_is_enough():
+    assert check_needs({"drop-link": ("links", "root"), "kill-node": ()}, frozenset({"links", "root", "cuda"})) == []
+
+
+def test_what_is_missing_is_said_once_for_each_kind():
+    complaints = check_needs({"drop-link": ("links", "root"), "kill-node": (), "spoil": ("cuda",)}, {"root"})
+    assert [str(complaint) for complaint in complaints] == [
+        "drop-link needs ranks with networks of their own",
+        "spoil needs a job whose ranks run on CUDA devices",
+    ]
+    assert {complaint.exit_code for complaint in complaints} == {4}
+
+
+def test_all_that_is_missing_is_in_one_sentence():
+    (complaint,) = check_needs({"drop-link": ("links", "root")}, ())
+    assert NEEDS["links"] in str(complaint)
+    assert NEEDS["root"] in str(complaint)
+
+
+def test_an_unknown_need_is_our_mistake():
+    with pytest.raises(ValueError, match=r"needs 'lynks'.*links\?"):
+        check_needs({"drop-link": ("lynks",)}, ())
+
+
+def test_every_need_of_an_installed_fault_has_words():
+    check_needs({kind: fault.needs for kind, fault in registry().items()}, NEEDS)
+
+
+def test_what_an_experiment_offers():
+    assert capabilities_of("local", "mecefo", has_checkpoints=False) == {"own-runtime"}
+    assert capabilities_of("local", "mecefo", has_checkpoints=True) == {
+        "own-runtime",
+        "checkpoints",
+        "checkpoint-phase",
+    }
+    assert capabilities_of("docker", "torch", has_checkpoints=False) == {"links"}

@@ -1,0 +1,47 @@
+"""The share of degraded samples x layers, and unfit steps, from a log."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.analysis.approximation import count_unfit_steps, degraded_share_ratio
+from harness.analysis.timeline import build
+from harness.judging.summary import summarize
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from tests.harness.synthetic import run
+
+pytestmark = pytest.mark.unit
+
+
+def unfit(job: str) -> Event:
+    return Event("step_unfit", "rank", 0.0, 0.0, 1, job=job, step=3, fields={"verdict": "repeat"})
+
+
+def test_the_share_is_of_all_steps_and_of_all_layers():
+    events = run()
+    timeline = build(events)
+    degraded = [e for e in events if e.kind == "layout" and e.fields["degraded_layers"]]
+    assert degraded, "nothing was degraded"
+    share = degraded_share_ratio(events, timeline.steps.first)
+    assert share is not None and 0 < share < 1
+    epochs = {e.fields["epoch"] for e in degraded}
+    only = [step for step in timeline.steps.first if step.epoch in epochs]
+    assert share == pytest.approx(degraded_share_ratio(events, only) * len(only) / len(timeline.steps.first))
+    assert summarize(events)["degraded_share_ratio"] == share
+
+
+def test_without_faults_nothing_is_degraded_and_without_steps_nothing_is_known():
+    events = run(faults=())
+    assert degraded_share_ratio(events, build(events).steps.first) == 0
+    assert degraded_share_ratio([], []) is None
+
+
+def test_unfit_steps_of_the_job_are_counted_and_those_of_the_twin_are_not():
+    assert count_unfit_steps(run()) == 0
+    assert count_unfit_steps([unfit(MAIN_JOB), unfit("twin")]) == 1
+
+
+def test_a_summary_says_what_approximation_means_for_its_figures():
+    caveats = summarize(run())["caveats"]
+    assert any("approximately" in caveat for caveat in caveats)
+    assert not any("approximately" in caveat for caveat in summarize(run(faults=()))["caveats"])

@@ -1,0 +1,190 @@
+"""Somebody else's job from its log: attempts, recovery as progress, steps done again, and where the time went."""
+
+import pytest
+
+from harness.analysis.attempts import attempt_at
+from harness.analysis.timeline import build
+from harness.judging.gates import builtin_gates
+from harness.judging.summary import summarize
+from mecefo_runtime.system.events import Event
+
+pytestmark = pytest.mark.unit
+
+STARTUP, STEP, RESTART = 2.0, 0.1, 3.0
+# Attempt 1 commits steps 1 to 12 and is killed in step 13; its checkpoint is of step 10.
+KILLED, RESUMED, LAST = 13, 11, 30
+
+
+class Log:
+    """A log with an exact clock: `at` is now."""
+
+    def __init__(self):
+        self.events = []
+        self.at = 100.0
+        self.tell("run_started", experiment={"name": "n", "job": {"runtime": "command"}}, seed=0, gates=[])
+        plan = {"incident": 0, "fault": "kill-process", "target": "rank=1", "step": KILLED}
+        self.tell("incidents_planned", incidents=[plan])
+        self.tell("job_started", num_ranks=2, nodes=1, steps=None, runtime="command", command="torchrun t.py")
+
+    def tell(self, kind, *, pid=1, step=None, **fields):
+        self.events.append(Event(kind, "x", self.at, self.at, pid, step=step, fields=fields))
+
+    def attempt(self, number):
+        """Its two ranks report, rank 0 with the pid 10 * number."""
+        self.tell("attempt_started", attempt_number=number, world_size=2)
+        for rank in (0, 1):
+            pid = 10 * number + rank
+            self.tell("process_started", role="rank", started_pid=pid, started_rank=rank, rank_attempt=number)
+
+    def steps(self, number, first, last, **figures):
+        """Each STEP seconds long, one after the other."""
+        for step in range(first, last + 1):
+            began, self.at = self.at, self.at + STEP
+            clock = {"began_monotonic": began, "committed_monotonic": self.at}
+            self.tell("step_committed", pid=10 * number, step=step, epoch=1, **clock, **figures)
+
+    def kill(self, number):
+        """Half a step after the last."""
+        self.at += STEP / 2
+        self.tell("injected", step=KILLED, incident=0, fault="kill-process", is_loss=True, ranks=[1], target="rank=1")
+        self.tell("process_exited", role="rank", exited_pid=10 * number + 1, exit=None, rank_attempt=number)
+        self.tell("verified", step=KILLED, incident=0, evidence={"summary": "gone"})
+        self.tell("undone", step=KILLED, incident=0)
+
+    def end(self, outcome="completed"):
+        self.tell("job_ended", outcome=outcome)
+        self.tell("residue", processes=[], undo_pending=[])
+        self.tell("run_ended", reason="completed")
+        return self.events
+
+
+def restarted(resumed=RESUMED, **figures):
+    log = Log()
+    log.at += STARTUP
+    log.attempt(1)
+    log.steps(1, 1, KILLED - 1, **figures)
+    log.kill(1)
+    log.at += RESTART
+    log.attempt(2)
+    log.steps(2, resumed, LAST, **figures)
+    return log.end()
+
+
+def test_recovery_is_the_first_commit_and_progress_the_first_new_one():
+    summary = summarize(restarted(samples=64))
+    (incident,) = summary["incidents"]
+    assert incident["recovery_seconds"] == pytest.approx(RESTART + STEP)
+    assert incident["progress_seconds"] == pytest.approx(RESTART + 3 * STEP)
+    assert (incident["attempt"], incident["recovery_attempt"], incident["recovery_step"]) == (1, 2, RESUMED)
+    assert (summary["attempts"], summary["steps_repeated"], summary["steps_lost"]) == (2, 2, 2)
+    assert summary["steps_committed"] == LAST
+    assert (summary["verdict"], [gate["expression"] for gate in summary["gates"]]) == (
+        "pass",
+        ["unrecovered_incidents == 0"],
+    )
+
+
+def test_the_time_of_a_restart_is_a_restart_and_all_of_it_adds_up():
+    summary = summarize(restarted(samples=64))
+    badput = summary["badput_seconds"]
+    assert badput["startup"] == pytest.approx(STARTUP)
+    assert badput["restart"] == pytest.approx(RESTART)
+    # Half a step was thrown away, and two were done again.
+    assert badput["repeated_work"] == pytest.approx(2.5 * STEP)
+    assert summary["productive_seconds"] + sum(badput.values()) == pytest.approx(summary["wall_clock_seconds"])
+    assert summary["productive_seconds"] == pytest.approx(LAST * STEP)
+
+
+@pytest.mark.parametrize(
+    ("figures", "unit", "work"),
+    [({"tokens": 512, "samples": 4}, "tokens", 512), ({"samples": 4}, "samples", 4), ({}, "steps", 1)],
+)
+def test_throughput_is_in_what_the_script_lets_us_see(figures, unit, work):
+    summary = summarize(restarted(**figures))
+    assert summary["throughput_unit"] == unit
+    assert summary["throughput_per_second"]["before"] == pytest.approx(work / STEP)
+    tokens = summary["throughput_tokens_per_second"]["before"]
+    assert tokens == (pytest.approx(work / STEP) if unit == "tokens" else None)
+    assert any(f"Throughput is in {unit}" in caveat for caveat in summary["caveats"]) == (unit != "tokens")
+
+
+def test_one_step_that_does_not_tell_its_samples_is_counted_with_the_others_in_steps():
+    events = restarted(samples=4)
+    silent = next(event for event in events if event.kind == "step_committed" and event.step == 7)
+    events[events.index(silent)] = Event(
+        "step_committed", "x", silent.time_seconds, silent.monotonic_seconds, silent.pid, step=7,
+        fields={key: value for key, value in silent.fields.items() if key != "samples"},
+    )  # fmt: skip
+    assert summarize(events)["throughput_unit"] == "steps"
+
+
+def test_a_job_that_begins_anew_repeats_all_of_its_steps_and_says_that_it_may_not():
+    summary = summarize(restarted(resumed=1))
+    assert (summary["steps_repeated"], summary["steps_committed"]) == (KILLED - 1, LAST)
+    assert any("counted its steps from 1 again" in caveat for caveat in summary["caveats"])
+    assert not any("from 1 again" in caveat for caveat in summarize(restarted())["caveats"])
+
+
+def test_a_job_that_dies_of_it_has_not_recovered():
+    log = Log()
+    log.at += STARTUP
+    log.attempt(1)
+    log.steps(1, 1, KILLED - 1)
+    log.kill(1)
+    log.at += 1.0
+    log.tell("job_failed", reason="the command was killed by SIGKILL")
+    summary = summarize(log.end("failed"))
+    assert (summary["verdict"], summary["exit_code"], summary["unrecovered_incidents"]) == ("fail", 1, 1)
+    assert summary["incidents"][0]["recovery_seconds"] is None
+    badput = summary["badput_seconds"]
+    assert summary["productive_seconds"] + sum(badput.values()) == pytest.approx(summary["wall_clock_seconds"])
+
+
+def test_steps_before_the_first_one_seen_are_not_lost():
+    log = Log()
+    log.attempt(1)
+    log.steps(1, 101, 110)
+    assert summarize(log.end())["steps_lost"] == 0
+
+
+def test_an_attempt_that_came_to_no_step_belongs_to_the_wait():
+    log = Log()
+    log.attempt(1)
+    log.steps(1, 1, KILLED - 1)
+    log.kill(1)
+    log.at += 1.0
+    log.attempt(2)
+    log.tell("process_exited", role="rank", exited_pid=20, exit=None, rank_attempt=2)
+    log.at += 1.0
+    log.attempt(3)
+    log.steps(3, KILLED, LAST)
+    timeline = build(log.end())
+    ((since, until),) = timeline.restarts
+    assert until - since == pytest.approx(2.0)
+    assert timeline.incidents[0].committed_epoch == 3
+    assert attempt_at(timeline.attempts, since) == 1 and attempt_at(timeline.attempts, None) is None
+
+
+def test_only_our_own_jobs_must_lose_no_step():
+    assert builtin_gates("command") == ("unrecovered_incidents == 0",)
+    assert "steps_lost == 0" in builtin_gates("mecefo") and builtin_gates(None) == builtin_gates("mecefo")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "verdict", "words"),
+    [
+        ({"steps_left_out": 0}, "inconclusive", "no step was left, so the recovery was not seen"),
+        ({"steps_left_out": 34}, "fail", "committed after it: its GradScaler left out the 34 steps that came"),
+        ({"spoilt_passes_left_out": 32}, "fail", "committed after it: none of the 32 passes that came was finite"),
+    ],
+)
+def test_a_job_that_trained_no_further_has_not_recovered(left_out, verdict, words):
+    log = Log()
+    log.attempt(1)
+    log.steps(1, 1, 12)
+    log.tell("injected", step=KILLED, incident=0, fault="set-nan", is_loss=False, ranks=[0], target="rank=0")
+    log.tell("verified", step=KILLED, incident=0, evidence={"summary": "taken in"})
+    log.tell("rank_finished", pid=10, **left_out)
+    summary = summarize(log.end())
+    assert summary["verdict"] == verdict
+    assert words in " ".join(summary["reasons"])

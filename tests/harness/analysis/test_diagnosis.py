@@ -1,0 +1,114 @@
+"""Did the job name the right cause? Rightly, partly, wrongly, or nobody; and for nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.diagnosis import diagnose
+from harness.analysis.timeline import build
+from harness.judging.summary import summarize
+from harness.report.wording import diagnosis_words
+from tests.harness.synthetic import DETECT_SECONDS, Fault, run, shifted
+
+pytestmark = pytest.mark.unit
+
+
+def diagnoses_of(events):
+    return diagnose(events, build(events).incidents)
+
+
+def renamed(events, **changes):
+    """The run, had its detections said something else."""
+    return [shifted(event, **changes) if event.kind == "detected" else event for event in events]
+
+
+def struck_in(events):
+    return next(event for event in events if event.kind == "injected").fields["ranks"]
+
+
+def test_who_names_all_that_was_struck_is_right():
+    events = run()
+    diagnoses = diagnoses_of(events)
+    found = diagnoses.by_incident[0]
+    assert (found.score, found.named) == ("right", set(struck_in(events)))
+    assert found.seconds == pytest.approx(DETECT_SECONDS)
+    assert (diagnoses.num_false, diagnoses.recall_ratio, diagnoses.precision_ratio) == (0, 1.0, 1.0)
+
+
+def test_who_names_a_part_of_it_is_partly_right():
+    events = run()
+    struck = struck_in(events)
+    assert len(struck) > 1
+    diagnoses = diagnoses_of(renamed(events, lost=struck[:1]))
+    assert diagnoses.by_incident[0].score == "partly"
+    assert (diagnoses.recall_ratio, diagnoses.precision_ratio) == (1 / len(struck), 1.0)
+
+
+def test_who_names_somebody_else_is_wrong():
+    events = run()
+    struck = struck_in(events)
+    other = next(rank for rank in range(8) if rank not in struck)
+    diagnoses = diagnoses_of(renamed(events, lost=[other]))
+    assert diagnoses.by_incident[0].score == "wrong"
+    assert diagnoses.by_incident[0].seconds is None
+    assert (diagnoses.num_false, diagnoses.recall_ratio, diagnoses.precision_ratio) == (1, 0.0, 0.0)
+    both = diagnoses_of(renamed(events, lost=[*struck, other]))
+    assert both.by_incident[0].score == "wrong"
+    assert both.precision_ratio == len(struck) / (len(struck) + 1)
+
+
+def test_who_names_the_link_has_named_both_of_its_ends():
+    events = run()
+    struck = struck_in(events)
+    assert diagnoses_of(renamed(events, lost=struck[:1], cut_links=[struck])).by_incident[0].score == "right"
+    others = diagnoses_of(renamed(events, lost=struck[:1], cut_links=[[0, 1], [2, 3]]))
+    assert others.by_incident[0].score == "partly", "of several links, the ranks that were sent away count"
+
+
+def test_who_names_the_links_of_a_partition_one_by_one_has_named_all_sides():
+    events = []
+    for event in run():
+        if event.kind == "injected":
+            event = replace(event, fields={**event.fields, "ranks": [0, 1, 2, 3]})
+        if event.kind != "detected":
+            events.append(event)
+            continue
+        for lost in (2, 3):
+            named = {**event.fields, "lost": [lost], "cut_links": [[0, lost], [1, lost]]}
+            events.append(replace(event, fields=named))
+    assert diagnoses_of(events).by_incident[0].score == "right"
+
+
+def test_who_names_nobody_has_not_diagnosed_it():
+    events = [event for event in run() if event.kind != "detected"]
+    diagnoses = diagnoses_of(events)
+    assert diagnoses.by_incident[0].score == "none"
+    assert (diagnoses.recall_ratio, diagnoses.precision_ratio) == (0.0, None)
+
+
+def test_an_accusation_before_any_fault_is_false():
+    events = run()
+    early = next(event for event in events if event.kind == "detected")
+    early = replace(early, monotonic_seconds=build(events).started_seconds)
+    diagnoses = diagnoses_of([early, *events])
+    assert diagnoses.num_false == len(early.fields["lost"])
+    assert diagnoses.by_incident[0].score == "right"
+
+
+def test_a_fault_that_was_not_seen_cannot_be_diagnosed():
+    events = [event for event in run(faults=(Fault(),)) if event.kind != "verified"]
+    diagnoses = diagnoses_of(events)
+    assert diagnoses.by_incident == {}
+    assert diagnoses.recall_ratio is None
+
+
+def test_the_summary_and_the_reports_say_it():
+    summary = summarize(run())
+    incident = summary["incidents"][0]
+    assert incident["diagnosis"]["score"] == "right"
+    assert summary["diagnosis_recall_ratio"] == 1.0
+    assert diagnosis_words(incident).startswith("the job named the cause: rank")
+    assert diagnosis_words({**incident, "diagnosis": {"score": "none"}}) == "the job named no cause"
+    assert diagnosis_words({**incident, "diagnosis": None}) is None
+    coordinator = {"score": "right", "named": ["coordinator"], "seconds": 0.5, "how": None}
+    assert "the coordinator, 0.50 s after" in diagnosis_words({"diagnosis": coordinator})

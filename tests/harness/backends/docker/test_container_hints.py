@@ -1,0 +1,39 @@
+"""What is said of a command that misses in a container what it has on its user's machine."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.backends.docker.hints import hint
+
+pytestmark = pytest.mark.unit
+FOLDER = Path("/home/me/training")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "ModuleNotFoundError: No module named 'datasets'\nChildFailedError",
+            "where the image has no module 'datasets'",
+        ),
+        ("OSError: [Errno 30] Read-only file system: '/etc/own'", "may write to /home/me/training and /tmp alone"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x'", "sees /home/me/training alone"),
+        ("chaos: the command 'x' cannot be started in the container: No such file or directory", "no such program"),
+        ("gaierror: [Errno -3] Temporary failure in name resolution", "reaches the other nodes alone"),
+    ],
+)
+def test_what_is_missed_is_told(tmp_path, text, said):
+    (tmp_path / "job.log").write_text("epoch 1 of 3\n" * 10_000 + f"Traceback\n{text}\n")
+    found = hint(tmp_path / "job.log", FOLDER)
+    assert found is not None and said in found
+
+
+@pytest.mark.parametrize("text", ["", "ValueError: loss is nan", "FileNotFoundError: 'checkpoint.pt'"])
+def test_of_all_else_nothing_is_guessed(tmp_path, text):
+    (tmp_path / "job.log").write_text(text)
+    assert hint(tmp_path / "job.log", FOLDER) is None
+
+
+def test_where_nothing_was_written_nothing_is_known(tmp_path):
+    assert hint(tmp_path / "job.log", FOLDER) is None

@@ -1,0 +1,194 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.judging.summary import summarize
+from harness.judging.verdict import EXIT_CODES, WORST_FIRST
+from mecefo_runtime.system.events import Event
+from tests.harness.synthetic import Fault, run, shifted
+
+pytestmark = pytest.mark.unit
+
+HARD = "throughput_drop <= 1%"
+
+
+def verdict_of(events: list[Event]) -> tuple[str, int]:
+    summary = summarize(events)
+    assert summary["reasons"]
+    return summary["verdict"], summary["exit_code"]
+
+
+def no(events: list[Event], *kinds: str) -> list[Event]:
+    return [event for event in events if event.kind not in kinds]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "verdict"),
+    [
+        ({}, "pass"),
+        ({"gates": ["throughput_drop <= 30%", "recovery p95 < 1", "loss_deviation < 2%"]}, "pass"),
+        ({"faults": (Fault(role="coordinator"),)}, "pass"),
+        ({"faults": (Fault(), Fault(node=2, during_regroup=True))}, "pass"),
+        ({"faults": (Fault(repair_steps=None),)}, "pass"),
+        ({"twin": False}, "pass"),
+        ({"gates": [HARD]}, "fail"),
+        ({"main_loss_ratio": 1.05, "gates": ["loss_deviation < 2%"]}, "fail"),
+        ({"faults": (Fault(recovers=False),)}, "fail"),
+        ({"faults": (Fault(recovers=False),), "job_fails": True}, "fail"),
+        ({"faults": ()}, "inconclusive"),
+        ({"faults": (Fault(fires=False),)}, "inconclusive"),
+        ({"faults": (Fault(verified=False),)}, "inconclusive"),
+        ({"faults": (Fault(step=1),)}, "inconclusive"),
+        ({"twin": False, "gates": ["loss_deviation < 2%"]}, "inconclusive"),
+        ({"gates": ["speed > 1"]}, "inconclusive"),
+        ({"cut_off_after_step": 30}, "inconclusive"),
+        ({"cut_off_after_step": 10}, "inconclusive"),
+        ({"residue": None}, "inconclusive"),
+        ({"ended": "interrupted"}, "halted"),
+        ({"ended": "halted"}, "halted"),
+        ({"ended": "failed"}, "error"),
+        ({"residue": (4711,)}, "dirty"),
+        ({"faults": (Fault(undone=False),)}, "dirty"),
+    ],
+)
+def test_each_ending_has_its_verdict(knobs: dict[str, Any], verdict: str):
+    assert verdict_of(run(**knobs)) == (verdict, EXIT_CODES[verdict])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "verdict"),
+    [
+        ({"gates": [HARD], "residue": (4711,)}, "dirty"),
+        ({"ended": "failed", "residue": (4711,)}, "dirty"),
+        ({"ended": "interrupted", "residue": (4711,)}, "dirty"),
+        ({"gates": [HARD], "ended": "failed"}, "error"),
+        ({"gates": [HARD], "ended": "interrupted"}, "halted"),
+        ({"gates": [HARD], "twin": False, "faults": (Fault(), Fault(step=50, node=2, verified=False))}, "fail"),
+        ({"faults": (Fault(verified=False),), "gates": [HARD]}, "inconclusive"),
+    ],
+)
+def test_the_worst_wins(knobs: dict[str, Any], verdict: str):
+    assert verdict_of(run(**knobs))[0] == verdict
+
+
+def test_the_exit_codes_are_the_documented_ones():
+    assert EXIT_CODES == {"pass": 0, "fail": 1, "halted": 2, "error": 3, "inconclusive": 5, "dirty": 6}
+    assert set(WORST_FIRST) == set(EXIT_CODES)
+
+
+def test_the_reasons_of_the_verdict_come_first():
+    reasons = summarize(run(gates=[HARD], residue=(4711,)))["reasons"]
+    assert "4711" in reasons[0]
+    assert HARD in reasons[1]
+
+
+def test_a_step_that_is_missing_fails():
+    assert (
+        verdict_of([e for e in run() if not (e.kind == "step_committed" and e.step == 44 and e.job == "main")])[0]
+        == "fail"
+    )
+
+
+def test_a_sample_that_was_used_twice_fails():
+    events = [shifted(e, samples_checksum=1) if e.kind == "step_committed" and e.step == 44 else e for e in run()]
+    assert verdict_of(events)[0] == "fail"
+
+
+def test_an_undo_that_succeeded_in_the_end_is_clean():
+    undone = next(event for event in run() if event.kind == "undone")
+    failed = replace(undone, kind="undo_failed", monotonic_seconds=undone.monotonic_seconds - 0.01)
+    assert verdict_of([*run(), failed])[0] == "pass"
+    assert verdict_of([*no(run(), "undone"), failed])[0] == "dirty"
+
+
+def test_an_undo_of_another_incident_cleans_nothing():
+    undone = next(event for event in run() if event.kind == "undone")
+    failed = replace(shifted(undone, incident=7), kind="undo_failed", monotonic_seconds=undone.monotonic_seconds - 0.01)
+    assert verdict_of([*run(), failed])[0] == "dirty"
+
+
+def test_what_is_still_to_be_undone_is_dirty():
+    events = [shifted(e, undo_pending=["incident 0"]) if e.kind == "residue" else e for e in run()]
+    assert verdict_of(events)[0] == "dirty"
+
+
+def test_what_else_was_left_behind_is_dirty_and_said():
+    left = [{"kind": "mount", "what": "tmpfs on /run/x"}, {"kind": "file", "what": "/run/y"}]
+    events = [shifted(e, left=left) if e.kind == "residue" else e for e in run()]
+    assert verdict_of(events)[0] == "dirty"
+    said = " ".join(summarize(events)["reasons"])
+    assert "left behind: mount tmpfs on /run/x, file /run/y; `chaos heal`" in said
+    assert verdict_of([shifted(e, left=[]) if e.kind == "residue" else e for e in run()])[0] == "pass"
+
+
+def test_a_job_that_fails_before_any_fault_is_an_error():
+    events = run(faults=(Fault(recovers=False),), job_fails=True)
+    assert verdict_of(no(events, "held", "injected", "verified", "released", "detected"))[0] == "error"
+
+
+def test_a_job_that_dies_later_of_what_it_had_survived_fails():
+    events = run(ended="failed")
+    ended = next(event for event in events if event.kind == "job_ended")
+    assert verdict_of([*events, replace(ended, kind="job_failed", fields={"reason": "out of memory"})])[0] == "fail"
+
+
+def test_the_loss_of_the_twin_is_not_the_loss_of_the_job():
+    twin_ended = next(event for event in run() if event.kind == "job_ended" and event.job == "twin")
+    assert verdict_of([*run(), replace(twin_ended, kind="job_failed", fields={"reason": "?"})])[0] == "pass"
+
+
+def test_a_log_cut_off_in_the_middle_of_a_recovery_does_not_fail():
+    events = run()
+    injected = next(event.monotonic_seconds for event in events if event.kind == "verified")
+    verdict, _ = verdict_of([event for event in events if event.monotonic_seconds <= injected])
+    assert verdict == "inconclusive"
+
+
+def test_a_loss_that_is_no_number_fails_after_a_fault_and_tells_nothing_before():
+    def with_nan_at(step: int) -> list[Event]:
+        return [shifted(e, loss=float("nan")) if e.kind == "step_committed" and e.step == step else e for e in run()]
+
+    assert verdict_of(with_nan_at(40))[0] == "fail"
+    assert verdict_of(with_nan_at(10))[0] == "inconclusive"
+
+
+def test_an_incident_that_never_fired_says_why():
+    planned = next(event for event in run() if event.kind == "incidents_planned")
+    reason = replace(planned, kind="unverified", fields={"incident": 0, "reason": "the job ended before step 700"})
+    summary = summarize([*run(faults=(Fault(fires=False),)), reason])
+    assert summary["verdict"] == "inconclusive"
+    assert any("was not injected: the job ended before step 700" in said for said in summary["reasons"])
+
+
+def test_faults_that_chance_planned_and_that_did_not_fire_were_planned():
+    events = run(faults=[Fault(fires=False)])
+    never = replace(events[0], kind="not_due", fields={"incident": 0, "reason": "the job ended"})
+    summary = summarize([*events, never])
+    assert summary["verdict"] == "inconclusive"
+    assert summary["reasons"][0] == (
+        "none of the planned faults fired (incident 0: the job ended), so none took effect"
+    )
+
+
+def test_phases_in_an_impossible_order_prove_nothing():
+    assert verdict_of(no(run(), "detected"))[0] == "inconclusive"
+
+
+@pytest.mark.parametrize("broken", ["accounting.partition", "throughput.measure", "judge", "caveats"])
+def test_a_checker_that_crashes_never_passes(broken: str, monkeypatch: pytest.MonkeyPatch):
+    def crash(*_: object) -> None:
+        raise RuntimeError("the checker is broken")
+
+    monkeypatch.setattr(f"harness.judging.summary.{broken}", crash)
+    summary = summarize(run())
+    assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
+    assert any("the checker is broken" in reason for reason in summary["reasons"])
+
+
+def test_fields_that_make_no_sense_never_pass():
+    events = [
+        shifted(e, ranks=17, epoch="x", loss="?") if e.kind in ("injected", "step_committed") else e for e in run()
+    ]
+    summary = summarize(events)
+    assert (summary["verdict"], summary["steps_lost"], summary["incidents"]) == ("inconclusive", None, [])

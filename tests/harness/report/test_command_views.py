@@ -1,0 +1,90 @@
+"""What people see of somebody else's job: its unit, its attempts, steps that nobody knew beforehand."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.judging.summary import summarize
+from harness.live.live import LiveView, PlainView
+from harness.report import html, wording
+from harness.report.terminal import render
+from tests.harness import synthetic
+from tests.harness.analysis.test_attempts import LAST, restarted
+
+pytestmark = pytest.mark.unit
+
+
+def terminal(events):
+    stream = io.StringIO()
+    render(summarize(events), events, Console(file=stream, width=120), folder=Path("out/n/1"))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("figures", "unit", "speed"), [({"samples": 4}, "samples", "40"), ({}, "steps", "10")])
+def test_reports_name_the_unit(figures, unit, speed):
+    events = restarted(**figures)
+    text = terminal(events)
+    assert f"Training speed ({unit} per second)" in text and "under the fault" in text
+    assert f"The command torchrun t.py committed {LAST} steps in 2 attempts" in text
+    assert "Its launcher started it again (attempt 2), and it went on from step 11." in text
+    page = html.render(summarize(events), events)
+    assert f"Training speed over time, in {unit} per second" in page and f"{speed} {unit}/s" in page
+    assert "tokens/s" not in page
+
+
+def test_how_it_came_through():
+    incident = {"verified": True, "recovery_seconds": 2.0, "progress_seconds": 2.0, "recovery_step": 11, "attempt": 1}
+    same = str(wording.how_it_recovered({**incident, "recovery_attempt": 1}))
+    assert "went on in the processes that were left" in same
+    again = {**incident, "recovery_attempt": 2}
+    assert str(wording.how_it_recovered(again)).endswith("went on from step 11.")
+    assert "3.50 s after the fault" in str(wording.how_it_recovered({**again, "progress_seconds": 3.5}))
+    assert "did not come to a step" in str(wording.how_it_recovered({**again, "progress_seconds": None}))
+    assert wording.how_it_recovered(incident) is None
+
+
+def test_the_command_to_repeat_it_goes_where_it_was_started():
+    folder = Path("/runs/n/1")
+    assert wording.repeat_command({}, folder) == "chaos run /runs/n/1/experiment.yaml"
+    there = wording.repeat_command({"started_in": "/home/me/a b"}, folder)
+    assert there == "cd '/home/me/a b' && chaos run /runs/n/1/experiment.yaml"
+
+
+def test_the_plain_view_tells_steps_as_they_double_and_each_attempt():
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        for event in restarted(samples=4):
+            view.feed(event)
+    lines = stream.getvalue()
+    assert [f"{steps} steps done, " in lines for steps in (2, 4, 8, 16)] == [True] * 4
+    assert "40 samples/s" in lines and "tokens" not in lines
+    assert "the launcher has started the job again: attempt 2, 2 ranks" in lines
+    assert "job started: torchrun t.py" in lines
+
+
+def test_the_live_view_shows_attempt_and_steps():
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True, width=100, height=40))
+    for event in restarted(samples=4):
+        view.feed(event)
+    text = view.render().plain
+    assert f" {LAST} steps, completed" in text and "samples/s" in text and "attempt" in text
+
+
+def test_the_page_names_the_bands_that_are_seen_and_steps_that_were_done_again():
+    def signs(page, picture):
+        (body,) = re.findall(rf'<svg[^>]*"{picture}-860-t.*?</svg>', page, re.DOTALL)
+        return {words for words in ("a fault in force, or its ranks away", "no step got on") if words in body}
+
+    # No step came between the fault and the restart: all of the band is the other one, and by step there is none.
+    page = html.render(summarize(restarted()), restarted())
+    assert signs(page, "speed-over-time") == {"no step got on"}
+    assert signs(page, "speed-by-step") == set()
+    assert "done again; committed" in page
+    survived = synthetic.run()
+    page = html.render(summarize(survived), survived)
+    assert signs(page, "speed-over-time") == {"a fault in force, or its ranks away", "no step got on"}
+    assert signs(page, "loss") == signs(page, "speed-by-step") == {"a fault in force, or its ranks away"}
+    assert "again; committed" not in page

@@ -1,0 +1,87 @@
+import pytest
+
+from harness.judging.summary import summarize
+from harness.report.story import about, chronicle, story
+from tests.harness import synthetic
+from tests.harness.analysis.test_attempts import restarted
+from tests.harness.summaries import EMPTY, incident, summary
+from tests.harness.synthetic import Fault
+
+pytestmark = pytest.mark.unit
+
+
+def told(raw):
+    return " ".join(story(raw))
+
+
+def test_a_run_in_sentences():
+    text = told(summarize(synthetic.run()))
+    for sentence in (
+        "The job committed 60 of 60 planned steps; none was lost.",
+        "The fault kill-node struck node 1 at step 20 (backward); the job noticed after 5 ms and committed its next "
+        "step 0.19 s after the fault.",
+        "Its ranks were back in the job 2.3",
+        "% lower than before (40,960 to ",
+        "Its loss ended 0.00% from that of its twin",
+    ):
+        assert sentence in text
+
+
+def test_a_speed_that_rose_is_no_negative_drop():
+    assert "3.0% higher than before" in told(summary(throughput_drop_ratio=-0.03))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"injected": False, "verified": False}, "was to strike node 1 at step 20 (backward), but was never applied."),
+        ({"verified": False}, "was applied to node 1 at step 20 (backward), but no effect of it was seen."),
+        ({"recovery_seconds": None, "recovered": False}, "It did not recover"),
+    ],
+)
+def test_what_did_not_happen_is_not_told_as_if_it_had(changes, words):
+    text = told(summary(incidents=[incident(**changes)]))
+    assert words in text and "committed its next step" not in text
+
+
+def test_a_job_that_ended_early_did_not_come_off_without_a_loss():
+    assert "none was lost" not in told(summary(steps_committed=19))
+
+
+def test_many_faults_are_counted():
+    some = [incident(incident=index, verified=index > 0) for index in range(5)]
+    text = told(summary(incidents=some))
+    assert "5 faults were planned (5 x kill-node); 4 of them took effect." in text
+    assert "The job came through all of those, in 0.19 s in the median" in text
+
+
+def test_of_a_command_it_is_told_how_often_it_was_started():
+    text = told(summarize(restarted(samples=4)))
+    assert "in 2 attempts of its launcher" in text and "2 of them had to be done again" in text
+
+
+def test_nothing_known_is_nothing_made_up():
+    assert story({}) == ["The job committed nobody knows how many steps.", "No fault was applied."]
+    assert "None" not in told(EMPTY)
+    assert about({}, []) == []
+
+
+def test_what_the_run_was():
+    events = synthetic.run()
+    assert about(summarize(events), events)[1:] == [
+        "8 ranks on 4 nodes",
+        "model llama-tiny",
+        "4 replicas of 2 stages",
+        "takeover strategy ndb",
+        "groups over gloo",
+        "seed 7",
+    ]
+
+
+def test_a_long_chronicle_is_cut_in_its_middle():
+    lines, left_out = chronicle(synthetic.run())
+    assert left_out == 0 and any("noticed the loss of ranks 2 and 3" in words for _, _, words in lines)
+    faults = [Fault(step=10 + 4 * index, node=index % 4, repair_steps=2) for index in range(40)]
+    lines, left_out = chronicle(synthetic.run(steps=200, faults=faults))
+    assert len(lines) == 200 and left_out > 0
+    assert "completed" in lines[-1][2]

@@ -1,0 +1,197 @@
+"""What the next epoch looks like: when state moves first, when it is fetched meanwhile, and when there is no way on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, plan_transfers
+from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.membership.commit import Decision
+from mecefo_runtime.membership.regroup import (
+    BALANCE,
+    CannotGoOn,
+    Plan,
+    Rules,
+    Survivors,
+    _without_lacking,
+    plan_epoch,
+    transfer_seconds,
+    unit_bytes,
+)
+from mecefo_runtime.planners import find
+from tests.planning import COSTS, layout_of
+
+pytestmark = pytest.mark.unit
+
+CLUSTER = Cluster(nodes=8, gpus_per_node=2, data_parallel=4, pipeline=4, num_layers=8, num_microbatches=32)
+EVERYBODY = frozenset(range(CLUSTER.num_ranks))
+WHOLE = layout_of("exact", CLUSTER, EVERYBODY)
+SLOW, FAST = (replace(COSTS, transfer_bytes_per_second=speed) for speed in (1e4, 1e12))
+AT_TEN = Decision(10, None)
+
+
+def rules(takeover: str = "auto", strategy: str = "mecefo", **more: object) -> Rules:
+    return Rules(CLUSTER, find(strategy), takeover=takeover, **more)
+
+
+def survivors_of(layout: Layout, alive: frozenset[int], costs=COSTS, newcomers=(), **more: object) -> Survivors:
+    reports = {
+        rank: {"is_stateless": False, "holdings": list(layout.units(rank))} for rank in sorted(alive - set(newcomers))
+    }
+    return Survivors(reports, tuple(newcomers), costs, layout, **more)
+
+
+def after_loss(lost: set[int], takeover: str = "auto", costs=COSTS, **more: object) -> Plan:
+    return plan_epoch(rules(takeover), survivors_of(WHOLE, EVERYBODY - lost, costs, **more), AT_TEN, "loss")
+
+
+def test_state_that_moves_fast_moves_first() -> None:
+    plan = after_loss({5}, costs=FAST, regroup_seconds=0.05)
+    assert plan.transfers and not plan.background
+    assert len(plan.layout.replicas) == 4
+
+
+def test_state_that_moves_slowly_is_fetched_while_the_whole_replicas_go_on() -> None:
+    plan = after_loss({5}, costs=SLOW, regroup_seconds=0.05)
+    assert plan.background and not plan.transfers
+    hit = CLUSTER.cell_of(5)[0]
+    assert {replica.replica for replica in plan.layout.replicas} == {0, 1, 2, 3} - {hit}
+    assert plan.layout.num_microbatches == CLUSTER.num_microbatches
+    # The balance afterwards is one more regroup.
+    assert after_loss({5}, costs=SLOW, regroup_seconds=1e6).transfers
+
+
+@pytest.mark.parametrize(
+    ("had", "get"), [((3, 3, 2), (4, 4, 2)), ((5, 2, 1), (6, 3, 1)), ((2, 0, 0), (10, 0, 0)), ((0, 0, 0), (4, 3, 3))]
+)
+def test_who_goes_on_alone_takes_all_of_a_step_in_the_same_proportions(had: tuple[int, ...], get: tuple[int, ...]):
+    cluster = Cluster(4, 1, data_parallel=4, pipeline=1, num_layers=2, num_microbatches=10)
+    # Of the last replica the rank is gone.
+    replicas = tuple(Replica(rank, (Span(rank, 0, 2),), share) for rank, share in enumerate((*had, 10 - sum(had))))
+    layout = Layout(2, replicas)
+    holdings = {rank: frozenset(layout.units(rank)) for rank in range(3)}
+    left = _without_lacking(cluster, layout, frozenset(range(3)), holdings)
+    assert left is not None
+    assert tuple(replica.num_microbatches for replica in left.replicas) == get
+
+
+def test_what_is_forced_is_done_whatever_it_costs() -> None:
+    assert after_loss({5}, "direct", SLOW).transfers
+    assert after_loss({5}, "background", FAST, regroup_seconds=9.0).background
+
+
+def test_without_a_whole_replica_state_has_to_move_first() -> None:
+    one_of_each = {CLUSTER.rank_at(replica, replica) for replica in range(4)}
+    plan = after_loss(one_of_each, "background", SLOW)
+    assert plan.transfers and not plan.background
+
+
+def test_who_comes_back_is_fed_while_the_others_go_on_as_they_are() -> None:
+    running = after_loss({5}, costs=FAST).layout
+    plan = plan_epoch(rules("background"), survivors_of(running, EVERYBODY, SLOW, newcomers=(5,)), AT_TEN, "rejoin")
+    assert plan.layout == running
+    assert {shadow.rank for shadow in plan.background.shadows} >= {5}
+    assert plan.members == tuple(sorted(EVERYBODY))
+
+
+def test_balancing_never_waits_for_another_balance() -> None:
+    survivors = survivors_of(WHOLE, EVERYBODY - {5}, SLOW)
+    assert plan_epoch(rules("background"), survivors, AT_TEN, BALANCE).transfers
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lost=st.sets(st.sampled_from(sorted(EVERYBODY)), min_size=1, max_size=6),
+    takeover=st.sampled_from(["auto", "direct", "background"]),
+    strategy=st.sampled_from(["mecefo", "ndb", "exact"]),
+    speed=st.sampled_from([1e3, 1e6, 1e9, 1e12]),
+)
+def test_every_plan_can_run_at_once_or_after_its_transfers(lost, takeover, strategy, speed):
+    costs = replace(COSTS, transfer_bytes_per_second=speed)
+    alive = EVERYBODY - lost
+    survivors = survivors_of(WHOLE, alive, costs, regroup_seconds=0.05)
+    try:
+        plan = plan_epoch(rules(takeover, strategy), survivors, AT_TEN, "loss")
+    except CannotGoOn as error:
+        held = {unit for rank in alive for unit in WHOLE.units(rank)}
+        assert held < set(WHOLE.holders()) and "no living rank holds" in str(error)
+        return
+    plan.layout.check(CLUSTER, alive)
+    holdings = {rank: set(WHOLE.units(rank)) for rank in alive}
+    for transfer in plan.transfers:
+        assert transfer.unit in holdings[transfer.source]
+    for transfer in plan.transfers:
+        holdings[transfer.destination].add(transfer.unit)
+    assert plan_transfers(plan.layout, holdings) == ((), ())
+    assert not (plan.transfers and plan.background)
+    if plan.background:
+        assert takeover != "direct"
+        # What is there in the end is enough for the layout that is wanted then.
+        for shadow in plan.background.shadows:
+            holdings[shadow.rank].add(shadow.unit)
+        balanced = plan_epoch(
+            rules(takeover, strategy),
+            replace(
+                survivors,
+                layout=plan.layout,
+                reports={rank: {"is_stateless": False, "holdings": list(units)} for rank, units in holdings.items()},
+            ),
+            AT_TEN,
+            BALANCE,
+        )
+        assert not balanced.background
+        if takeover == "auto":
+            assert step_seconds(balanced.layout, costs) <= step_seconds(plan.layout, costs) * 1.02
+
+
+def test_transfers_take_as_long_as_the_busiest_rank() -> None:
+    sizes = unit_bytes(WHOLE, COSTS)
+    assert sizes["layer.0"] == COSTS.layer_state_bytes * 3 // 4
+    plan = after_loss({5}, "direct")
+    seconds = transfer_seconds(plan.transfers, sizes, COSTS)
+    received: dict[int, int] = {}
+    for transfer in plan.transfers:
+        received[transfer.destination] = received.get(transfer.destination, 0) + sizes[transfer.unit]
+    assert seconds >= max(received.values()) / COSTS.transfer_bytes_per_second
+    assert transfer_seconds((), sizes, COSTS) == 0
+
+
+def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> None:
+    lost = set(WHOLE.holders()["layer.3"])
+    with pytest.raises(CannotGoOn, match=r"no living rank holds layer.2, layer.3: .*there is no checkpoint"):
+        after_loss(lost)
+    with pytest.raises(CannotGoOn, match=r"layer.3: .*no checkpoint can be used: step-9 is cut short"):
+        damaged = rules(unfit_checkpoints=lambda after_step: ["step-9 is cut short"])
+        plan_epoch(damaged, survivors_of(WHOLE, EVERYBODY - lost), AT_TEN, "loss")
+    newest = Durable(7, "step-7")
+    survivors = survivors_of(WHOLE, EVERYBODY - lost)
+    plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")
+    assert (plan.restore, plan.decision) == (newest, Decision(7, None))
+    assert not plan.transfers and not plan.background
+
+
+def test_state_of_which_every_holder_is_spoilt_is_not_called_lost() -> None:
+    survivors = survivors_of(WHOLE, EVERYBODY)
+    holders = [rank for rank, report in survivors.reports.items() if "layer.3" in report["holdings"]]
+    for rank in holders:
+        report = survivors.reports[rank]
+        report["holdings"].remove("layer.3")
+        report["distrusted"] = ["layer.3"]
+    with pytest.raises(CannotGoOn, match=r"no living rank holds layer\.3: the state of all holders is spoilt"):
+        plan_epoch(rules(), survivors, AT_TEN, "heal")
+    whole = Durable(8, "/checkpoints/step-8")
+    plan = plan_epoch(rules(newest_checkpoint=lambda refused: whole), survivors, AT_TEN, "heal")
+    assert plan.restore == whole
+
+
+def test_a_quality_limit_does_not_end_a_job() -> None:
+    tight = replace(COSTS, memory_bytes=1)
+    limited = rules(degraded_share_limit=0.0)
+    lost = {CLUSTER.rank_at(replica, 0) for replica in range(3)}
+    plan = plan_epoch(limited, survivors_of(WHOLE, EVERYBODY - lost, tight), AT_TEN, "loss")
+    plan.layout.check(CLUSTER, EVERYBODY - lost)

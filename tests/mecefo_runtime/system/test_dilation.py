@@ -1,0 +1,83 @@
+import threading
+import time
+
+import pytest
+
+from mecefo_runtime.system.dilation import Pacer, automatic_ratio
+from mecefo_runtime.system.process import ask_for_short_slices
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_cores", "ratio"),
+    [(8, 1, 16.0), (8, 2, 8.0), (8, 4, 2.86), (8, 16, 1.0), (1, 2, 1.0)],
+)
+def test_ranks_leave_a_core_and_some_of_the_rest_to_others(num_ranks, num_cores, ratio):
+    assert automatic_ratio(num_ranks, num_cores) == ratio
+
+
+def compute(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(1000))
+
+
+def test_a_segment_takes_the_ratio_of_its_cpu_time():
+    pacer = Pacer(4.0)
+    for _ in range(3):
+        with pacer:
+            compute(0.01)
+    assert pacer.compute_seconds >= 0.03
+    # Never less, whatever the machine does; more where the machine is busy.
+    assert pacer.wall_seconds >= 4.0 * pacer.compute_seconds
+
+
+def test_a_slower_device_takes_so_many_times_more_and_says_nothing_of_it():
+    pacer = Pacer(2.0)
+    pacer.slow_factor = 3.0
+    began = time.monotonic()
+    with pacer:
+        compute(0.01)
+    elapsed_seconds = time.monotonic() - began
+    assert elapsed_seconds >= 6.0 * pacer.compute_seconds >= 0.06
+    # What the slowness added is no contention of the machine.
+    assert pacer.wall_seconds <= elapsed_seconds - 4.0 * pacer.compute_seconds
+
+
+def test_what_is_waited_for_is_not_computed():
+    pacer = Pacer(10.0)
+    with pacer:
+        threading.Event().wait(0.05)
+    assert pacer.compute_seconds < 0.02
+    assert pacer.wall_seconds >= 0.05
+
+
+def test_without_dilation_nothing_is_padded():
+    pacer = Pacer(1.0)
+    began = time.thread_time()
+    with pacer:
+        compute(0.02)
+    assert pacer.compute_seconds == pytest.approx(time.thread_time() - began, abs=0.01)
+
+
+def test_a_segment_that_fails_counts_too():
+    pacer = Pacer(2.0)
+    with pytest.raises(ZeroDivisionError), pacer:
+        compute(0.01)
+        1 / 0  # noqa: B018
+    assert pacer.wall_seconds >= 2.0 * pacer.compute_seconds > 0
+
+
+def test_a_ratio_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        Pacer(0.5)
+
+
+def test_asking_for_short_slices_leaves_the_thread_as_it_was():
+    answers = []
+    # On a thread of its own: the slice stays with the thread.
+    thread = threading.Thread(target=lambda: answers.append(ask_for_short_slices(0.0002)))
+    thread.start()
+    thread.join()
+    assert answers in ([True], [False])

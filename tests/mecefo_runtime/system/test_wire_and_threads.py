@@ -1,0 +1,209 @@
+"""What the soak found around the state machine: orders, connections, and threads that end as they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mecefo_runtime.comm.member import Membership
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.launch import supervisor as supervisor_module
+from mecefo_runtime.launch.supervisor import Supervisor
+from mecefo_runtime.membership.coordinator import Coordinator
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.wire import Connection, WireError, encode
+
+pytestmark = pytest.mark.unit
+
+DEADLINE_SECONDS = 120.0
+
+
+def test_all_messages_of_one_read_are_there_and_half_of_one_waits_for_its_end():
+    ours, theirs = _tcp_pair()
+    connection = Connection(ours)
+    second = encode({"n": 2})
+    theirs.sendall(encode({"n": 1}) + second[:3])
+    assert connection.receive_some() == [{"n": 1}]
+    theirs.sendall(second[3:] + encode({"n": 3}))
+    assert connection.receive_some() == [{"n": 2}, {"n": 3}]
+    theirs.close()
+    with pytest.raises(WireError):
+        connection.receive_some()
+    hang_up(connection)
+
+
+def test_a_descriptor_that_somebody_closed_and_was_given_again_is_left_to_them():
+    ours, theirs = _tcp_pair()
+    connection = Connection(ours)
+    number = connection.fileno()
+    os.close(number)
+    mine, other = socket.socketpair()
+    taken = mine if mine.fileno() == number else other
+    assert taken.fileno() == number
+    for use in (lambda: connection.send({"n": 1}), connection.receive, connection.close):
+        with suppress(OSError):
+            use()
+    with pytest.raises(OSError):
+        connection.send({"n": 2})
+    mine.setblocking(False)
+    other.setblocking(False)
+    for end in (mine, other):
+        with pytest.raises(BlockingIOError):
+            end.recv(1)
+    for end in (mine, other, theirs):
+        end.close()
+
+
+def hang_up(connection: Connection) -> None:
+    connection.close()
+    # Its descriptor lives as long as the reader.
+    connection._reader.close()
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    return ours, theirs
+
+
+@pytest.fixture
+def node(monkeypatch, tmp_path: Path):
+    """A supervisor whose ranks are only written down, and the other end of its orders."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        environment = {"MECEFO_TOKEN": "t", "MECEFO_EVENTS": f"{host}:{port}", "MECEFO_COORDINATOR": f"{host}:1"}
+        supervised = Supervisor(environment, 0, range(2), 1, tmp_path)
+        orders, _ = listener.accept()
+    started: list[tuple[int, int]] = []
+    monkeypatch.setattr(supervised, "_start", lambda rank, attempt: started.append((rank, attempt)))
+    yield supervised, orders, started
+    orders.close()
+    hang_up(supervised._orders)
+
+
+def test_two_orders_that_arrive_together_are_both_obeyed(node):
+    supervised, orders, started = node
+    orders.sendall(b"".join(encode({"order": "start_rank", "rank": rank, "attempt": 2}) for rank in (0, 1)))
+    assert supervised._on_order()
+    assert started == [(0, 2), (1, 2)]
+
+
+def test_a_rank_that_runs_is_not_started_again(node, monkeypatch):
+    supervised, _, _ = node
+    monkeypatch.undo()
+    supervised._running[99] = (1, 1, None)
+    monkeypatch.setattr(supervisor_module, "start_child", lambda *_: pytest.fail("a second process of one rank"))
+    supervised._start(1, 2)
+
+
+def test_the_end_of_a_coordinator_may_be_told_twice(node):
+    supervised, _, _ = node
+    assert supervised._coordinator is None
+    assert supervised._on_coordinator()
+
+
+def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
+    """The thread has seen that there is nothing more to end, and is still alive, when the next call comes."""
+    aborted = threading.Event()
+    membership = Membership("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, aborted.set, lambda: 0)
+    for epoch in range(1, 200):
+        aborted.clear()
+        membership._on_message({"type": "regroup", "epoch": epoch})
+        assert aborted.wait(DEADLINE_SECONDS)
+        with membership.changed:
+            membership.must_leave = False
+            thread = membership._abort_thread
+        assert thread is not None
+        if epoch % 20 == 0:
+            thread.join(DEADLINE_SECONDS)
+            assert membership._abort_thread is None
+
+
+def test_orders_that_come_on_another_way_are_a_call_to_leave_it():
+    membership = Membership("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, lambda: None, lambda: 0)
+    membership._on_message({"type": "form", "epoch": 2})
+    assert membership.must_leave
+    assert membership.park() == {"type": "form", "epoch": 2}
+    assert not membership.must_leave
+    membership.enter(2)
+    assert not membership.must_leave
+
+
+class CutOff:
+    """A rank that was sent away from rank 1, and a coordinator that names it and rank 2; what is tried, and told."""
+
+    def __init__(self, monkeypatch, *, unreachable: list[list[int]], unsteady: list[list[int]]) -> None:
+        self.told: list[str] = []
+        self.steady_wanted: list[dict[int, str]] = []
+        member = "mecefo_runtime.comm.member"
+        monkeypatch.setattr(f"{member}.LINK_CHECK_SECONDS", 0.01)
+        monkeypatch.setattr(f"{member}.find_unreachable", lambda *_: unreachable.pop(0))
+        monkeypatch.setattr(f"{member}.find_unsteady", self._find_unsteady)
+        self._unsteady = unsteady
+        identity = {"rank": 0, "address": "127.0.0.1:2"}
+        self.membership = Membership("127.0.0.1:1", identity, 1.0, dict, lambda: None, lambda: 0)
+        monkeypatch.setattr(self.membership, "send", self._send)
+        self.membership._on_message({"type": "evicted", "epoch": 1, "is_cut_off": True, "cut_off_from": [1]})
+
+    def _find_unsteady(self, addresses: dict[int, str], *_: object) -> list[int]:
+        self.steady_wanted.append(addresses)
+        return self._unsteady.pop(0)
+
+    def _send(self, message: dict) -> bool:
+        self.told.append(message["type"])
+        if message["type"] == "cut_off":
+            self.membership._on_message({"type": "peers", "addresses": {"1": "10.0.0.1:1", "2": "10.0.0.2:1"}})
+        return True
+
+
+def test_who_was_sent_away_and_can_be_reached_waits_until_the_link_to_whom_it_lost_is_steady(monkeypatch):
+    rank = CutOff(monkeypatch, unreachable=[[], [1], [], []], unsteady=[[1], [1], []])
+    rank.membership.start_over()
+    assert rank.told == [*["cut_off"] * 4, "hello"]
+    assert rank.steady_wanted == [{1: "10.0.0.1:1"}] * 3
+
+
+def test_who_was_sent_away_and_could_not_be_reached_comes_back_as_soon_as_it_can(monkeypatch):
+    rank = CutOff(monkeypatch, unreachable=[[1], [1], []], unsteady=[])
+    rank.membership.start_over()
+    assert rank.told == [*["cut_off"] * 3, "hello"]
+    assert rank.steady_wanted == []
+
+
+def test_a_bug_of_the_coordinator_ends_it_rather_than_a_connection(monkeypatch):
+    emitted: list[str] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    host, port = listener.getsockname()
+    emitter = Emitter(lambda event: emitted.append(event.kind), "coordinator")
+
+    async def run() -> None:
+        coordinator = Coordinator(JobConfig(), listener, "t", emitter)
+
+        def fail(*_: object) -> None:
+            raise KeyError(3)
+
+        monkeypatch.setattr(coordinator._membership, "on_formed", fail)
+        serving = asyncio.create_task(coordinator.serve())
+        _, writer = await asyncio.open_connection(host, port)
+        hello = {"token": "t", "role": "rank", "rank": 0, "type": "hello", "attempt": 1, "address": "127.0.0.1:1"}
+        writer.write(encode({**hello, "status": "fresh", "epoch": 0, "target": 0}))
+        writer.write(encode({"type": "formed", "epoch": 1}))
+        with pytest.raises(KeyError):
+            await asyncio.wait_for(serving, DEADLINE_SECONDS)
+        writer.close()
+        await writer.wait_closed()
+        # The transport of the other end closes with the loop's next turns.
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    listener.close()
+    assert "detected" not in emitted

@@ -1,0 +1,200 @@
+"""A rank's own part of a step: what it tells the others, and what it does with their verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.config import HealthConfig, JobConfig, ModelConfig
+from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.model.data import Corpus
+from mecefo_runtime.model.schedule import learning_rate
+from mecefo_runtime.state.fetch import Fetching
+from mecefo_runtime.state.state import Bank
+from mecefo_runtime.system.dilation import pacer_for
+from mecefo_runtime.training import step as step_module
+from mecefo_runtime.training.health import Judgement, PartHealth, Verdict
+from mecefo_runtime.training.pipeline import Pipeline
+from mecefo_runtime.training.step import Epoch, Outcome, Stepper
+from mecefo_runtime.training.tally import TALLY_SIZE
+
+pytestmark = pytest.mark.unit
+
+MODEL = ModelConfig(16, 32, num_layers=2, num_heads=2, num_key_value_heads=2, vocab_size=256)
+JOB = JobConfig(MODEL, 1, 1, data_parallel=1, pipeline=1, steps=10, sequence_length=8, microbatches_per_replica=2)
+LAYOUT = Layout(2, (Replica(0, (Span(0, 0, 2),), 2),))
+CORPUS = Corpus(bytes(range(256)) * 4, JOB.sequence_length, JOB.seed)
+CPU = torch.device("cpu")
+
+
+class Alone:
+    """The groups of a rank that holds everything; other members have nothing but a part in the commit."""
+
+    rank = 0
+    members = (0,)
+
+    def start_all_reduce(self, tensor: Tensor, holders: tuple[int, ...]) -> None:
+        assert holders == (0,)
+
+    def all_gather(self, tensor: Tensor, holders: tuple[int, ...]) -> dict[int, Tensor]:
+        return {0: tensor}
+
+
+class Rank:
+    """One rank, whose steps can be run; `others` is what a member beside it adds to the commit."""
+
+    def __init__(self, job: JobConfig = JOB, members: tuple[int, ...] = (0,)) -> None:
+        self.wants_boundary = self.is_busy = False
+        self.judgements: list[Judgement] = []
+        self.phases: list[str] = []
+        groups: Any = Alone()
+        bank = Bank(job, LAYOUT, 0, {}, TALLY_SIZE)
+        pacer = pacer_for(CPU, 1.0)
+        pipeline = Pipeline(LAYOUT, bank, groups, CORPUS, pacer, job.microbatch_size, job.tokens_per_step, lambda: None)
+        self.epoch = Epoch(1, 0, LAYOUT, members, groups, bank, Fetching(Background(), groups, bank), pipeline)
+        self.stepper = Stepper(
+            job,
+            0,
+            pacer,
+            lambda step, phase: self.phases.append(phase),
+            lambda: self.wants_boundary,
+            lambda: self.is_busy,
+            lambda record: None,
+            lambda epoch, step, judgement: self.judgements.append(judgement),
+        )
+
+    @property
+    def unit(self) -> Any:
+        return self.epoch.bank.units["layer.1"]
+
+    @property
+    def parameters(self) -> Tensor:
+        return torch.cat([unit.parameters for unit in self.epoch.bank.units.values()]).clone()
+
+    def run(self, step: int) -> Outcome:
+        return self.stepper.run(self.epoch, step)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[float]], None]]:
+    """Lets other members add these numbers to the commit."""
+    added: list[float] = []
+
+    def exchange(groups: Any, leader: int, part: Tensor, decide: Callable[[Tensor], None]) -> Tensor:
+        total = part.clone()
+        total[: len(added)] += torch.tensor(added, dtype=total.dtype)
+        decide(total)
+        return total
+
+    monkeypatch.setattr(step_module, "exchange", exchange)
+    yield added.extend
+
+
+def test_a_step_is_computed_and_committed() -> None:
+    rank = Rank()
+    before = rank.parameters
+    assert rank.run(1).verdict is Verdict.COMMIT
+    progress = rank.stepper.progress
+    assert (progress.committed_step, progress.ready) == (1, None)
+    assert progress.record is not None and progress.totals is not None
+    assert (progress.record["tokens"], progress.record["samples"]) == (JOB.tokens_per_step, JOB.samples_per_step)
+    assert progress.record["loss"] == pytest.approx(5.5, abs=0.5)  # of 256 tokens, before anything is learned
+    assert not torch.equal(rank.parameters, before)
+    assert rank.phases == ["data", "forward", "backward", "reduce", "optimizer", "commit"]
+
+
+@pytest.mark.parametrize(("wants", "other", "all_called"), [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False)])
+def test_a_boundary_is_one_when_every_member_was_called(others, wants: bool, other: float, all_called: bool) -> None:
+    others([other])
+    rank = Rank(members=(0, 1))
+    rank.wants_boundary = wants
+    assert rank.run(1).all_called is all_called
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "other", "can_save"), [(False, 0.0, True), (True, 0.0, False), (False, 1.0, False)]
+)
+def test_nobody_saves_while_anybody_still_writes(others, is_busy: bool, other: float, can_save: bool) -> None:
+    others([0.0, other])
+    rank = Rank(members=(0, 1))
+    rank.is_busy = is_busy
+    assert rank.run(1).can_save is can_save
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_parameters_that_are_not_finite_are_named_in_the_step_that_computes_with_them(value: float) -> None:
+    rank = Rank()
+    rank.run(1)
+    kept = rank.parameters
+    rank.unit.parameters[5] = value
+    outcome = rank.run(2)
+    assert outcome.verdict is Verdict.HEAL
+    assert rank.judgements[-1].suspects == (0,)
+    assert rank.stepper.distrusted == {"layer.1"}
+    # Not committed now, and not by a regroup either.
+    assert (rank.stepper.progress.committed_step, rank.stepper.progress.ready) == (1, None)
+    rank.unit.parameters[5] = kept[rank.epoch.bank.offsets["layer.1"] + 5]
+    assert torch.equal(rank.parameters, kept)
+
+
+def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank()
+    run = Pipeline.run
+
+    def spoil(self: Pipeline, samples: Any, announce: Any) -> Any:
+        tally = run(self, samples, announce)
+        rank.epoch.bank.gradients[0] = nan
+        return tally
+
+    monkeypatch.setattr(Pipeline, "run", spoil)
+    before = rank.parameters
+    assert [rank.run(1).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.SKIP]
+    assert not rank.stepper.distrusted
+    assert torch.equal(rank.parameters, before), "a step that is left out changes nothing"
+    assert rank.stepper.progress.committed_step == 1
+    assert rank.stepper.progress.record is not None and rank.stepper.progress.record["skipped"]
+
+
+def test_who_looks_away_heals_nothing() -> None:
+    rank = Rank(replace(JOB, health=HealthConfig(nonfinite="commit")))
+    rank.unit.parameters[5] = nan
+    assert rank.run(1).verdict is Verdict.COMMIT
+    assert not rank.stepper.distrusted
+
+
+def test_what_is_not_trusted_is_said_again_until_it_is_replaced() -> None:
+    rank = Rank()
+    rank.stepper.distrusted = frozenset({"layer.0"})
+    assert rank.run(1).verdict is Verdict.HEAL
+    assert rank.judgements[-1].reason == "rank 0: parameters differ from the peers'"
+    rank.stepper.distrusted = frozenset()
+    assert rank.run(1).verdict is Verdict.COMMIT
+
+
+@pytest.mark.parametrize(("norm", "ratio"), [(0.5, 1.0), (1.0, 1.0), (4.0, 0.25), (0.0, 1.0)])
+def test_gradients_are_clipped_to_the_norm_and_never_stretched(norm: float, ratio: float) -> None:
+    rank = Rank()
+    applied: list[tuple[float, float]] = []
+    rank.epoch.bank.apply = lambda rate, clip: applied.append((rate, clip))  # type: ignore[method-assign]
+    rank.stepper.apply(rank.epoch.bank, 3, {"squared_norm": norm**2, "verdict": 0})
+    assert applied == [(learning_rate(3, JOB), ratio)]
+
+
+def test_the_parts_of_all_members_are_read_by_their_place(others) -> None:
+    # Behind the totals come two numbers of this rank, then two of the other one.
+    others([0.0] * 10 + PartHealth(1.0, is_origin=True, is_spoilt=True).encode())
+    rank = Rank(members=(0, 7))
+    assert rank.run(1).verdict is Verdict.HEAL
+    assert rank.judgements[-1].suspects == (7,)
