@@ -28,7 +28,7 @@ from chaos.host.process_table import thread_names
 from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
 from chaos.inside.hang import WITNESS_NAME
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo import state

@@ -20,7 +20,8 @@ from benchmarks._busy_core import BusyCore
 from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machine
 from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder, run_once
 from benchmarks._spread import Spread, spread, table
-from chaos.experiment.experiment import Experiment, from_mapping
+from chaos.experiment.experiment import Experiment
+from chaos.experiment.reading import from_mapping
 
 Dilation = Literal["auto", "off"]
 DILATIONS: Mapping[Dilation, str] = {"auto": "dilated", "off": "not dilated"}

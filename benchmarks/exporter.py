@@ -26,7 +26,7 @@ import psutil
 from benchmarks._machine import describe_machine
 from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder
 from benchmarks._spread import Spread, spread, table
-from chaos.experiment.experiment import from_mapping
+from chaos.experiment.reading import from_mapping
 from harness.exporter.job import JobExporter
 from harness.run.execute import execute
 from mecefo_runtime.system.events import Event

@@ -23,8 +23,9 @@ from benchmarks._spread import Spread, name_milliseconds, spread, table
 from benchmarks.peers import comparison
 from benchmarks.peers.comparison import Outcome, Way
 from benchmarks.peers.rounds import NOTES, Entry, peer_entries, run_rounds
-from chaos.experiment.experiment import Experiment, from_mapping
+from chaos.experiment.experiment import Experiment
 from chaos.experiment.job import Job
+from chaos.experiment.reading import from_mapping
 
 KINDS = ("kill-node", "kill-process")
 # The same as in the other benchmarks, wherever there are more.

@@ -21,7 +21,7 @@ from benchmarks._machine import describe_machine
 from benchmarks._runs import benchmark_options, finish, progress, run_folder, run_once
 from benchmarks._spread import name_milliseconds, spread, table
 from benchmarks._undo_stage import CLEAN_WITHIN_SECONDS, POINTS, Trial, heal_trial, run_trial, set_stage
-from chaos.experiment.experiment import from_mapping
+from chaos.experiment.reading import from_mapping
 from chaos.faults import registry
 from chaos.undo.state import STATE_VARIABLE
 

@@ -254,7 +254,7 @@ def schema() -> int:
 
 
 def _said(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:
-    from chaos.experiment.experiment import read_options
+    from chaos.experiment.reading import read_options
 
     return read_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
 

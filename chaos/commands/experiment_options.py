@@ -42,7 +42,7 @@ class CommandOfAJob(click.Command):
 
 def _hint(error: click.UsageError, words: Sequence[str]) -> str | None:
     """What was probably meant by a command line that cannot be parsed, and how that is written."""
-    from chaos.experiment.experiment import installed_faults
+    from chaos.experiment.reading import installed_faults
 
     kinds = installed_faults()
     joined = next((f"{one}-{two}" for one, two in pairwise(words) if f"{one}-{two}" in kinds), None)

@@ -61,8 +61,8 @@ def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events
         return
     from rich.console import Console
 
+    from harness.judging.judge import judge
     from harness.report.terminal import render
-    from harness.run.execute import judge
 
     class ReportConsole(Console):
         def on_broken_pipe(self) -> None:

@@ -23,7 +23,7 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
 
     What the seed, a rate or a profile drew is not drawn again. RUN is `latest`, a name, name/time, or a path.
     """
-    from chaos.experiment.experiment import from_mapping
+    from chaos.experiment.reading import from_mapping
     from chaos.plan.replay import Recorded, explicit, explicit_faults
     from harness.run.execute import execute
     from harness.store.log import legible

@@ -35,7 +35,8 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     First incidents are left out, then the job is made shorter and the faults come earlier, as long as it fails in the
     same way. The file is written after every success, so an interrupted search leaves the best that was found.
     """
-    from chaos.experiment.experiment import from_mapping, to_yaml
+    from chaos.experiment.experiment import to_yaml
+    from chaos.experiment.reading import from_mapping
     from chaos.plan.replay import Recorded, explicit, explicit_faults
     from chaos.plan.shrink import BudgetSpent, Trials
     from harness.judging.failure import failure_of

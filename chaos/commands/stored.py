@@ -17,7 +17,7 @@ def read_run(out: Path, reference: str) -> tuple[Path, Mapping[str, Any], Sequen
         UsageError: there is no such run.
         EnvironmentFailure: it cannot be read.
     """
-    from harness.run.execute import judge
+    from harness.judging.judge import judge
     from harness.store.log import legible
     from harness.store.runs import find_run
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.command_job import PHASES_OF_A_COMMAND, CommandJob, ranks_of_command, refusal
+from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FaultSpec
 from chaos.experiment.job import ROLES_OF_RUNTIME, Job
 from chaos.spec.complaints import Source
@@ -18,7 +19,6 @@ from mecefo_runtime.job.config import PRESETS
 from mecefo_runtime.planners import stops_on_loss
 
 if TYPE_CHECKING:
-    from chaos.experiment.experiment import Experiment
     from chaos.faults.base import Fault
 
 

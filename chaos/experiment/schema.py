@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from chaos.experiment.experiment import Experiment, installed_faults, installed_planners
+from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.experiment.reading import installed_faults, installed_planners
 from chaos.experiment.schema_words import with_words
 from chaos.spec.target import WITHOUT_TARGET
 
 if TYPE_CHECKING:
-    from chaos.experiment.experiment import Registry
+    from chaos.experiment.reading import Registry
     from chaos.faults.base import Fault
 
 

@@ -1,4 +1,7 @@
-"""All faults: a file in this folder is found by being there, others' packages by the entry point `chaos.faults`."""
+"""All faults: a file in this folder is found by being there, others' packages by the entry point `chaos.faults`.
+
+A fault knows hosts, agents and links by the interfaces that it declares; no harness, no experiment.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from chaos.agent import Agent
 from chaos.foreign.aftermath import Aftermath
 from chaos.foreign.figures import Figures
 from chaos.foreign.hooks import Hooks
@@ -23,6 +22,7 @@ from chaos.foreign.report import Report
 from chaos.foreign.saving import Saves
 from chaos.foreign.steps import Nesting, Rounds
 from chaos.foreign.subject import ForeignSubject
+from chaos.inside.agent import Agent
 
 # What can be seen of a script without a line changed. `reduce` cannot: it goes on within `backward`.
 PHASES = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.faults.base import Fault
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.trigger import OUTSIDE_PHASES
 
 

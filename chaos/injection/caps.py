@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from chaos.experiment.limits import Limits
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 

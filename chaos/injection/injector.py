@@ -21,7 +21,7 @@ from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import Struck
 from chaos.injection.desk import Channel, Desk
 from chaos.injection.order import UndoOrder
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.trigger import Duration
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event

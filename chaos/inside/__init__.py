@@ -1,1 +1,4 @@
-"""What is done inside a rank, by its agent, on its training thread. Only what is imported when it is first needed."""
+"""What is done inside a rank, by its agent, on its training thread. Only what is imported when it is first needed.
+
+Nothing here talks to the machine or decides when to act: the injector says when, from outside.
+"""

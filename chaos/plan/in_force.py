@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from chaos.errors import UsageError
 from chaos.experiment.limits import Limits
+from chaos.plan.incident import Incident
 from chaos.spec.trigger import PHASES, Duration, Trigger
 from mecefo_runtime.job.layout import Cluster
-
-if TYPE_CHECKING:
-    from chaos.plan.schedule import Incident
 
 # A step and how many of its phases went before, or seconds and 0.
 Moment = tuple[float, int]

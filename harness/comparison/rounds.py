@@ -14,7 +14,8 @@ from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
 from chaos.experiment.experiment import Experiment, experiment_hash
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
-from harness.run.execute import check, execute, judge, write_whole
+from harness.judging.judge import judge
+from harness.run.execute import check, execute, write_whole
 from harness.store.runs import SET_FILE, new_set_folder
 
 FOLDER_OF: dict[Kind, str] = {"comparison": "compare", "repetition": "repeat"}

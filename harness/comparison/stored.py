@@ -11,8 +11,8 @@ from typing import Any
 
 from chaos.errors import UsageError
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
+from harness.judging.judge import judge
 from harness.judging.summary import summarize
-from harness.run.execute import judge
 from harness.store.log import legible
 from harness.store.runs import EVENTS_FILE, SET_FILE, find_run
 from mecefo_runtime.system.events import Event

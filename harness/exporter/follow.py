@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.exporter.job import JobExporter
-from harness.run.execute import judge
+from harness.judging.judge import judge
 from harness.store.log import LogError, parse_line
 from harness.store.runs import EVENTS_FILE
 

@@ -17,9 +17,10 @@ import pytest
 
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.command_job import CommandJob
-from chaos.experiment.experiment import Experiment, from_options, to_yaml
+from chaos.experiment.experiment import Experiment, to_yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.job import Job
+from chaos.experiment.reading import from_options
 from harness.analysis.words import one_line
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError

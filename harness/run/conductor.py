@@ -24,7 +24,7 @@ from chaos.faults.watch import Watch
 from chaos.injection.caps import may_fire
 from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.undo.guard import Guard
 from harness.backends.base import AnyConfig, Outcome, RunningJob
 from harness.backends.choice import checkpoint_folders, choose_backend
@@ -34,12 +34,12 @@ from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
 from harness.run.restarts import Restarts
+from harness.store.runs import EVENTS_FILE
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Emitter, Event
 from mecefo_runtime.system.wire import new_token
 
-EVENTS_FILE = "events.jsonl"
 LOGS_FOLDER = "logs"
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
 STALL_SECONDS = 60.0

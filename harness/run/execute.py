@@ -16,8 +16,9 @@ from chaos.experiment.command_job import CommandConfig, CommandJob, check_comman
 from chaos.experiment.experiment import Experiment, to_yaml
 from chaos.faults import registry
 from chaos.faults.base import Ground
+from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import NEEDS, capabilities_of, check_needs
-from chaos.plan.schedule import Incident, Plan, make_plan
+from chaos.plan.schedule import make_plan
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.state import writable_folder
 from harness.backends.base import AnyConfig
@@ -26,12 +27,11 @@ from harness.backends.docker.settings import is_shared
 from harness.exporter.job import JobExporter, exported
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError, HaltCondition
-from harness.judging.summary import summarize
+from harness.judging.judge import judge
 from harness.live.live import open_view
 from harness.network.machine import why_no_networks
 from harness.report import html, junit
-from harness.run.conductor import EVENTS_FILE, Conductor
-from harness.store.log import read_events
+from harness.run.conductor import Conductor
 from harness.store.runs import new_run_folder
 from mecefo_runtime.checkpoint.durable import ForeignCheckpoint, newest_durable
 from mecefo_runtime.job.config import JobConfig
@@ -39,7 +39,6 @@ from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.system.devices import DeviceError, num_devices, require_device
 from mecefo_runtime.system.dilation import NO_DILATION, automatic_ratio
-from mecefo_runtime.system.events import Event
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
@@ -121,16 +120,6 @@ def execute(
     if exporter is not None:
         exporter.judge(summary)
     return summary, folder
-
-
-def judge(folder: Path) -> tuple[dict[str, Any], list[Event]]:
-    """The summary of a run, and its events, from the log alone.
-
-    Raises:
-        harness.store.log.LogError: there is no log to read.
-    """
-    events, num_unreadable = read_events(folder / EVENTS_FILE)
-    return summarize(events, num_unreadable=num_unreadable), events
 
 
 def write_reports(folder: Path) -> dict[str, Any]:

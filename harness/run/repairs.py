@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from chaos.faults.base import Fault
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from harness.analysis.steps import BASELINE_STEPS
 from harness.backends.base import RunningJob
 from mecefo_runtime.system.events import MAIN_JOB, Emitter

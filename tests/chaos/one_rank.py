@@ -11,7 +11,7 @@ from chaos.faults.base import Host, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
@@ -32,7 +32,7 @@ STEP_SECONDS = 6 * PHASE_SECONDS
 # with the announcement as `announce`.
 RANK = """
 import json, os, select, sys, time
-from chaos.agent import Agent
+from chaos.inside.agent import Agent
 from chaos.spec.trigger import PHASES
 
 SETUP = {setup!r}

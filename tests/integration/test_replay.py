@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.experiment.experiment import load
+from chaos.experiment.reading import load
 from chaos.spec.target import Target
 from tests.integration.runs import SMALL, ChaosRun, assert_sound, paced, read_run, run_chaos
 

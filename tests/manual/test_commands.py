@@ -24,7 +24,7 @@ import pytest
 from _pytest.config import get_config
 
 from chaos.cli import cli, run_cli
-from chaos.experiment.experiment import from_options
+from chaos.experiment.reading import from_options
 from harness.run.execute import prepare
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files

@@ -1,4 +1,7 @@
-"""What a run may leave behind, and the search for it. An auditor is found by being in this folder, one file each."""
+"""What a run may leave behind, and the search for it. An auditor is found by being in this folder, one file each.
+
+Nothing here undoes anything: what is found is reported.
+"""
 
 from __future__ import annotations
 

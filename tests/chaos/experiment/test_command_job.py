@@ -7,7 +7,8 @@ import pytest
 from chaos.cli import run_cli
 from chaos.errors import UsageError
 from chaos.experiment.command_job import CommandConfig, CommandJob, check_command, ranks_of_command
-from chaos.experiment.experiment import experiment_hash, from_mapping, from_options, load, to_yaml
+from chaos.experiment.experiment import experiment_hash, to_yaml
+from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
 from chaos.plan.schedule import make_plan
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES

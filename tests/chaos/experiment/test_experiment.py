@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
-from chaos.experiment.experiment import Experiment, experiment_hash, from_mapping, from_options, load, to_yaml
+from chaos.experiment.experiment import Experiment, experiment_hash, to_yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.job import DEFAULT_CHECKPOINT_STEPS, Job
+from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
 from chaos.spec.target import Target
 from chaos.spec.trigger import Duration, Trigger

@@ -3,10 +3,11 @@
 import pytest
 
 from chaos.errors import UsageError
-from chaos.experiment.experiment import from_mapping, from_options, to_yaml
+from chaos.experiment.experiment import to_yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.limits import Limits
 from chaos.experiment.profile import ProfileSpec
+from chaos.experiment.reading import from_mapping, from_options
 from chaos.faults import registry
 from chaos.spec.recurrence import Rate
 from chaos.spec.trigger import Duration, Trigger

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from chaos.cli import run_cli
-from chaos.experiment.experiment import load, to_yaml
+from chaos.experiment.experiment import to_yaml
+from chaos.experiment.reading import load
 from tests.chaos.damage import SOUND, damaged
 
 # CPU time of this thread, so that a busy machine does not count: what a file of the largest size allowed may take.

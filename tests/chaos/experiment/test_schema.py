@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from chaos.errors import UsageError
-from chaos.experiment.experiment import from_mapping, to_yaml
+from chaos.experiment.experiment import to_yaml
+from chaos.experiment.reading import from_mapping
 from chaos.experiment.schema import json_schema
 from chaos.spec.yaml_lines import parse
 from tests.chaos.damage import SOUND

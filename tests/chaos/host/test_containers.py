@@ -11,7 +11,8 @@ import docker
 import pytest
 
 from chaos.errors import EnvironmentFailure, HealError, UsageError
-from chaos.experiment.experiment import experiment_hash, from_options
+from chaos.experiment.experiment import experiment_hash
+from chaos.experiment.reading import from_options
 from chaos.host import containers
 from chaos.undo import residue
 from chaos.undo.residue.base import Ground

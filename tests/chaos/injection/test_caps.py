@@ -3,7 +3,7 @@
 import pytest
 
 from chaos.injection.caps import Struck, may_fire
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Trigger
 from mecefo_runtime.job.layout import Cluster

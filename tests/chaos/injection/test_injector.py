@@ -12,7 +12,7 @@ from chaos.faults.base import Act, Fault, Host, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.injection.desk import Channel, Desk
 from chaos.injection.injector import Injector
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger

@@ -9,7 +9,7 @@ from chaos.faults.base import Host
 from chaos.faults.watch import Watch
 from chaos.injection.desk import Channel, Desk
 from chaos.injection.injector import Injector
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Trigger
 from chaos.undo.ledger import Ledger

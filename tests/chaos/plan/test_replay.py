@@ -3,7 +3,7 @@
 import pytest
 
 from chaos.errors import UsageError
-from chaos.experiment.experiment import from_mapping
+from chaos.experiment.reading import from_mapping
 from chaos.plan.replay import Recorded, explicit, explicit_faults
 from chaos.plan.schedule import make_plan
 from mecefo_runtime.system.events import Event

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
-from chaos.experiment.experiment import from_mapping
+from chaos.experiment.reading import from_mapping
 from chaos.plan.schedule import DEFAULT_KILL_REPAIR, make_plan
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import UsageError
-from chaos.experiment.experiment import from_mapping
+from chaos.experiment.reading import from_mapping
 from harness.network.machine import wants_networks, why_no_networks
 from harness.run import execute
 

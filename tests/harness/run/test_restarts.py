@@ -9,7 +9,7 @@ import pytest
 
 from chaos.faults import registry
 from chaos.faults.base import OwnedProcess
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from harness.run import restarts

@@ -16,7 +16,7 @@ from chaos.faults.watch import Watch
 from chaos.host.links.check import Group, parse_groups
 from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
-from chaos.plan.schedule import Incident
+from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger

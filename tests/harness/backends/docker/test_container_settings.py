@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.experiment.command_job import CommandConfig
-from chaos.experiment.experiment import from_mapping
+from chaos.experiment.reading import from_mapping
 from harness.backends.choice import choose_backend
 from harness.backends.docker.command import folder_of
 from harness.backends.docker.container import COORDINATOR

@@ -1,0 +1,178 @@
+"""The agent inside a rank: it is told where to stop, and stops there until it is let go.
+
+At its start the injector tells it all (step, phase) at which this rank is to be held. An announcement that is not
+among them is one look-up in a set; one that is goes out over a local socket, and the rank waits there while the
+injector acts, from outside or by way of the agent (an effect of this room).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from chaos.spec.trigger import OUTSIDE_PHASES
+from mecefo_runtime.system.wire import Connection, Message, WireError
+
+if TYPE_CHECKING:
+    from chaos.inside.base import Effect, Subject
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+class Agent:
+    """One rank's agent; `announce` is called on the training thread before every phase."""
+
+    def __init__(self, address: str, token: str, *, rank: int, node: int, attempt: int, **more: int) -> None:
+        """`more` is said with the rest of who this is: a foreign job's ranks are known from nowhere else."""
+        hello: Message = {"token": token, "role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
+        hello["pid"] = os.getpid()
+        self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._effects: dict[int, Effect] = {}
+        self._subject: Subject | None = None
+        self._holds: set[tuple[int, str]] = set()
+        # Phases outside of steps: whenever they come, from a step on.
+        self._open_holds: dict[str, int] = {}
+        self._is_called = False
+        # How many effects have begun in this rank.
+        self.num_begun = 0
+        # What is to be told before the rank is held, and perhaps killed there.
+        self.before_hold: Callable[[], None] = lambda: None
+        # Before the first step, so that no announcement can come too early to be held.
+        self._set_holds(self._connection.receive()["holds"])
+        self._reader: threading.Thread | None = None
+        # Whether an announcement has anything to do but to look up its (step, phase).
+        self._is_alert = True
+
+    def expose(self, subject: Subject) -> None:
+        """What effects can reach from now on."""
+        self._subject = subject
+        for effect in list(self._effects.values()):
+            effect.exposed(subject)
+
+    def abandon(self) -> None:
+        """Give up this process's copy of the connection, after a fork: the parent goes on with it."""
+        connection, self._connection = self._connection, None
+        self._holds, self._open_holds, self._is_alert = set(), {}, False
+        if connection is not None:
+            connection.abandon()
+
+    def announce(self, step: int, phase: str) -> None:
+        """Wait here if the injector wants this rank held at (step, phase)."""
+        if self._is_alert or (step, phase) in self._holds:
+            self._attend(step, phase)
+
+    def _attend(self, step: int, phase: str) -> None:
+        if self._reader is None and self._connection is not None:
+            # Not before: until it trains, a rank may fork.
+            self._reader = threading.Thread(target=self._read, args=(self._connection,), daemon=True)
+            self._reader.start()
+        for effect in list(self._effects.values()):
+            effect.announced(step, phase)
+        while not self._inbox.empty():
+            self._obey(self._inbox.get(), step, phase)
+        if self._is_wanted(step, phase):
+            self._hold(step, phase)
+        self._is_alert = bool(self._effects or self._open_holds or self._is_called)
+        if not self._inbox.empty():
+            # Came in meanwhile; the reader's own mark may just have been overwritten.
+            self._is_alert = True
+
+    def _is_wanted(self, step: int, phase: str) -> bool:
+        since = self._open_holds.get(phase)
+        return self._is_called or (step, phase) in self._holds or (since is not None and step >= since)
+
+    def _hold(self, step: int, phase: str) -> None:
+        self._is_called = False
+        self.before_hold()
+        if not self._send({"type": "at", "step": step, "phase": phase}):
+            return
+        began: list[int] = []
+        while True:
+            message = self._inbox.get()
+            if message is not None and message["type"] == "begin":
+                began += [message["handle"]] if self._begin(message, step, phase) else []
+                continue
+            self._obey(message, step, phase)
+            if message is None or message["type"] == "release":
+                break
+        for handle in began:
+            # Unless it was lifted meanwhile.
+            if handle in self._effects:
+                self._effects[handle].released()
+
+    def _obey(self, message: Message | None, step: int, phase: str) -> None:
+        if message is None:
+            # Without an injector there is nothing to wait for, and nobody else to end what it began.
+            self._connection = None
+            self._holds, self._open_holds = set(), {}
+            for handle in list(self._effects):
+                self._effects.pop(handle).lift()
+            return
+        match message["type"]:
+            case "call":
+                self._is_called = True
+            case "release":
+                self._set_holds(message["holds"])
+            case "lift":
+                effect = self._effects.pop(message["handle"], None)
+                told = effect.lift() if effect is not None else {"gone": True}
+                self._send({"type": "lifted", "handle": message["handle"], "told": told})
+
+    def _begin(self, message: Message, step: int, phase: str) -> bool:
+        from chaos.inside.base import EffectRefused
+
+        handle = message["handle"]
+        module, _, name = message["effect"].partition(":")
+        try:
+            effect: Effect = getattr(importlib.import_module(module), name)(
+                message["arguments"], self._subject, lambda told: self._report(handle, told)
+            )
+            told = effect.begin(step, phase)
+        except EffectRefused as refusal:
+            self._send({"type": "refused", "handle": handle, "reason": str(refusal)})
+            return False
+        except Exception as error:
+            # The rank must not die of a fault that did not happen.
+            self._send({"type": "refused", "handle": handle, "reason": f"{type(error).__name__}: {error}"})
+            return False
+        self._effects[handle] = effect
+        self.num_begun += 1
+        self._send({"type": "began", "handle": handle, "told": told})
+        return True
+
+    def _report(self, handle: int, told: Mapping[str, Any]) -> None:
+        self._send({"type": "report", "handle": handle, "told": dict(told)})
+
+    def _set_holds(self, holds: Iterable[tuple[int | None, str]]) -> None:
+        wanted = [(step, str(phase)) for step, phase in holds]
+        self._holds = {(int(step), phase) for step, phase in wanted if phase not in OUTSIDE_PHASES and step is not None}
+        self._open_holds = {}
+        for step, phase in wanted:
+            if phase in OUTSIDE_PHASES:
+                self._open_holds[phase] = min(step or 0, self._open_holds.get(phase, step or 0))
+
+    def _send(self, message: Message) -> bool:
+        if self._connection is None:
+            return False
+        try:
+            self._connection.send(message)
+        except OSError:
+            # The reader finds the same and says so.
+            return False
+        return True
+
+    def _read(self, connection: Connection) -> None:
+        while True:
+            try:
+                message = connection.receive()
+            except WireError:
+                message = None
+            self._inbox.put(message)
+            self._is_alert = True
+            if message is None:
+                return

@@ -1,0 +1,110 @@
+"""An incident: one planned firing of a fault; and the plan, which is all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.experiment.profile import TimeCompression
+from chaos.spec.target import ResolvedTarget
+from chaos.spec.trigger import Duration, Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One planned firing of a fault; `repair` None leaves it as it is (a role comes back by itself).
+
+    `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
+    or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
+    attempts of the job's launcher it fires: `once`, `every-attempt`, or so many. `draw`: the incident that it repeats.
+    `may_be_left_out`: chance chose its moment; where limits forbid it then, it is left out.
+    """
+
+    incident: int
+    fault: str
+    is_loss: bool
+    parameters: Mapping[str, Any]
+    target: ResolvedTarget
+    target_text: str
+    trigger: Trigger
+    repair: Duration | None
+    lifetime: Duration | None = None
+    is_optional: bool = False
+    retrigger: str | int = "once"
+    draw: int | None = None
+    may_be_left_out: bool = False
+
+    @property
+    def lot(self) -> int:
+        """What its own random numbers are called: its number, or that of the incident which it repeats."""
+        return self.incident if self.draw is None else self.draw
+
+    def __str__(self) -> str:
+        said = [f"incident {self.incident}: {self.fault} on {self.target_text} at {self.trigger}"]
+        if self.lifetime is not None:
+            said.append(f"for {self.lifetime}")
+        if self.repair is not None:
+            said.append(f"repaired after {self.repair}")
+        if self.retrigger != "once":
+            said.append("at every attempt" if self.retrigger == "every-attempt" else f"at {self.retrigger} attempts")
+        if self.is_optional:
+            said.append("if the job is still running then")
+        own = [f"{key}={_shown(value)}" for key, value in self.parameters.items() if value is not None]
+        if own:
+            said.append(f"with {' '.join(own)}")
+        return ", ".join(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values; see `incidents_planned` in docs/events.md."""
+        trigger = self.trigger
+        return {
+            "incident": self.incident,
+            "fault": self.fault,
+            "parameters": dict(self.parameters),
+            "target": self.target_text,
+            "ranks": list(self.target.ranks),
+            "nodes": list(self.target.nodes),
+            "links": [list(link) for link in self.target.links],
+            "role": self.target.role,
+            "step": trigger.step,
+            "phase": trigger.phase if trigger.at_seconds is None else None,
+            "at_seconds": trigger.at_seconds,
+            "lifetime_steps": self.lifetime.steps if self.lifetime is not None else None,
+            "lifetime_seconds": self.lifetime.seconds if self.lifetime is not None else None,
+            "repair_steps": self.repair.steps if self.repair is not None else None,
+            "repair_seconds": self.repair.seconds if self.repair is not None else None,
+            "retrigger": self.retrigger,
+            "draw": self.lot,
+            "is_optional": self.is_optional,
+        }
+
+
+def _shown(value: Any) -> str:
+    """The value of a parameter as `-p` takes it."""
+    return value if isinstance(value, str) and value and " " not in value else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run fires, in the order of the experiment, and what there is to be said of how it was drawn.
+
+    `keys` are the keys of the experiment that the incidents come from, one for each. `left_out_ratio` is the share of
+    the profile, by counts, that the job cannot have.
+    """
+
+    incidents: tuple[Incident, ...]
+    keys: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    left_out_ratio: float | None = None
+    time_compression: TimeCompression | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "incidents": [incident.to_dict() for incident in self.incidents],
+            "notes": list(self.notes),
+            "profile_left_out_ratio": self.left_out_ratio,
+            "time_compression": None if self.time_compression is None else self.time_compression.to_dict(),
+        }
