@@ -11,6 +11,7 @@ import pytest
 
 from chaos.host import join_network as network
 from chaos.host.join_network import HOLDER_VARIABLE, NCCL_LOG_VARIABLE, NETWORKS_VARIABLE, move
+from harness.backends.command.start import SITE_FOLDER
 
 pytestmark = pytest.mark.unit
 
@@ -72,10 +73,15 @@ def test_a_network_that_cannot_be_entered_is_an_error_that_the_script_survives(j
     # The file that is held is no network.
     with pytest.raises(OSError, match="cannot enter the namespace"):
         move(environment)
-    site = os.path.join(os.path.dirname(network.__file__), "site")  # noqa: PTH118, PTH120
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(os.environ['MASTER_ADDR'])"],
-        env={**os.environ, **environment, "PYTHONPATH": site, "CHAOS_AGENT": "nowhere:1", "CHAOS_RUN": "none"},
+        env={
+            **os.environ,
+            **environment,
+            "PYTHONPATH": str(SITE_FOLDER),
+            "CHAOS_AGENT": "nowhere:1",
+            "CHAOS_RUN": "none",
+        },
         capture_output=True,
         text=True,
         check=True,
