@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from chaos.foreign.aftermath import Aftermath
 from chaos.foreign.figures import Figures
-from chaos.foreign.hooks import Hooks
+from chaos.foreign.hooks import TorchHooks
 from chaos.foreign.identity import RANK_PID, Identity, identify, may_be_rank
 from chaos.foreign.report import Report
 from chaos.foreign.saving import Saves
@@ -70,7 +70,7 @@ class Following:
         self._is_evaluating = False
         self._thread: int | None = None
         self._is_over = False
-        self.hooks = Hooks(self)
+        self.hooks = TorchHooks(self)
 
     # ---- what the script does (`chaos.foreign.hooks.Observer`) ----
 

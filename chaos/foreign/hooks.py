@@ -35,7 +35,7 @@ class Observer(Protocol):
         ...
 
     def on_forward(self, module: object, arguments: tuple[object, ...]) -> None:
-        """The first module since `Hooks.await_forward` is about to compute something to be differentiated."""
+        """The first module since `TorchHooks.await_forward` is about to compute something to be differentiated."""
         ...
 
     def on_backward(self, tensors: object, gradients: object) -> None:
@@ -90,7 +90,7 @@ class _CompiledSteps:
         self.optimizer: Any = None
 
 
-class Hooks:
+class TorchHooks:
     """All of them, from `attach` to `detach`."""
 
     def __init__(self, observer: Observer) -> None:

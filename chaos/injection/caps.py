@@ -18,7 +18,7 @@ def may_fire(struck: Iterable[int], incident: Incident, limits: Limits, cluster:
     return limits.complaint(frozenset(struck) | ranks, cluster)
 
 
-class Struck:
+class ActiveRanks:
     """The ranks on which faults are in force now: for their lifetime, and of losses until they are back."""
 
     def __init__(self) -> None:

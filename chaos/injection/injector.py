@@ -18,7 +18,7 @@ from typing import Any
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, Host
 from chaos.injection.armed import Armed, last_of
-from chaos.injection.caps import Struck
+from chaos.injection.caps import ActiveRanks
 from chaos.injection.desk import Channel, Desk
 from chaos.injection.order import UndoOrder
 from chaos.plan.incident import Incident
@@ -53,7 +53,7 @@ class Injector:
         may_fire: Callable[[frozenset[int], Incident], str | None] | None = None,
     ) -> None:
         self._may_fire = may_fire
-        self._struck = Struck()
+        self._struck = ActiveRanks()
         self._order = UndoOrder()
         self._host = host
         self._desk = desk

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chaos.inside.base import EffectRefused, Subject
-from chaos.inside.shadow import Shadow
+from chaos.inside.shadow import ReplayedOptimizer
 from chaos.inside.strike import Strike
 from chaos.inside.values import describe, is_same_bits, most_different, read, shown
 
@@ -36,14 +36,14 @@ class GradientWatch:
         self._is_reduced = phase == "reduce"
         self._reduced: Tensor | None = None
         self._carried: bool | None = None
-        self._shadow: Shadow | None = None
+        self._shadow: ReplayedOptimizer | None = None
 
     @property
     def has_optimizer(self) -> bool:
         """Whether somebody was seen to take it in, or nobody has come to that yet."""
         return self._reduced is None or self._shadow is not None
 
-    def before_optimizer(self, gradient: Tensor, shadow: Shadow | None) -> None:
+    def before_optimizer(self, gradient: Tensor, shadow: ReplayedOptimizer | None) -> None:
         """The gradient is reduced, and the optimizer comes next."""
         self._reduced = read(gradient, self.indices)
         self._shadow = shadow

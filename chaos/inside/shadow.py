@@ -99,7 +99,7 @@ def _unseen() -> Iterator[None]:
             setattr(module, name, hooks)
 
 
-class Shadow:
+class ReplayedOptimizer:
     """Elements of one parameter just before its optimizer's step; `names` of their state are the optimizer's own."""
 
     def __init__(self, optimizer: Optimizer, tensor: Tensor, indices: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chaos.inside.base import Effect, EffectRefused, Subject, TensorKind
 from chaos.inside.places import Aim
-from chaos.inside.shadow import Shadow
+from chaos.inside.shadow import ReplayedOptimizer
 from chaos.inside.values import Corruption, Settled, describe, is_same_bits, most_different, read, write
 
 if TYPE_CHECKING:
@@ -145,14 +145,14 @@ class Strike(Effect):
         self._num_strikes += 1
         return mark
 
-    def _shadow(self, name: str, indices: Tensor) -> Shadow | None:
+    def _shadow(self, name: str, indices: Tensor) -> ReplayedOptimizer | None:
         """The parameter's elements before the optimizer's step; None where no optimizer is known."""
         updater = getattr(self._trained, "updater", None)
         try:
             optimizer, tensor, first = updater(name) if updater is not None else (None, None, 0)
         except LookupError:
             return None
-        return None if optimizer is None or tensor is None else Shadow(optimizer, tensor, indices + first)
+        return None if optimizer is None or tensor is None else ReplayedOptimizer(optimizer, tensor, indices + first)
 
     def _is_told_by_owners(self) -> bool:
         """Whether each optimizer tells by its hooks when it steps, which is exact where there are several."""

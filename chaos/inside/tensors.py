@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
 from chaos.inside.gradients import PHASES
-from chaos.inside.shadow import Shadow
+from chaos.inside.shadow import ReplayedOptimizer
 from chaos.inside.strike import Strike
 from chaos.inside.values import is_same_bits, local_part, most_different, read, shown, tensors_in, write
 
@@ -35,7 +35,7 @@ class StrikeParameters(Strike):
         # As they are, and as they would be: the optimizer may change both before they are used.
         self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
-        self._shadow_before: Shadow | None = None
+        self._shadow_before: ReplayedOptimizer | None = None
         self._was_there = False
         self._num_forwards = self._num_passes = 0
         # The first step all of whose forward passes come after this.
@@ -211,7 +211,7 @@ class StrikeOptimizer(Strike):
         mark = self._struck = self._mark(self._name, tensors[self._name])
         self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
-        self._shadow_before: Shadow | None = None
+        self._shadow_before: ReplayedOptimizer | None = None
         self._step = step
         self._is_fresh = phase == "optimizer"
         if self._is_fresh:

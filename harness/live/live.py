@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
-from harness.live.progress import IncidentProgress, JobProgress, Progress
+from harness.live.progress import IncidentProgress, JobProgress, RunProgress
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 _REFRESHES_PER_SECOND = 4
@@ -61,7 +61,7 @@ class PlainView:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._narrator = Narrator()
         self._parts: dict[str, int] = {}
         self._last_steps: dict[str, int] = {}
@@ -132,7 +132,7 @@ class LiveView:
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._narrator = Narrator()
         self._messages: deque[str] = deque(maxlen=_SHOWN_MESSAGES)
         # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
@@ -180,7 +180,7 @@ class LiveView:
 class Screen:
     """Lays out one screen by hand; rich's tables would cost several times as much on every redraw."""
 
-    def __init__(self, progress: Progress, width: int, height: int, ascii_only: bool = False) -> None:
+    def __init__(self, progress: RunProgress, width: int, height: int, ascii_only: bool = False) -> None:
         self._progress = progress
         self._width = width
         self._height = height

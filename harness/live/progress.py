@@ -72,7 +72,7 @@ class JobProgress:
         return min(1.0, self.step / self.steps) if self.steps else 0.0
 
 
-class Progress:
+class RunProgress:
     """What the events fed so far say. Feeding costs microseconds; nothing grows with the length of the run."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from harness.analysis.words import count, name_ranks, name_seconds
 from harness.report import drawing
 from harness.report.curves import Curves, Holding
 from harness.report.drawing import Clock, Frame, Scale
-from harness.report.history import History, Struck, Way
+from harness.report.history import ActiveFault, History, Way
 
 _BAR = 28
 _MANY_RANKS = 24
@@ -155,7 +155,7 @@ def _told(rank: int, piece: Holding, times: str) -> tuple[str, str, str]:
     return f"{words} ~", "part-holds", f"{title}; approximated: {', '.join(map(str, sorted(piece.degraded)))}"
 
 
-def _struck(rank: int, struck: Sequence[Struck], x: Scale, top: float, height: float, end: float) -> Iterable[str]:
+def _struck(rank: int, struck: Sequence[ActiveFault], x: Scale, top: float, height: float, end: float) -> Iterable[str]:
     for one in struck:
         if rank in one.ranks:
             at = min(max(0.0, one.since_seconds), end)

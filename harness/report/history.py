@@ -45,7 +45,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class ActiveFault:
     """A fault in force on some ranks."""
 
     incident: int
@@ -62,7 +62,7 @@ class History:
     end_seconds: float = 0.0
     segments: tuple[tuple[float, float, str], ...] = ()
     stopped: tuple[tuple[float, float], ...] = ()
-    struck: tuple[Struck, ...] = ()
+    struck: tuple[ActiveFault, ...] = ()
     ways: Mapping[int, Way] = field(default_factory=dict)
     before: float | None = None
 
@@ -86,7 +86,7 @@ def read(events: Iterable[Event]) -> History:
         if event.job == MAIN_JOB and event.kind == "injected" and event.fields.get("goes_on")
     }
     struck = tuple(
-        Struck(one.incident, one.fault, one.ranks, one.injected - begin, _until(one, end) - begin)
+        ActiveFault(one.incident, one.fault, one.ranks, one.injected - begin, _until(one, end) - begin)
         for one in times.incidents
         if one.injected is not None and one.verified is not None
     )

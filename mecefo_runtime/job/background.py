@@ -16,7 +16,7 @@ from mecefo_runtime.job.layout import Layout, unit_order
 
 
 @dataclass(frozen=True, slots=True)
-class Shadow:
+class ShadowUnit:
     """`rank` keeps `unit` up to date from `step` on.
 
     `source` sends it during that step; None: `rank` has it already.
@@ -32,7 +32,7 @@ class Shadow:
 class Background:
     """All shadows of one epoch."""
 
-    shadows: tuple[Shadow, ...] = ()
+    shadows: tuple[ShadowUnit, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.shadows)
@@ -42,7 +42,7 @@ class Background:
         """The step after whose commit every shadow is up to date, 0 without shadows."""
         return max((shadow.step for shadow in self.shadows), default=0)
 
-    def of(self, rank: int) -> tuple[Shadow, ...]:
+    def of(self, rank: int) -> tuple[ShadowUnit, ...]:
         """The shadows that `rank` keeps."""
         return tuple(shadow for shadow in self.shadows if shadow.rank == rank)
 
@@ -50,7 +50,7 @@ class Background:
         """Everything that `rank` has room for: what it computes with and what it shadows, in pipeline order."""
         return tuple(sorted({*layout.units(rank), *(shadow.unit for shadow in self.of(rank))}, key=unit_order))
 
-    def transfers(self, step: int) -> tuple[Shadow, ...]:
+    def transfers(self, step: int) -> tuple[ShadowUnit, ...]:
         """The shadows that get their unit during `step`, in the same order for everybody."""
         return tuple(shadow for shadow in self.shadows if shadow.step == step and shadow.source is not None)
 
@@ -75,7 +75,7 @@ class Background:
     @classmethod
     def from_list(cls, raw: Iterable[Iterable[Any]]) -> Background:
         """Read what `to_list` wrote."""
-        return cls(tuple(Shadow(*shadow) for shadow in raw))
+        return cls(tuple(ShadowUnit(*shadow) for shadow in raw))
 
 
 def plan_background(
@@ -95,14 +95,14 @@ def plan_background(
     held = {rank: frozenset(units) for rank, units in holdings.items()}
     running = {rank: frozenset(layout.units(rank)) for rank in layout.ranks()}
     sent_bytes = dict.fromkeys(held, 0)
-    shadows: list[Shadow] = []
+    shadows: list[ShadowUnit] = []
     for rank in sorted(target.ranks()):
         fetched_bytes = 0
         for unit in target.units(rank):
             if unit in running.get(rank, ()):
                 continue
             if unit in held.get(rank, ()):
-                shadows.append(Shadow(unit, rank, resume_step))
+                shadows.append(ShadowUnit(unit, rank, resume_step))
                 continue
             # Only who computes with the unit has it for certain in the steps to come.
             sources = [source for source, units in running.items() if unit in units and source != rank]
@@ -110,5 +110,5 @@ def plan_background(
             sent_bytes[source] = sent_bytes.get(source, 0) + unit_bytes[unit]
             step = resume_step + int(fetched_bytes // bytes_per_step)
             fetched_bytes += unit_bytes[unit]
-            shadows.append(Shadow(unit, rank, step, source))
+            shadows.append(ShadowUnit(unit, rank, step, source))
     return Background(tuple(sorted(shadows, key=lambda s: (s.step, unit_order(s.unit), s.rank))))

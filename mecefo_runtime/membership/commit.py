@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from mecefo_runtime.training.health import Verdict
+from mecefo_runtime.training.health import StepVerdict
 
 Report = Mapping[str, Any]
 """What a survivor has: `committed_step` (the last one applied) with its `totals`, and `ready`.
@@ -72,4 +72,4 @@ def _totals(ready: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if tally is None:
         return None
     squared_norm = sum(norms[unit] for unit in sorted(norms))
-    return {"squared_norm": squared_norm, "tally": tally, "verdict": int(Verdict.COMMIT)}
+    return {"squared_norm": squared_norm, "tally": tally, "verdict": int(StepVerdict.COMMIT)}

@@ -15,7 +15,7 @@ from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.membership.commit import Decision, decide
 from mecefo_runtime.membership.orders import form_orders, layout_fields
-from mecefo_runtime.membership.regroup import Plan, Rules, Survivors, plan_epoch
+from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, plan_epoch
 from mecefo_runtime.membership.roster import Effects, Member, Roster, Stage
 from mecefo_runtime.system.wire import Message
 
@@ -174,7 +174,7 @@ class Epochs:
             refused=self.refused,
         )
 
-    def _tell(self, plan: Plan, costs: Costs) -> None:
+    def _tell(self, plan: RegroupPlan, costs: Costs) -> None:
         """Tell everybody the new epoch."""
         self.stage = Stage.FORMING
         self._rejoining = sorted(set(plan.members) - self.entered) if self.number else []

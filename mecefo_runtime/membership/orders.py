@@ -7,14 +7,14 @@ from typing import Any
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.step_time import step_seconds
-from mecefo_runtime.membership.regroup import Plan
+from mecefo_runtime.membership.regroup import RegroupPlan
 from mecefo_runtime.membership.roster import Member
 from mecefo_runtime.system.devices import choose_way
 from mecefo_runtime.system.wire import Message
 
 
 def form_orders(
-    plan: Plan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str, tells_commits: bool
+    plan: RegroupPlan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str, tells_commits: bool
 ) -> Message:
     """The message that makes `members`, by rank, form `epoch`; the same for all.
 
@@ -40,7 +40,7 @@ def form_orders(
     }
 
 
-def layout_fields(plan: Plan, costs: Costs) -> dict[str, Any]:
+def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
     """What the event `layout` says of `plan`."""
     return {
         "members": list(plan.members),

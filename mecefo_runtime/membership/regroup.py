@@ -75,7 +75,7 @@ class Survivors:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RegroupPlan:
     """An epoch to be formed.
 
     `transfers` move before it begins, `background` while it trains. `restore`: everybody begins with this checkpoint.
@@ -89,7 +89,7 @@ class Plan:
     restore: Durable | None = None
 
 
-def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> Plan:
+def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
     """Lay out, say what moves and when.
 
     Raises:
@@ -122,14 +122,14 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     if survivors.layout is not None and not survivors.stateful:
         return _go_back(rules, survivors, members, target, "every rank that held state is lost")
     if not decision.committed_step:
-        return Plan(members, target, decision)
+        return RegroupPlan(members, target, decision)
     transfers, missing = plan_transfers(target, holdings)
     if missing:
         distrusted = {unit for report in survivors.reports.values() for unit in report.get("distrusted", ())}
         lost = "the state of all holders is spoilt" if distrusted & set(missing) else "every holder was lost at once"
         what = f"no living rank holds {', '.join(missing)}: {lost}"
         return _go_back(rules, survivors, members, target, what)
-    direct = Plan(members, target, decision, transfers)
+    direct = RegroupPlan(members, target, decision, transfers)
     if not transfers or reason == BALANCE or rules.takeover == "direct":
         return direct
     return _cheaper(rules, survivors, direct, holdings)
@@ -161,7 +161,9 @@ def transfer_seconds(transfers: Sequence[Transfer], sizes: Mapping[str, int], co
     return max(load.values(), default=0) / costs.transfer_bytes_per_second
 
 
-def _cheaper(rules: Rules, survivors: Survivors, direct: Plan, holdings: Mapping[int, frozenset[str]]) -> Plan:
+def _cheaper(
+    rules: Rules, survivors: Survivors, direct: RegroupPlan, holdings: Mapping[int, frozenset[str]]
+) -> RegroupPlan:
     """`direct`, or the best layout that runs with what everybody has while the rest is fetched."""
     costs, target = survivors.costs, direct.layout
     ready = _ready_layouts(rules.cluster, survivors.layout, target, direct.members, holdings)
@@ -233,12 +235,12 @@ def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica
     return tuple(replace(r, num_microbatches=share) for r, share in zip(replicas, shares, strict=True))
 
 
-def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], target: Layout, what: str) -> Plan:
+def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], target: Layout, what: str) -> RegroupPlan:
     """State is lost: everybody goes back to the newest checkpoint that is whole."""
     durable = rules.newest_checkpoint(survivors.refused)
     if durable is None and rules.stops_on_loss and not survivors.refused:
         # All of them are fresh: as when the job began. What a save left half written counts for nothing.
-        return Plan(members, target, Decision(0, None))
+        return RegroupPlan(members, target, Decision(0, None))
     unfit = [*survivors.refused.values(), *rules.unfit_checkpoints(0)] if durable is None else []
     if unfit:
         raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(unfit)}")
@@ -246,7 +248,7 @@ def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], targe
         raise CannotGoOn(
             f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"
         )
-    return Plan(members, target, Decision(durable.step, None), restore=durable)
+    return RegroupPlan(members, target, Decision(durable.step, None), restore=durable)
 
 
 def newest_said(rules: Rules, refused: Collection[Durable]) -> str:

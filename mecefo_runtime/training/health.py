@@ -18,7 +18,7 @@ from statistics import median
 from mecefo_runtime.job.config import HealthConfig
 
 
-class Verdict(IntEnum):
+class StepVerdict(IntEnum):
     """What becomes of a step."""
 
     COMMIT = 0
@@ -60,7 +60,7 @@ PART_SIZE = 2
 class Judgement:
     """`verdict` on a step; `suspects` are the ranks to blame, where they are known, and `reason` says it in words."""
 
-    verdict: Verdict
+    verdict: StepVerdict
     suspects: tuple[int, ...] = ()
     reason: str = ""
 
@@ -83,11 +83,11 @@ class Judge:
             return self._spoilt(step, spoilt)
         differing = tuple(rank for rank, part in sorted(parts.items()) if part.differs)
         if differing:
-            return Judgement(Verdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")
+            return Judgement(StepVerdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")
         config = self._config
         if not (isfinite(loss_sum) and isfinite(squared_norm)):
             if config.nonfinite == "commit":
-                return Judgement(Verdict.COMMIT)
+                return Judgement(StepVerdict.COMMIT)
             suspects = origins_of(parts)
             return self._unfit(step, config.nonfinite, suspects, "the gradient or the loss is not finite")
         norm = squared_norm**0.5
@@ -100,14 +100,14 @@ class Judge:
             if is_final or self._repeats_of(step) < config.max_repeats:
                 return self._unfit(step, config.outlier, suspects, reason)
         self._norms.append(norm)
-        return Judgement(Verdict.COMMIT)
+        return Judgement(StepVerdict.COMMIT)
 
     def _spoilt(self, step: int, suspects: tuple[int, ...]) -> Judgement:
         reason = f"{_name(suspects)}: parameters or optimizer state are spoilt"
         num_heals = self._num_heals if self._healed_step == step else 0
         if num_heals <= self._config.max_repeats:
             self._healed_step, self._num_heals = step, num_heals + 1
-            return Judgement(Verdict.HEAL, suspects, reason)
+            return Judgement(StepVerdict.HEAL, suspects, reason)
         # Something spoils them again and again: the job must not stand still over it.
         return self._given_up(self._config.nonfinite, suspects, f"{reason}, {num_heals + 1} times")
 
@@ -115,16 +115,16 @@ class Judge:
         if suspects:
             reason = f"{reason}; it came from {_name(suspects)}"
         if policy == "skip":
-            return Judgement(Verdict.SKIP, suspects, reason)
+            return Judgement(StepVerdict.SKIP, suspects, reason)
         num_repeats = self._repeats_of(step)
         if num_repeats < self._config.max_repeats:
             self._repeated_step, self._num_repeats = step, num_repeats + 1
-            return Judgement(Verdict.REPEAT, suspects, reason)
+            return Judgement(StepVerdict.REPEAT, suspects, reason)
         return self._given_up(policy, suspects, f"{reason}, {num_repeats + 1} times")
 
     def _given_up(self, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
         is_known = policy == "evict" and len(suspects) == 1
-        return Judgement(Verdict.EVICT if is_known else Verdict.SKIP, suspects, reason)
+        return Judgement(StepVerdict.EVICT if is_known else StepVerdict.SKIP, suspects, reason)
 
     def _repeats_of(self, step: int) -> int:
         return self._num_repeats if self._repeated_step == step else 0

@@ -1,4 +1,4 @@
-"""One step of one rank: compute, reduce, agree, apply. What the rank is through with is its `Progress`."""
+"""One step of one rank: compute, reduce, agree, apply. What the rank is through with is its `StepProgress`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mecefo_runtime.state.state import Bank
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.wire import Message
-from mecefo_runtime.training.health import PART_SIZE, Judge, Judgement, PartHealth, Verdict, odd_ones_out
+from mecefo_runtime.training.health import PART_SIZE, Judge, Judgement, PartHealth, StepVerdict, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.tally import Tally
 
@@ -32,7 +32,7 @@ _WANTS_BOUNDARY, _IS_BUSY, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSU
 
 
 @dataclass(slots=True)
-class Progress:
+class StepProgress:
     """Where a rank is in the step-and-commit rule.
 
     `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
@@ -67,7 +67,7 @@ class Outcome:
     checkpoint.
     """
 
-    verdict: Verdict
+    verdict: StepVerdict
     all_called: bool
     can_save: bool
     judgement: Judgement | None = None
@@ -98,12 +98,12 @@ class Stepper:
         # What it knows counts only while this rank leads, but it outlives the epochs.
         self._judge = Judge(job.health)
         self._began_seconds = 0.0
-        self.progress = Progress()
+        self.progress = StepProgress()
         self.distrusted: frozenset[str] = frozenset()
 
     def start_over(self) -> None:
         """Forget everything: this rank is a newcomer."""
-        self.progress = Progress()
+        self.progress = StepProgress()
         self.distrusted = frozenset()
 
     def run(self, epoch: Epoch, step: int) -> Outcome:
@@ -141,7 +141,7 @@ class Stepper:
 
     def apply(self, bank: Bank, step: int, totals: Message) -> None:
         """The optimizer step that `totals` ask for."""
-        if totals["verdict"] == Verdict.SKIP:
+        if totals["verdict"] == StepVerdict.SKIP:
             return
         norm = totals["squared_norm"] ** 0.5
         clip = self._job.clip_grad_norm
@@ -161,9 +161,9 @@ class Stepper:
             "committed_monotonic": round(time.monotonic(), 6),
             "grad_norm": totals["squared_norm"] ** 0.5,
             "learning_rate": learning_rate(step, self._job),
-            "skipped": totals["verdict"] == Verdict.SKIP,
+            "skipped": totals["verdict"] == StepVerdict.SKIP,
         }
-        self.progress = Progress(committed_step=step, totals=totals, record=record)
+        self.progress = StepProgress(committed_step=step, totals=totals, record=record)
         self._note(record)
 
     # ---- the parts of a step ----
@@ -228,7 +228,7 @@ class Stepper:
             total[_VERDICT] = float(judgements[0].verdict)
 
         total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, part), decide).tolist()
-        verdict = Verdict(int(total[_VERDICT]))
+        verdict = StepVerdict(int(total[_VERDICT]))
         outcome = Outcome(
             verdict,
             all_called=total[_WANTS_BOUNDARY] == len(epoch.members),
@@ -237,7 +237,7 @@ class Stepper:
         )
         ready = self.progress.ready
         assert ready is not None
-        if verdict not in (Verdict.COMMIT, Verdict.SKIP):
+        if verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
             # Not committed now, and not by a regroup either.
             self.progress.ready = None
             return outcome

@@ -27,7 +27,7 @@ from mecefo_runtime.system.process import run_apart
 from mecefo_runtime.system.wire import Message
 from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.training.exporter import RankFigures
-from mecefo_runtime.training.health import Judgement, Verdict
+from mecefo_runtime.training.health import Judgement, StepVerdict
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.pipeline import Pipeline
@@ -348,9 +348,9 @@ class Trainer:
                 with self._pacer:
                     refresh_bases(epoch.layout, self._rank, epoch.bank, self._job)
             outcome = self._stepper.run(epoch, step)
-            if outcome.verdict in (Verdict.EVICT, Verdict.HEAL):
+            if outcome.verdict in (StepVerdict.EVICT, StepVerdict.HEAL):
                 self._await_call(epoch, outcome)
-            elif outcome.verdict in (Verdict.COMMIT, Verdict.SKIP):
+            elif outcome.verdict in (StepVerdict.COMMIT, StepVerdict.SKIP):
                 self._on_committed(epoch, step, outcome)
             if outcome.all_called:
                 return False
@@ -377,7 +377,7 @@ class Trainer:
 
     def _tell(self, epoch_number: int, step: int, judgement: Judgement) -> None:
         """The leader says what it makes of a step that is not fit to be committed."""
-        if judgement.verdict is Verdict.COMMIT:
+        if judgement.verdict is StepVerdict.COMMIT:
             return
         self._emitter.emit(
             "step_unfit",
@@ -391,9 +391,9 @@ class Trainer:
     def _await_call(self, epoch: Epoch, outcome: Outcome) -> None:
         """The members cannot go on as they are: ask the coordinator for another epoch until it calls."""
         while True:
-            if outcome.verdict is Verdict.HEAL and self._stepper.distrusted:
+            if outcome.verdict is StepVerdict.HEAL and self._stepper.distrusted:
                 self._membership.send({"type": "diverged", "epoch": epoch.number})
-            elif outcome.judgement is not None and outcome.verdict is Verdict.EVICT:
+            elif outcome.judgement is not None and outcome.verdict is StepVerdict.EVICT:
                 suspect, reason = outcome.judgement.suspects[0], outcome.judgement.reason
                 self._membership.send({"type": "unhealthy", "epoch": epoch.number, "rank": suspect, "reason": reason})
             self._membership.wait_until(lambda: False, CALL_SECONDS)

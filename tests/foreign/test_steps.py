@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.foreign.hooks import Hooks
+from chaos.foreign.hooks import TorchHooks
 from chaos.foreign.steps import TAKEOVER_STEPS, Nesting, Rounds
 
 pytestmark = pytest.mark.unit
@@ -94,7 +94,7 @@ def test_a_compiled_step_is_told_on_the_thread_that_trains_only():
     told = []
     # As a thread that saves a checkpoint meanwhile, and then the training thread itself.
     observer = SimpleNamespace(is_elsewhere=lambda: threading.current_thread() is saving, on_compiled_step=told.append)
-    hooks = Hooks(observer)
+    hooks = TorchHooks(observer)
     saving = threading.Thread(target=hooks.tell_compiled_step)
     hooks._compiled_steps.optimizer = "its optimizer"
     saving.start()

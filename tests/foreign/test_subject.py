@@ -8,7 +8,7 @@ from torch import nn
 
 from chaos.foreign.following import steps_of
 from chaos.foreign.subject import ForeignSubject
-from chaos.inside.shadow import Shadow
+from chaos.inside.shadow import ReplayedOptimizer
 
 pytestmark = pytest.mark.unit
 
@@ -196,4 +196,4 @@ def test_a_step_that_all_ranks_make_together_is_not_made_beside_it(process_group
     weight = nn.Parameter(torch.ones(2))
     optimizer = Together([weight], lr=0.1)
     with pytest.raises(RuntimeError, match="exchanges tensors between ranks"):
-        Shadow(optimizer, weight, torch.tensor([0])).predict(torch.ones(1))
+        ReplayedOptimizer(optimizer, weight, torch.tensor([0])).predict(torch.ones(1))

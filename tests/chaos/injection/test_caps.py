@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.injection.caps import Struck, may_fire
+from chaos.injection.caps import ActiveRanks, may_fire
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Trigger
@@ -39,7 +39,7 @@ def test_ranks_that_are_struck_already_count_once():
 
 
 def test_a_fault_is_in_force_until_it_is_undone_and_a_loss_until_its_rank_is_back():
-    struck = Struck()
+    struck = ActiveRanks()
     pause, kill = incident(0, 1, 2), incident(1, 2, 3, is_loss=True)
     struck.begin(pause)
     struck.begin(kill)

@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from chaos.inside.base import EffectRefused
-from chaos.inside.shadow import Shadow, Update
+from chaos.inside.shadow import ReplayedOptimizer, Update
 from chaos.inside.values import read
 
 pytestmark = pytest.mark.unit
@@ -43,7 +43,7 @@ def updates(shadow, parameter, clean):
 @each_optimizer
 def test_it_predicts_what_the_step_does(create):
     parameter, optimizer = trained(create)
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     before = parameter.detach().clone()
     predicted = shadow.predict(read(parameter.grad, INDICES))
     assert torch.equal(parameter, before) and shadow.is_untouched(), "looking changes nothing"
@@ -55,7 +55,7 @@ def test_it_predicts_what_the_step_does(create):
 @each_optimizer
 def test_another_gradient_is_told_from_the_one_that_was_used(create):
     parameter, optimizer = trained(create)
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     gradient = read(parameter.grad, INDICES)
     optimizer.step()
     assert updates(shadow, parameter, shadow.predict(gradient * 2)).judge() == "consumed"
@@ -68,7 +68,7 @@ def test_another_state_and_another_parameter_are_told_apart():
     parameter, optimizer = trained(OPTIMIZERS["adamw"])
     state = read(optimizer.state[parameter]["exp_avg"], INDICES)
     optimizer.state[parameter]["exp_avg"].mul_(4)
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     gradient = read(parameter.grad, INDICES)
     clean_parameters = shadow.parameters + 1
     optimizer.step()
@@ -78,7 +78,7 @@ def test_another_state_and_another_parameter_are_told_apart():
 
 def test_without_a_step_it_is_unchanged():
     parameter, optimizer = trained(OPTIMIZERS["adamw"])
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     assert updates(shadow, parameter, shadow.parameters).judge() == "unchanged"
 
 
@@ -86,7 +86,7 @@ def test_what_is_not_a_number_is_consumed_too():
     parameter, optimizer = trained(OPTIMIZERS["adamw"])
     gradient = read(parameter.grad, INDICES)
     parameter.grad.view(-1)[INDICES[0]] = float("nan")
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     optimizer.step()
     update = updates(shadow, parameter, shadow.predict(gradient))
     assert update.judge() == "consumed"
@@ -96,7 +96,7 @@ def test_what_is_not_a_number_is_consumed_too():
 
 def test_the_learning_rate_of_the_step_counts_not_that_of_before():
     parameter, optimizer = trained(OPTIMIZERS["adamw"])
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     optimizer.param_groups[0]["lr"] = 0.7
     optimizer.step()
     torch.testing.assert_close(shadow.predict(read(parameter.grad, INDICES)), read(parameter, INDICES))
@@ -109,7 +109,7 @@ def test_those_who_count_steps_do_not_see_it():
     everywhere = register_optimizer_step_pre_hook(lambda *_: steps.append("all"))
     optimizer.register_step_pre_hook(lambda *_: steps.append("one"))
     try:
-        Shadow(optimizer, parameter, INDICES).predict(read(parameter.grad, INDICES))
+        ReplayedOptimizer(optimizer, parameter, INDICES).predict(read(parameter.grad, INDICES))
         assert steps == []
         optimizer.step()
         assert sorted(steps) == ["all", "one"]
@@ -124,7 +124,7 @@ def struck_and_stepped(create, number, steps=3, **keywords):
     parameter, optimizer = trained(create, steps)
     gradient = read(parameter.grad, INDICES)
     parameter.grad.view(-1)[INDICES] = number
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     optimizer.step(**keywords)
     return shadow, read(parameter.grad, INDICES), gradient
 
@@ -167,7 +167,7 @@ def test_one_that_steps_another_is_not_made_to():
 def test_a_step_that_changes_other_elements_only_was_made():
     parameter, optimizer = trained(lambda p: torch.optim.SGD(p, lr=0.1))
     parameter.grad.view(-1)[INDICES] = 0.0
-    shadow = Shadow(optimizer, parameter, INDICES)
+    shadow = ReplayedOptimizer(optimizer, parameter, INDICES)
     optimizer.step()
     assert not shadow.is_untouched()
     assert shadow.judge(torch.zeros(3), torch.ones(3))[0] == "consumed"

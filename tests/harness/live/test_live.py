@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.live.live import LiveView, PlainView, Screen, open_view
-from harness.live.progress import Progress
+from harness.live.progress import RunProgress
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault, shifted
@@ -187,7 +187,7 @@ class TestLiveView:
         assert "training  ####" in text
 
     def test_many_nodes_are_cut_down_to_the_troubled_ones(self):
-        progress = Progress()
+        progress = RunProgress()
         progress.main.steps, progress.num_nodes = 10, 64
         progress.rank_states = {rank: "gone" if rank in (100, 101) else "up" for rank in range(128)}
         text = Screen(progress, 80, 24).draw(0.0, []).plain

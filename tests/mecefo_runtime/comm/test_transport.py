@@ -15,7 +15,7 @@ from mecefo_runtime.comm.nccl import ConfirmedWork
 from mecefo_runtime.comm.operations import NOT_YET, EpochBroken, Operation, Waiter, wait_all
 from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import Lane, Staged, lanes
-from mecefo_runtime.job.background import Background, Shadow
+from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.layout import Cluster, Transfer
 from mecefo_runtime.state.state import STATE_TAG
 from mecefo_runtime.system.devices import choose_way
@@ -82,7 +82,7 @@ def test_every_message_of_state_has_its_lane_and_all_members_walk_the_same_way(
     pairs: list[tuple[int, int]], measures: bool
 ) -> None:
     transfers = [Transfer("layer.0", source, destination) for source, destination in pairs[::2]]
-    shadows = tuple(Shadow("layer.1", destination, 1, source) for source, destination in pairs[1::2])
+    shadows = tuple(ShadowUnit("layer.1", destination, 1, source) for source, destination in pairs[1::2])
     members = tuple(range(6))
     found = lanes(LAYOUT, Background(shadows), transfers, members, measures_transfer=measures)
     assert list(found) == sorted(set(found))
@@ -94,7 +94,7 @@ def test_every_message_of_state_has_its_lane_and_all_members_walk_the_same_way(
 
 
 def test_a_shadow_that_has_its_unit_needs_no_lane():
-    found = lanes(LAYOUT, Background((Shadow("layer.1", 5, 1),)), (), (0,), measures_transfer=True)
+    found = lanes(LAYOUT, Background((ShadowUnit("layer.1", 5, 1),)), (), (0,), measures_transfer=True)
     assert not any(lane.is_state for lane in found)
 
 

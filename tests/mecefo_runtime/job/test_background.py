@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mecefo_runtime.job.background import Background, Shadow, plan_background
+from mecefo_runtime.job.background import Background, ShadowUnit, plan_background
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, unit_order
 
 pytestmark = pytest.mark.unit
@@ -55,7 +55,7 @@ def test_a_unit_larger_than_a_step_can_move_still_moves() -> None:
 
 
 def test_shadows_reduce_from_their_first_step_on_and_no_sooner() -> None:
-    background = Background((Shadow("layer.0", 1, 12, 2), Shadow("layer.3", 1, 11)))
+    background = Background((ShadowUnit("layer.0", 1, 12, 2), ShadowUnit("layer.3", 1, 11)))
     before, at = background.holders(WITHOUT_FIRST, 11), background.holders(WITHOUT_FIRST, 12)
     assert before["layer.0"] == (2,) and at["layer.0"] == (1, 2)
     assert before["layer.3"] == (1, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mecefo_runtime.membership.commit import Decision, RuleBroken, decide, lacks_step
-from mecefo_runtime.training.health import Verdict
+from mecefo_runtime.training.health import StepVerdict
 
 pytestmark = pytest.mark.unit
 
@@ -32,11 +32,11 @@ def test_totals_that_nobody_has_are_put_together_from_the_survivors_parts() -> N
         # Two holders of one unit have the same sum of squares.
         report(4, gradients(5, {"layer.0": 2.0, "head": 4.0}, TALLY)),
     ]
-    assert decide(reports) == Decision(5, {"step": 5, "totals": {**TOTALS, "verdict": int(Verdict.COMMIT)}})
+    assert decide(reports) == Decision(5, {"step": 5, "totals": {**TOTALS, "verdict": int(StepVerdict.COMMIT)}})
 
 
 def test_totals_that_somebody_knows_are_not_computed_anew() -> None:
-    known = {**TOTALS, "squared_norm": 7.000001, "verdict": int(Verdict.SKIP)}
+    known = {**TOTALS, "squared_norm": 7.000001, "verdict": int(StepVerdict.SKIP)}
     reports = [report(4, gradients(5, {"layer.0": 3.0}, TALLY)), report(4, gradients(5, {"head": 4.0}, TALLY, known))]
     assert decide(reports) == Decision(5, {"step": 5, "totals": known})
 

@@ -15,7 +15,7 @@ from mecefo_runtime.membership.commit import Decision
 from mecefo_runtime.membership.regroup import (
     BALANCE,
     CannotGoOn,
-    Plan,
+    RegroupPlan,
     Rules,
     Survivors,
     _without_lacking,
@@ -46,7 +46,7 @@ def survivors_of(layout: Layout, alive: frozenset[int], costs=COSTS, newcomers=(
     return Survivors(reports, tuple(newcomers), costs, layout, **more)
 
 
-def after_loss(lost: set[int], takeover: str = "auto", costs=COSTS, **more: object) -> Plan:
+def after_loss(lost: set[int], takeover: str = "auto", costs=COSTS, **more: object) -> RegroupPlan:
     return plan_epoch(rules(takeover), survivors_of(WHOLE, EVERYBODY - lost, costs, **more), AT_TEN, "loss")
 
 

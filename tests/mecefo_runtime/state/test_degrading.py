@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mecefo_runtime.job.background import Background, Shadow
+from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.config import ApproximationConfig, JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.model.approximate import is_degraded, recomputes
@@ -83,7 +83,7 @@ def test_the_rest_is_that_of_the_exact_replicas_and_the_same_on_all_holders():
 def test_without_the_option_and_for_units_on_their_way_nothing_is_corrected():
     plain = replace(JOB, approximation=replace(JOB.approximation, average_rest=False))
     assert not bank_of(0, plain).bases and not bank_of(1, plain).bases
-    background = Background((Shadow("layer.1", 2, 5, 0),))
+    background = Background((ShadowUnit("layer.1", 2, 5, 0),))
     assert bank_of(0, background=background).bases.keys() == {"layer.2"}
 
 

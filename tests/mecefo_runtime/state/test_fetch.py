@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mecefo_runtime.job.background import Background, Shadow
+from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.fetch import Fetching
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 JOB = JobConfig(nodes=1, gpus_per_node=2, data_parallel=2, pipeline=1)
 # Rank 0 computes; rank 1 gets one layer in step 3 and another one in step 4.
 LAYOUT = Layout(4, (Replica(0, (Span(0, 0, 4),), 6),))
-BACKGROUND = Background((Shadow("layer.1", 1, 3, 0), Shadow("layer.2", 1, 4, 0)))
+BACKGROUND = Background((ShadowUnit("layer.1", 1, 3, 0), ShadowUnit("layer.2", 1, 4, 0)))
 
 
 class Done:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import HealthConfig
-from mecefo_runtime.training.health import Judge, PartHealth, Verdict, odd_ones_out, origins_of, outliers_among
+from mecefo_runtime.training.health import Judge, PartHealth, StepVerdict, odd_ones_out, origins_of, outliers_among
 
 pytestmark = pytest.mark.unit
 
@@ -22,7 +22,7 @@ def judge_of(**settings: object) -> Judge:
 
 def warmed_up(judge: Judge, norm: float = 1.0) -> Judge:
     for step in range(1, 6):
-        assert judge.judge(step, 1.0, norm**2, USUAL).verdict is Verdict.COMMIT
+        assert judge.judge(step, 1.0, norm**2, USUAL).verdict is StepVerdict.COMMIT
     return judge
 
 
@@ -35,31 +35,31 @@ def test_a_step_that_is_not_finite_is_computed_again_and_then_skipped(loss: floa
     judge = judge_of(max_repeats=2)
     parts = with_part(2, PartHealth(nan))
     verdicts = [judge.judge(7, loss, squared_norm, parts).verdict for _ in range(3)]
-    assert verdicts == [Verdict.REPEAT, Verdict.REPEAT, Verdict.SKIP]
-    assert judge.judge(8, 1.0, 1.0, USUAL).verdict is Verdict.COMMIT
+    assert verdicts == [StepVerdict.REPEAT, StepVerdict.REPEAT, StepVerdict.SKIP]
+    assert judge.judge(8, 1.0, 1.0, USUAL).verdict is StepVerdict.COMMIT
 
 
 def test_a_transient_one_costs_one_repetition_and_the_next_step_has_its_own() -> None:
     judge = judge_of()
     parts = with_part(2, PartHealth(nan, is_origin=True))
     first = judge.judge(7, nan, nan, parts)
-    assert first.verdict is Verdict.REPEAT
+    assert first.verdict is StepVerdict.REPEAT
     assert first.suspects == (2,)
     assert "rank 2" in first.reason
-    assert judge.judge(7, 1.0, 1.0, USUAL).verdict is Verdict.COMMIT
-    assert judge.judge(8, nan, nan, parts).verdict is Verdict.REPEAT
+    assert judge.judge(7, 1.0, 1.0, USUAL).verdict is StepVerdict.COMMIT
+    assert judge.judge(8, nan, nan, parts).verdict is StepVerdict.REPEAT
 
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ("commit", [Verdict.COMMIT, Verdict.COMMIT]),
-        ("skip", [Verdict.SKIP, Verdict.SKIP]),
-        ("repeat", [Verdict.REPEAT, Verdict.SKIP]),
-        ("evict", [Verdict.REPEAT, Verdict.EVICT]),
+        ("commit", [StepVerdict.COMMIT, StepVerdict.COMMIT]),
+        ("skip", [StepVerdict.SKIP, StepVerdict.SKIP]),
+        ("repeat", [StepVerdict.REPEAT, StepVerdict.SKIP]),
+        ("evict", [StepVerdict.REPEAT, StepVerdict.EVICT]),
     ],
 )
-def test_the_policy_decides_what_becomes_of_it(policy: str, expected: list[Verdict]) -> None:
+def test_the_policy_decides_what_becomes_of_it(policy: str, expected: list[StepVerdict]) -> None:
     judge = judge_of(nonfinite=policy)
     parts = with_part(1, PartHealth(nan))
     judgements = [judge.judge(3, nan, nan, parts) for _ in range(2)]
@@ -71,7 +71,7 @@ def test_the_policy_decides_what_becomes_of_it(policy: str, expected: list[Verdi
 def test_nobody_is_evicted_when_it_is_not_known_whom() -> None:
     judge = judge_of(nonfinite="evict", max_repeats=0)
     everybody = {rank: PartHealth(nan) for rank in range(4)}
-    assert judge.judge(3, nan, nan, everybody).verdict is Verdict.SKIP
+    assert judge.judge(3, nan, nan, everybody).verdict is StepVerdict.SKIP
 
 
 def test_who_made_it_is_told_from_who_passed_it_on() -> None:
@@ -84,43 +84,49 @@ def test_an_outlier_is_computed_again_and_committed_if_it_comes_out_the_same() -
     judge = warmed_up(judge_of(outlier_ratio=50.0))
     parts = with_part(3, PartHealth(99.0))
     first = judge.judge(6, 1.0, 99.0**2, parts)
-    assert (first.verdict, first.suspects) == (Verdict.REPEAT, (3,))
-    assert judge.judge(6, 1.0, 99.0**2, parts).verdict is Verdict.COMMIT
+    assert (first.verdict, first.suspects) == (StepVerdict.REPEAT, (3,))
+    assert judge.judge(6, 1.0, 99.0**2, parts).verdict is StepVerdict.COMMIT
 
 
 def test_outliers_that_go_on_become_what_is_usual() -> None:
     judge = warmed_up(judge_of(outlier_ratio=50.0))
     for step in (6, 7, 8):
-        assert [judge.judge(step, 1.0, 99.0**2, USUAL).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.COMMIT]
-    assert judge.judge(9, 1.0, 99.0**2, USUAL).verdict is Verdict.COMMIT, "three of the last five"
+        assert [judge.judge(step, 1.0, 99.0**2, USUAL).verdict for _ in range(2)] == [
+            StepVerdict.REPEAT,
+            StepVerdict.COMMIT,
+        ]
+    assert judge.judge(9, 1.0, 99.0**2, USUAL).verdict is StepVerdict.COMMIT, "three of the last five"
 
 
 def test_an_outlier_can_be_skipped_or_cost_the_rank_its_place() -> None:
     parts = with_part(3, PartHealth(99.0))
-    assert warmed_up(judge_of(outlier="skip")).judge(6, 1.0, 99.0**2, parts).verdict is Verdict.SKIP
+    assert warmed_up(judge_of(outlier="skip")).judge(6, 1.0, 99.0**2, parts).verdict is StepVerdict.SKIP
     judge = warmed_up(judge_of(outlier="evict"))
-    assert [judge.judge(6, 1.0, 99.0**2, parts).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.EVICT]
-    assert warmed_up(judge_of(outlier="commit")).judge(6, 1.0, 99.0**2, parts).verdict is Verdict.COMMIT
+    assert [judge.judge(6, 1.0, 99.0**2, parts).verdict for _ in range(2)] == [StepVerdict.REPEAT, StepVerdict.EVICT]
+    assert warmed_up(judge_of(outlier="commit")).judge(6, 1.0, 99.0**2, parts).verdict is StepVerdict.COMMIT
 
 
 def test_an_outlier_that_nobody_is_to_blame_for_is_committed_where_one_would_be_evicted() -> None:
     judge = warmed_up(judge_of(outlier="evict"))
     everybody = {rank: PartHealth(99.0) for rank in range(4)}
-    assert [judge.judge(6, 1.0, 99.0**2, everybody).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.COMMIT]
+    assert [judge.judge(6, 1.0, 99.0**2, everybody).verdict for _ in range(2)] == [
+        StepVerdict.REPEAT,
+        StepVerdict.COMMIT,
+    ]
 
 
 def test_what_is_usual_is_not_known_at_first_and_follows_the_training() -> None:
     early = judge_of()
     for step, norm in enumerate((1.0, 1.0, 1.0, 1.0, 1e6), start=1):
-        assert early.judge(step, 1.0, norm**2, USUAL).verdict is Verdict.COMMIT, "four of five say little"
+        assert early.judge(step, 1.0, norm**2, USUAL).verdict is StepVerdict.COMMIT, "four of five say little"
     judge = warmed_up(judge_of(outlier_ratio=10.0), norm=8.0)
-    assert judge.judge(6, 1.0, 70.0**2, USUAL).verdict is Verdict.COMMIT
-    assert judge.judge(7, 1.0, 90.0**2, USUAL).verdict is Verdict.REPEAT
+    assert judge.judge(6, 1.0, 70.0**2, USUAL).verdict is StepVerdict.COMMIT
+    assert judge.judge(7, 1.0, 90.0**2, USUAL).verdict is StepVerdict.REPEAT
 
 
 def test_differing_parameters_outrank_everything_else() -> None:
     judgement = judge_of().judge(3, nan, nan, with_part(2, PartHealth(1.0, differs=True)))
-    assert (judgement.verdict, judgement.suspects) == (Verdict.HEAL, (2,))
+    assert (judgement.verdict, judgement.suspects) == (StepVerdict.HEAL, (2,))
 
 
 def test_outliers_among_ranks() -> None:
@@ -138,19 +144,19 @@ def test_what_a_member_says_survives_the_exchange(norm: float, is_origin: bool, 
 
 def test_whose_optimizer_state_is_spoilt_is_healed_before_it_steps() -> None:
     judgement = judge_of().judge(7, 1.0, 1.0, with_part(2, PartHealth(1.0, differs=True, is_spoilt=True)))
-    assert (judgement.verdict, judgement.suspects) == (Verdict.HEAL, (2,))
+    assert (judgement.verdict, judgement.suspects) == (StepVerdict.HEAL, (2,))
     assert judgement.reason == "rank 2: parameters or optimizer state are spoilt"
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("repeat", Verdict.SKIP), ("evict", Verdict.EVICT)])
-def test_what_is_spoilt_again_and_again_does_not_stop_the_job(policy: str, expected: Verdict) -> None:
+@pytest.mark.parametrize(("policy", "expected"), [("repeat", StepVerdict.SKIP), ("evict", StepVerdict.EVICT)])
+def test_what_is_spoilt_again_and_again_does_not_stop_the_job(policy: str, expected: StepVerdict) -> None:
     judge = judge_of(nonfinite=policy, max_repeats=1)
     parts = with_part(2, PartHealth(nan, is_origin=True, is_spoilt=True))
     judgements = [judge.judge(7, nan, nan, parts) for _ in range(3)]
-    assert [judgement.verdict for judgement in judgements] == [Verdict.HEAL, Verdict.HEAL, expected]
+    assert [judgement.verdict for judgement in judgements] == [StepVerdict.HEAL, StepVerdict.HEAL, expected]
     assert judgements[-1].suspects == (2,)
     assert judgements[-1].reason.endswith("are spoilt, 3 times")
-    assert judge.judge(8, nan, nan, parts).verdict is Verdict.HEAL
+    assert judge.judge(8, nan, nan, parts).verdict is StepVerdict.HEAL
 
 
 @pytest.mark.parametrize(

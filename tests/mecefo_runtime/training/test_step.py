@@ -20,7 +20,7 @@ from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.state import Bank
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training import step as step_module
-from mecefo_runtime.training.health import Judgement, PartHealth, Verdict
+from mecefo_runtime.training.health import Judgement, PartHealth, StepVerdict
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
 from mecefo_runtime.training.tally import TALLY_SIZE
@@ -105,7 +105,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[float]], 
 def test_a_step_is_computed_and_committed() -> None:
     rank = Rank()
     before = rank.parameters
-    assert rank.run(1).verdict is Verdict.COMMIT
+    assert rank.run(1).verdict is StepVerdict.COMMIT
     progress = rank.stepper.progress
     assert (progress.committed_step, progress.ready) == (1, None)
     assert progress.record is not None and progress.totals is not None
@@ -140,7 +140,7 @@ def test_parameters_that_are_not_finite_are_named_in_the_step_that_computes_with
     kept = rank.parameters
     rank.unit.parameters[5] = value
     outcome = rank.run(2)
-    assert outcome.verdict is Verdict.HEAL
+    assert outcome.verdict is StepVerdict.HEAL
     assert rank.judgements[-1].suspects == (0,)
     assert rank.stepper.distrusted == {"layer.1"}
     # Not committed now, and not by a regroup either.
@@ -160,7 +160,7 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
 
     monkeypatch.setattr(Pipeline, "run", spoil)
     before = rank.parameters
-    assert [rank.run(1).verdict for _ in range(2)] == [Verdict.REPEAT, Verdict.SKIP]
+    assert [rank.run(1).verdict for _ in range(2)] == [StepVerdict.REPEAT, StepVerdict.SKIP]
     assert not rank.stepper.distrusted
     assert torch.equal(rank.parameters, before), "a step that is left out changes nothing"
     assert rank.stepper.progress.committed_step == 1
@@ -170,17 +170,17 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
 def test_who_looks_away_heals_nothing() -> None:
     rank = Rank(replace(JOB, health=HealthConfig(nonfinite="commit")))
     rank.unit.parameters[5] = nan
-    assert rank.run(1).verdict is Verdict.COMMIT
+    assert rank.run(1).verdict is StepVerdict.COMMIT
     assert not rank.stepper.distrusted
 
 
 def test_what_is_not_trusted_is_said_again_until_it_is_replaced() -> None:
     rank = Rank()
     rank.stepper.distrusted = frozenset({"layer.0"})
-    assert rank.run(1).verdict is Verdict.HEAL
+    assert rank.run(1).verdict is StepVerdict.HEAL
     assert rank.judgements[-1].reason == "rank 0: parameters differ from the peers'"
     rank.stepper.distrusted = frozenset()
-    assert rank.run(1).verdict is Verdict.COMMIT
+    assert rank.run(1).verdict is StepVerdict.COMMIT
 
 
 @pytest.mark.parametrize(("norm", "ratio"), [(0.5, 1.0), (1.0, 1.0), (4.0, 0.25), (0.0, 1.0)])
@@ -196,5 +196,5 @@ def test_the_parts_of_all_members_are_read_by_their_place(others) -> None:
     # Behind the totals come two numbers of this rank, then two of the other one.
     others([0.0] * 10 + PartHealth(1.0, is_origin=True, is_spoilt=True).encode())
     rank = Rank(members=(0, 7))
-    assert rank.run(1).verdict is Verdict.HEAL
+    assert rank.run(1).verdict is StepVerdict.HEAL
     assert rank.judgements[-1].suspects == (7,)
