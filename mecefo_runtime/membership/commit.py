@@ -19,7 +19,7 @@ Report = Mapping[str, Any]
 """What a survivor has: `committed_step` (the last one applied) with its `totals`, and `ready`.
 
 `ready` is None, or says of a step whose reduced gradients the survivor holds unapplied: `step`, the `norms` of its
-units, the `tally` if it holds the head, and the `totals` if it knows them."""
+units, the `step stats` if it holds the head, and the `totals` if it knows them."""
 
 
 class RuleBroken(RuntimeError):
@@ -68,8 +68,8 @@ def _totals(ready: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     norms: dict[str, float] = {}
     for part in ready:
         norms |= part["norms"]
-    tally = next((part["tally"] for part in ready if part["tally"] is not None), None)
-    if tally is None:
+    stats = next((part["tally"] for part in ready if part["tally"] is not None), None)
+    if stats is None:
         return None
     squared_norm = sum(norms[unit] for unit in sorted(norms))
-    return {"squared_norm": squared_norm, "tally": tally, "verdict": int(StepVerdict.COMMIT)}
+    return {"squared_norm": squared_norm, "tally": stats, "verdict": int(StepVerdict.COMMIT)}

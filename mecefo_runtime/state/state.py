@@ -121,7 +121,7 @@ class AttentionShare:
 class Bank:
     """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
-    `tally_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
+    `stats_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
     ones are built on `device` as at step 0, to be overwritten by transfers. `enter_step` must be called before a step's
     gradients are reduced.
     """
@@ -132,7 +132,7 @@ class Bank:
         layout: Layout,
         rank: int,
         previous: dict[str, UnitState],
-        tally_size: int,
+        stats_size: int,
         background: Background | None = None,
         device: torch.device = CPU,
     ) -> None:
@@ -150,17 +150,17 @@ class Bank:
         self.holders: dict[str, tuple[int, ...]] = {}
         self.buckets: tuple[Bucket, ...] = ()
         sizes = [unit.num_parameters for unit in self.units.values()]
-        # The tally is reduced with the head's gradients, so that whoever has those has the step's loss and samples too.
-        tally_size = tally_size if HEAD in self.units else 0
-        self.gradients = torch.zeros(sum(sizes) + tally_size, device=device)
-        self.tally = self.gradients[sum(sizes) :]
+        # The step stats is reduced with the head's gradients, so that whoever has those has the step's loss and samples too.
+        stats_size = stats_size if HEAD in self.units else 0
+        self.gradients = torch.zeros(sum(sizes) + stats_size, device=device)
+        self.stats = self.gradients[sum(sizes) :]
         self.offsets: dict[str, int] = {}
         offset = 0
         for name, unit in self.units.items():
             self.offsets[name] = offset
             unit.bind_gradients(self.gradients[offset : offset + unit.num_parameters])
             offset += unit.num_parameters
-        self._tally_size = tally_size
+        self._stats_size = stats_size
         self.enter_step(0)
         self.attention_shares = {
             name: share for name in names if (share := self._attention_share(name, layout)) is not None
@@ -200,7 +200,7 @@ class Bank:
                 continue
             last = names[index - 1]
             end = self.offsets[last] + self.units[last].num_parameters
-            yield Bucket(self.offsets[names[first]], end + (self._tally_size if last == HEAD else 0), holders)
+            yield Bucket(self.offsets[names[first]], end + (self._stats_size if last == HEAD else 0), holders)
 
     def _attention_share(self, name: str, layout: Layout) -> AttentionShare | None:
         """None when nobody degrades the unit: then a plain sum is the mean."""
@@ -248,13 +248,13 @@ class Bank:
         return optimizer
 
     @property
-    def has_live_tally(self) -> bool:
-        """Whether this rank reduces the head, and with it the tally, in the present step."""
+    def has_live_stats(self) -> bool:
+        """Whether this rank reduces the head, and with it the step stats, in the present step."""
         return HEAD in self.holders
 
     def gradient_norm(self) -> Tensor:
         """The norm of this rank's own gradients, before they are reduced: a scalar on the device."""
-        size = self.gradients.numel() - self.tally.numel()
+        size = self.gradients.numel() - self.stats.numel()
         norm: Tensor = torch.linalg.vector_norm(self.gradients[:size])
         return norm
 

@@ -21,7 +21,7 @@ from mecefo_runtime.model.data import Corpus, checksum
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.state import Bank
 from mecefo_runtime.system.dilation import Pacer
-from mecefo_runtime.training.tally import Tally
+from mecefo_runtime.training.step_stats import StepStats
 
 
 class Pipeline:
@@ -62,12 +62,12 @@ class Pipeline:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.is_origin = torch.zeros((), dtype=torch.bool, device=self._device)
 
-    def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> Tally:
+    def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> StepStats:
         """Forward and backward of this replica's share of `samples`, which are the whole step's.
 
         Gradients accumulate in the bank. Afterwards `is_origin` says whether something that is not finite came out of
-        this rank though all that went in was, and `loss_sum` is that of the tally: scalars on the device, so that
-        nobody waits for it. Returns what this rank's head consumed, but for the loss; an empty tally where there is no
+        this rank though all that went in was, and `loss_sum` is that of the step stats: scalars on the device, so that
+        nobody waits for it. Returns what this rank's head consumed, but for the loss; an empty step stats where there is no
         head.
 
         Raises:
@@ -75,7 +75,7 @@ class Pipeline:
         """
         flights = _Flights()
         self._sends: list[tuple[Operation, Tensor]] = []
-        self._tally = Tally()
+        self._stats = StepStats()
         self._has_announced_backward = False
         self.loss_sum.zero_()
         self.is_origin.zero_()
@@ -92,7 +92,7 @@ class Pipeline:
             self._backward(flights, index, announce)
         wait_all([work for work, _ in self._sends])
         self._sends.clear()
-        return self._tally
+        return self._stats
 
     def _load(self, samples: Sequence[int], microbatch: int) -> tuple[Sequence[int], Tensor | None, Tensor | None]:
         """(samples, inputs_BT, targets_BT) of a microbatch; only the ends of the pipeline read text."""
@@ -125,11 +125,11 @@ class Pipeline:
         self._look(x_BTH, received_BTH)
         if self._head is not None:
             self.loss_sum += x_BTH.detach()
-            self._tally = Tally(
+            self._stats = StepStats(
                 0.0,
-                self._tally.tokens + (0 if targets_BT is None else targets_BT.numel()),
-                self._tally.samples + len(mine),
-                self._tally.checksum + checksum(mine),
+                self._stats.tokens + (0 if targets_BT is None else targets_BT.numel()),
+                self._stats.samples + len(mine),
+                self._stats.checksum + checksum(mine),
             )
             # Summed over all replicas, the gradient is that of the mean over the step's tokens.
             x_BTH = x_BTH / self._tokens_per_step

@@ -25,7 +25,7 @@ from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.wire import Message
 from mecefo_runtime.training.health import PART_SIZE, Judge, Judgement, PartHealth, StepVerdict, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
-from mecefo_runtime.training.tally import Tally
+from mecefo_runtime.training.step_stats import StepStats
 
 # What the commit exchange carries, by place; the parts of all members follow.
 _WANTS_BOUNDARY, _IS_BUSY, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _VERDICT, _PARTS = range(9)
@@ -36,7 +36,7 @@ class StepProgress:
     """Where a rank is in the step-and-commit rule.
 
     `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
-    this rank holds and has not applied: {step, norms, tally, totals}.
+    this rank holds and has not applied: {step, norms, step stats, totals}.
     """
 
     committed_step: int = 0
@@ -122,15 +122,15 @@ class Stepper:
         epoch.fetching.begin(step)
         self._compare_state(epoch, step)
         bank.gradients.zero_()
-        pipeline, tally = epoch.pipeline, Tally()
+        pipeline, stats = epoch.pipeline, StepStats()
         if pipeline is not None:
-            tally = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
+            stats = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
         # Before this rank says how its own gradients are: what a hook does to them is done to this rank's part.
         announce("reduce")
         own_norm = bank.gradient_norm()
-        bank.tally.copy_(tally.encode()[: bank.tally.numel()], non_blocking=True)
-        if pipeline is not None and bank.tally.numel():
-            bank.tally[0].copy_(pipeline.loss_sum)
+        bank.stats.copy_(stats.encode()[: bank.stats.numel()], non_blocking=True)
+        if pipeline is not None and bank.stats.numel():
+            bank.stats[0].copy_(pipeline.loss_sum)
         reductions = [epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets]
         # While the gradients are on their way.
         signs = self._vital_signs(bank, step)
@@ -149,14 +149,14 @@ class Stepper:
 
     def finish(self, epoch_number: int, step: int, totals: Message) -> None:
         """`step` is applied: it is this rank's last one."""
-        tally = totals["tally"]
+        stats = totals["tally"]
         record = {
             "step": step,
             "epoch": epoch_number,
-            "loss": tally["loss_sum"] / tally["tokens"] if tally["tokens"] else None,
-            "tokens": tally["tokens"],
-            "samples": tally["samples"],
-            "samples_checksum": tally["checksum"],
+            "loss": stats["loss_sum"] / stats["tokens"] if stats["tokens"] else None,
+            "tokens": stats["tokens"],
+            "samples": stats["samples"],
+            "samples_checksum": stats["checksum"],
             "began_monotonic": round(self._began_seconds, 6),
             "committed_monotonic": round(time.monotonic(), 6),
             "grad_norm": totals["squared_norm"] ** 0.5,
@@ -174,12 +174,12 @@ class Stepper:
         """What the commit needs to know of the step, brought to the host at one go: (this rank's part, `ready`)."""
         norms = bank.squared_norms()
         is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
-        own, origin, tally, *others = read_numbers([own_norm, is_origin, bank.tally, *norms.values(), *signs.values()])
+        own, origin, stats, *others = read_numbers([own_norm, is_origin, bank.stats, *norms.values(), *signs.values()])
         numbers = [number for (number,) in others]
         ready = {
             "step": step,
             "norms": dict(zip(norms, numbers[: len(norms)], strict=True)),
-            "tally": asdict(Tally.decode(tally)) if bank.has_live_tally else None,
+            "tally": asdict(StepStats.decode(stats)) if bank.has_live_stats else None,
             "totals": None,
         }
         differs = bool(self.distrusted)
@@ -244,7 +244,7 @@ class Stepper:
         counts = (int(total[place]) for place in (_TOKENS, _SAMPLES, _CHECKSUM))
         totals = {
             "squared_norm": total[_SQUARED_NORM],
-            "tally": asdict(Tally(total[_LOSS_SUM], *counts)),
+            "tally": asdict(StepStats(total[_LOSS_SUM], *counts)),
             "verdict": int(verdict),
         }
         # One assignment: a hello from the other thread sees the step with its totals or without them, never halves.
@@ -258,7 +258,7 @@ class Stepper:
         return outcome
 
     def _contribution(self, epoch: Epoch, part: PartHealth) -> Tensor:
-        """What this rank adds to the exchange; each unit and the tally count by the lowest of their holders only."""
+        """What this rank adds to the exchange; each unit and the step stats count by the lowest of their holders only."""
         ready = self.progress.ready
         assert ready is not None
         norms, holders = ready["norms"], epoch.bank.holders
@@ -267,8 +267,8 @@ class Stepper:
         numbers[_IS_BUSY] = float(self._is_busy())
         numbers[_SQUARED_NORM] = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
         if ready["tally"] and holders["head"][0] == self._rank:
-            tally = Tally(**ready["tally"])
-            numbers[_LOSS_SUM : _CHECKSUM + 1] = [tally.loss_sum, tally.tokens, tally.samples, tally.checksum]
+            stats = StepStats(**ready["tally"])
+            numbers[_LOSS_SUM : _CHECKSUM + 1] = [stats.loss_sum, stats.tokens, stats.samples, stats.checksum]
         first = _PARTS + PART_SIZE * epoch.members.index(self._rank)
         numbers[first : first + PART_SIZE] = part.encode()
         return torch.tensor(numbers, dtype=torch.float64)

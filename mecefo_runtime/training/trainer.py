@@ -32,7 +32,7 @@ from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
-from mecefo_runtime.training.tally import TALLY_SIZE
+from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 # How long to wait for the coordinator's call before it is asked again.
 CALL_SECONDS = 1.0
@@ -205,7 +205,7 @@ class Trainer:
             # What comes in goes to new memory: if the transfer breaks off, what was here must still be whole.
             incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
             held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
-            bank = Bank(self._job, layout, self._rank, held, TALLY_SIZE, background, self._device)
+            bank = Bank(self._job, layout, self._rank, held, STEP_STATS_SIZE, background, self._device)
             if orders["transfers"]:
                 self._hooks.announce(orders["resume_step"], "transfer")
             transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)

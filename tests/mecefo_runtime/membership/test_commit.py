@@ -21,9 +21,9 @@ def report(committed: int, ready: dict[str, Any] | None = None, totals: dict[str
 
 
 def gradients(
-    step: int, norms: dict[str, float], tally: dict[str, Any] | None = None, totals: dict[str, Any] | None = None
+    step: int, norms: dict[str, float], stats: dict[str, Any] | None = None, totals: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    return {"step": step, "norms": norms, "tally": tally, "totals": totals}
+    return {"step": step, "norms": norms, "tally": stats, "totals": totals}
 
 
 def test_totals_that_nobody_has_are_put_together_from_the_survivors_parts() -> None:
@@ -65,8 +65,8 @@ def test_without_the_head_nobody_knows_the_totals() -> None:
     ("norm", "loss_sum"), [(nan, 12.5), (inf, 12.5), (1.0, nan), (1.0, inf)], ids=["norm", "norm", "loss", "loss"]
 )
 def test_a_step_that_is_not_finite_is_not_committed(norm: float, loss_sum: float) -> None:
-    tally = {**TALLY, "loss_sum": loss_sum}
-    assert decide([report(4, gradients(5, {"head": norm}, tally))]) == Decision(4, None)
+    stats = {**TALLY, "loss_sum": loss_sum}
+    assert decide([report(4, gradients(5, {"head": norm}, stats))]) == Decision(4, None)
 
 
 def test_a_survivor_that_cannot_follow_breaks_the_rule() -> None:

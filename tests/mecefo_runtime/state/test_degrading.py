@@ -13,7 +13,7 @@ from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.model.approximate import is_degraded, recomputes
 from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.state import Bank
-from mecefo_runtime.training.tally import TALLY_SIZE
+from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 
@@ -24,7 +24,7 @@ LAYOUT = Layout(4, (Replica(0, (Span(0, 0, 4),), 9), Replica(1, (Span(1, 0, 4, D
 
 
 def bank_of(rank: int, job: JobConfig = JOB, layout: Layout = LAYOUT, background: Background | None = None) -> Bank:
-    bank = Bank(job, layout, rank, {}, TALLY_SIZE, background)
+    bank = Bank(job, layout, rank, {}, STEP_STATS_SIZE, background)
     degrade_layers(layout, rank, bank, job)
     return bank
 
@@ -45,7 +45,7 @@ def test_the_layout_is_obeyed_and_taken_back():
     exact = replace(LAYOUT, replicas=(LAYOUT.replicas[0], Replica(1, (Span(1, 0, 4),), 3)))
     degrade_layers(exact, 1, bank, JOB)
     assert not any(is_degraded(block) for block in blocks.values())
-    degrade_layers(LAYOUT, 2, Bank(JOB, LAYOUT, 2, {}, TALLY_SIZE), JOB)
+    degrade_layers(LAYOUT, 2, Bank(JOB, LAYOUT, 2, {}, STEP_STATS_SIZE), JOB)
 
 
 def test_holders_agree_on_the_bases_to_the_bit_also_after_refreshes():

@@ -13,7 +13,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.state import Bank, StateCorrupt
-from mecefo_runtime.training.tally import TALLY_SIZE
+from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 
@@ -72,7 +72,7 @@ class Side:
     def __init__(self, wire: Wire, rank: int) -> None:
         self.groups = wire.of(rank)
         self.wire = wire
-        self.bank = Bank(JOB, LAYOUT, rank, {}, TALLY_SIZE, BACKGROUND)
+        self.bank = Bank(JOB, LAYOUT, rank, {}, STEP_STATS_SIZE, BACKGROUND)
         self.fetching = Fetching(BACKGROUND, self.groups, self.bank)
 
     def deliver(self) -> None:

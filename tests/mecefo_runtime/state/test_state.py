@@ -9,7 +9,7 @@ import pytest
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.state import Bank, UnitState
-from mecefo_runtime.training.tally import TALLY_SIZE
+from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +18,7 @@ JOB = JobConfig(nodes=1, gpus_per_node=1, data_parallel=1, pipeline=1)
 
 def trained_bank() -> Bank:
     layout = Layout(JOB.model.num_layers, (Replica(0, (Span(0, 0, JOB.model.num_layers),), 1),))
-    bank = Bank(JOB, layout, 0, {}, TALLY_SIZE)
+    bank = Bank(JOB, layout, 0, {}, STEP_STATS_SIZE)
     bank.gradients.normal_(std=1e-3)
     bank.apply(1e-3, 1.0)
     return bank

@@ -7,7 +7,7 @@ from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.state import Bank
 from mecefo_runtime.system.dilation import NO_DILATION, Pacer
 from mecefo_runtime.training.inspection import Inspection
-from mecefo_runtime.training.tally import TALLY_SIZE
+from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 
@@ -16,7 +16,7 @@ LAYOUT = Layout(4, (Replica(0, (Span(0, 0, 2), Span(1, 2, 4)), 12),))
 
 @pytest.fixture
 def bank():
-    return Bank(JobConfig(), LAYOUT, 1, {}, TALLY_SIZE)
+    return Bank(JobConfig(), LAYOUT, 1, {}, STEP_STATS_SIZE)
 
 
 def test_names_are_those_of_the_units_and_all_tensors_have_an_owner(bank):

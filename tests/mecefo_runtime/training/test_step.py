@@ -23,7 +23,7 @@ from mecefo_runtime.training import step as step_module
 from mecefo_runtime.training.health import Judgement, PartHealth, StepVerdict
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
-from mecefo_runtime.training.tally import TALLY_SIZE
+from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 
@@ -55,7 +55,7 @@ class Rank:
         self.judgements: list[Judgement] = []
         self.phases: list[str] = []
         groups: Any = Alone()
-        bank = Bank(job, LAYOUT, 0, {}, TALLY_SIZE)
+        bank = Bank(job, LAYOUT, 0, {}, STEP_STATS_SIZE)
         pacer = pacer_for(CPU, 1.0)
         pipeline = Pipeline(LAYOUT, bank, groups, CORPUS, pacer, job.microbatch_size, job.tokens_per_step, lambda: None)
         self.epoch = Epoch(1, 0, LAYOUT, members, groups, bank, Fetching(Background(), groups, bank), pipeline)
@@ -154,9 +154,9 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
     run = Pipeline.run
 
     def spoil(self: Pipeline, samples: Any, announce: Any) -> Any:
-        tally = run(self, samples, announce)
+        stats = run(self, samples, announce)
         rank.epoch.bank.gradients[0] = nan
-        return tally
+        return stats
 
     monkeypatch.setattr(Pipeline, "run", spoil)
     before = rank.parameters
