@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mecefo_runtime.job.config import ApproximationConfig
-from mecefo_runtime.model.anatomy import Anatomy, anatomy
+from mecefo_runtime.model.block_adapters import BlockAdapter, adapter_of
 from mecefo_runtime.model.low_rank import Bases, compute_bases
 
 
@@ -96,7 +96,7 @@ class _DegradedForward:
     def __init__(self, block: nn.Module, config: ApproximationConfig, recompute: bool, seed: int) -> None:
         self.recompute = recompute
         self.bases = compute_bases(block, config, seed)
-        self._anatomy = anatomy(block)
+        self._adapter = adapter_of(block)
         self._config = config
         self._seed = seed
 
@@ -107,7 +107,7 @@ class _DegradedForward:
         self.bases = compute_bases(block, self._config, self._seed, self.bases)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        parts = self._anatomy
+        parts = self._adapter
         with torch.no_grad():
             x_BTH, attended_BTH = parts.attend(*args, **kwargs)
         output_BTH: Tensor = _FeedForwardHalf.apply(  # type: ignore[no-untyped-call]
@@ -139,7 +139,7 @@ class _FeedForwardHalf(torch.autograd.Function):
         gate_FH: Tensor,
         up_FH: Tensor,
         down_HF: Tensor,
-        parts: Anatomy,
+        parts: BlockAdapter,
         bases: Bases,
         recompute: bool,
     ) -> Tensor:
@@ -159,7 +159,7 @@ class _FeedForwardHalf(torch.autograd.Function):
     def backward(ctx: Any, grad_BTH: Tensor) -> tuple[Tensor | None, ...]:
         x_XH, norm_H, gate_FH, up_FH, down_HF, *kept = ctx.saved_tensors
         needs_x, needs_norm, needs_gate, needs_up, needs_down = ctx.needs_input_grad[:5]
-        parts: Anatomy = ctx.parts
+        parts: BlockAdapter = ctx.parts
         bases: Bases = ctx.bases
         grad_XH = grad_BTH.flatten(0, -2)
 

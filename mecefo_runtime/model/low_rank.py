@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mecefo_runtime.job.config import ApproximationConfig
-from mecefo_runtime.model.anatomy import anatomy
+from mecefo_runtime.model.block_adapters import adapter_of
 
 Side = Literal["left", "right"]
 
@@ -62,7 +62,7 @@ def compute_bases(block: nn.Module, config: ApproximationConfig, seed: int, prev
     Raises:
         TypeError: the block is of a kind that cannot be degraded.
     """
-    parts = anatomy(block)
+    parts = adapter_of(block)
     is_left = config.down_projection == "left"
     gate_FH, up_FH, down_HF = (linear.weight.detach() for linear in (parts.gate, parts.up, parts.down))
     # Turned so that the wanted singular vectors are the right ones.
@@ -101,7 +101,7 @@ def projections(block: nn.Module, bases: Bases) -> tuple[Projection, ...]:
     Raises:
         TypeError: the block is of a kind that cannot be degraded.
     """
-    parts = anatomy(block)
+    parts = adapter_of(block)
     return (
         Projection(parts.gate.weight, bases.gate, "right"),
         Projection(parts.up.weight, bases.up, "right"),

@@ -24,7 +24,7 @@ LLAMA_DECODER_LAYER = "transformers.models.llama.modeling_llama.LlamaDecoderLaye
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy(ABC):
+class BlockAdapter(ABC):
     """The parts of one block. `gate` and `up` hold weights F x H, `down` H x F; `ffn_norm` has a `weight` of H."""
 
     attention_norm: nn.Module
@@ -40,14 +40,14 @@ class Anatomy(ABC):
         """Of a call of the block with these arguments: its input x_BTH itself, and attention(norm(x)), B x T x H."""
 
 
-class _OwnAnatomy(Anatomy):
+class _OwnAdapter(BlockAdapter):
     __slots__ = ()
 
     def attend(self, x_BTH: Tensor) -> tuple[Tensor, Tensor]:
         return x_BTH, self.attention(self.attention_norm(x_BTH))
 
 
-class _LlamaAnatomy(Anatomy):
+class _LlamaAdapter(BlockAdapter):
     __slots__ = ()
 
     def attend(
@@ -72,7 +72,7 @@ class _LlamaAnatomy(Anatomy):
         return hidden_states, attended_BTH
 
 
-def anatomy(block: nn.Module) -> Anatomy:
+def adapter_of(block: nn.Module) -> BlockAdapter:
     """Find the parts of `block`.
 
     Raises:
@@ -82,15 +82,15 @@ def anatomy(block: nn.Module) -> Anatomy:
         ffn = block.ffn
         epsilon = block.ffn_norm.eps
         assert epsilon is not None
-        return _OwnAnatomy(block.attention_norm, block.attention, block.ffn_norm, epsilon, ffn.gate, ffn.up, ffn.down)
+        return _OwnAdapter(block.attention_norm, block.attention, block.ffn_norm, epsilon, ffn.gate, ffn.up, ffn.down)
     kinds = [kind for kind in type(block).__mro__ if f"{kind.__module__}.{kind.__qualname__}" == LLAMA_DECODER_LAYER]
     if not kinds:
         known = f"{Block.__module__}.{Block.__qualname__} and {LLAMA_DECODER_LAYER}"
         raise TypeError(f"cannot degrade a {type(block).__name__}: known are {known}")
-    return _llama_anatomy(block, kinds[0])
+    return _llama_adapter(block, kinds[0])
 
 
-def _llama_anatomy(block: Any, kind: Any) -> Anatomy:
+def _llama_adapter(block: Any, kind: Any) -> BlockAdapter:
     """The parts of a `LlamaDecoderLayer`, or of a subclass (as FSDP makes them) with the same forward."""
     mlp = block.mlp
     maps = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
@@ -102,4 +102,4 @@ def _llama_anatomy(block: Any, kind: Any) -> Anatomy:
     if block.mlp.config.hidden_act not in ("silu", "swish"):
         raise TypeError(f"cannot degrade a {type(block).__name__}: its activation is {mlp.config.hidden_act}, not silu")
     norm = block.post_attention_layernorm
-    return _LlamaAnatomy(block.input_layernorm, block.self_attn, norm, norm.variance_epsilon, *maps)
+    return _LlamaAdapter(block.input_layernorm, block.self_attn, norm, norm.variance_epsilon, *maps)
