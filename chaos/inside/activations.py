@@ -24,7 +24,7 @@ class StrikeActivations(Strike):
         """Choose the module, and hook it."""
         modules = self._trained.modules()
         leaves = {name for name, module in modules.items() if next(module.children(), None) is None}
-        names = self._aim.names(modules if self._aim.tensor else leaves, "modules")
+        names = self._selector.names(modules if self._selector.tensor else leaves, "modules")
         self._name = self._rng.choice(names)
         self._struck: Mark | None = None
         self._output: Tensor | None = None

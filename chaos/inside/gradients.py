@@ -180,7 +180,7 @@ class StrikeGradients(_GradientStrike):
             return
         if phase in PHASES and self._watch is None:
             if self._is_told_by_owners():
-                self._name = self._aim.tensor_of(self._gradients(), "gradients", self._rng)
+                self._name = self._selector.tensor_of(self._gradients(), "gradients", self._rng)
                 if self._follow_owner(self._name, self._before_step, self._after_step):
                     return
             self._strike(step, phase)
@@ -202,7 +202,7 @@ class StrikeGradients(_GradientStrike):
 
     def _strike(self, step: int, phase: str) -> None:
         gradients = self._gradients()
-        self._name = self._name or self._aim.tensor_of(gradients, "gradients", self._rng)
+        self._name = self._name or self._selector.tensor_of(gradients, "gradients", self._rng)
         gradient = gradients[self._name]
         own = gradient.clone()
         mark = self._mark_first = self._mark(self._name, gradient)
@@ -237,7 +237,7 @@ class KeepGradients(_GradientStrike):
                 # A step that is computed again counts as it was computed last.
                 if phase == PHASES[0] or not self._kept:
                     gradients = self._gradients()
-                    names = self._aim.names(gradients, "gradients")
+                    names = self._selector.names(gradients, "gradients")
                     self._kept = {name: gradients[name].clone() for name in names}
                     self._kept_step = step
             else:
@@ -248,7 +248,7 @@ class KeepGradients(_GradientStrike):
         """A gradient of the optimizer that has most of those that fit: each has its own moment."""
         gradients = self._gradients()
         owned: dict[int, list[str]] = {}
-        for name in self._aim.names(gradients, "gradients"):
+        for name in self._selector.names(gradients, "gradients"):
             owned.setdefault(id(self._trained.updater(name)[0]), []).append(name)
         self._names = max(owned.values(), key=lambda names: sum(gradients[name].numel() for name in names))
         return self._names[0]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from chaos.inside.base import Effect, EffectRefused, Subject, TensorKind
-from chaos.inside.places import Aim
 from chaos.inside.shadow import ReplayedOptimizer
+from chaos.inside.tensor_selector import TensorSelector
 from chaos.inside.values import Corruption, Settled, describe, is_same_bits, most_different, read, write
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Watcher:
 class Strike(Effect):
     """Base of the effects on tensors.
 
-    Arguments: those of `Aim` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every use, until
+    Arguments: those of `TensorSelector` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every use, until
     it is lifted. It reports once: `outcome` in a word, and what else there is to know.
     """
 
@@ -86,7 +86,7 @@ class Strike(Effect):
         self, arguments: Mapping[str, Any], subject: Subject | None, report: Callable[[Mapping[str, Any]], None]
     ) -> None:
         super().__init__(arguments, subject, report)
-        self._aim = Aim.of(arguments)
+        self._selector = TensorSelector.of(arguments)
         self._rng = Random(str(arguments.get("seed", 0)))
         self._is_sticky = bool(arguments.get("sticky", False))
         self._hooks: list[RemovableHandle] = []
@@ -139,7 +139,7 @@ class Strike(Effect):
 
     def _mark(self, name: str, tensor: Tensor) -> Mark:
         """Strike `tensor`: the elements and bits are drawn now."""
-        indices = self._aim.indices(tensor, self._rng)
+        indices = self._selector.indices(tensor, self._rng)
         settled = Corruption.of(self.arguments).settle(read(tensor, indices), self._rng)
         mark = Mark(name, tensor, indices, settled)
         self._num_strikes += 1

@@ -30,7 +30,7 @@ class StrikeParameters(Strike):
         """Strike, and hook the module."""
         modules = self._trained.modules()
         tensors = {name: tensor for name, tensor in self._tensors("parameters").items() if _path(name, modules)}
-        self._name = self._aim.tensor_of(tensors, "parameters", self._rng)
+        self._name = self._selector.tensor_of(tensors, "parameters", self._rng)
         mark = self._struck = self._mark(self._name, tensors[self._name])
         # As they are, and as they would be: the optimizer may change both before they are used.
         self._told = {"struck": mark.description, "is_changed": mark.is_changed}
@@ -204,7 +204,7 @@ class StrikeOptimizer(Strike):
         tensors = self._tensors("optimizer")
         if not tensors:
             raise EffectRefused("the optimizer keeps no state of its parameters, or not before its first step")
-        self._name = self._aim.tensor_of(tensors, "optimizer state", self._rng)
+        self._name = self._selector.tensor_of(tensors, "optimizer state", self._rng)
         parameter = self._name.rpartition(".")[0]
         if self._shadow(parameter, torch.tensor([0])) is None:
             raise EffectRefused(f"no optimizer is known to update {parameter}")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.inside.base import EffectRefused
-from chaos.inside.places import Aim
+from chaos.inside.tensor_selector import TensorSelector
 from chaos.inside.values import Corruption, as_integers, describe, is_same_bits, most_different, read, write
 
 pytestmark = pytest.mark.unit
@@ -122,10 +122,10 @@ NAMES = {
 @pytest.mark.parametrize(
     ("aim", "expected"),
     [
-        (Aim(layer=1), {"layer.1.up.weight", "layer.1.norm.weight"}),
-        (Aim(tensor="layer.*.up.*"), {"layer.1.up.weight", "layer.11.up.weight"}),
-        (Aim(tensor="*.up.weight", layer=11), {"layer.11.up.weight"}),
-        (Aim(tensor="embedding.weight"), {"embedding.weight"}),
+        (TensorSelector(layer=1), {"layer.1.up.weight", "layer.1.norm.weight"}),
+        (TensorSelector(tensor="layer.*.up.*"), {"layer.1.up.weight", "layer.11.up.weight"}),
+        (TensorSelector(tensor="*.up.weight", layer=11), {"layer.11.up.weight"}),
+        (TensorSelector(tensor="embedding.weight"), {"embedding.weight"}),
     ],
 )
 def test_only_what_fits_is_drawn(aim, expected):
@@ -134,31 +134,31 @@ def test_only_what_fits_is_drawn(aim, expected):
 
 
 def test_elements_are_drawn_alike_from_all_tensors():
-    drawn = [Aim().tensor_of(NAMES, "parameters", Random(seed)) for seed in range(300)]
+    drawn = [TensorSelector().tensor_of(NAMES, "parameters", Random(seed)) for seed in range(300)]
     assert drawn.count("embedding.weight") / 300 == pytest.approx(400 / 436, abs=0.05)
 
 
 def test_what_is_not_there_is_refused_with_what_is():
     with pytest.raises(EffectRefused, match=r"no parameters that fit 'layer.7.\*'; it has embedding.weight"):
-        Aim(tensor="layer.7.*").tensor_of(NAMES, "parameters", Random(0))
+        TensorSelector(tensor="layer.7.*").tensor_of(NAMES, "parameters", Random(0))
     with pytest.raises(EffectRefused, match=r"no parameters of layer 2; it has layer 1, 11$"):
-        Aim(layer=2).tensor_of(NAMES, "parameters", Random(0))
+        TensorSelector(layer=2).tensor_of(NAMES, "parameters", Random(0))
     with pytest.raises(EffectRefused, match="16 elements: 3 from index 14"):
-        Aim(index=14, count=3).indices(NAMES["layer.1.up.weight"], Random(0))
+        TensorSelector(index=14, count=3).indices(NAMES["layer.1.up.weight"], Random(0))
 
 
 @given(st.integers(1, 16), st.integers())
 def test_the_same_seed_draws_the_same_elements(count, seed):
     tensor = torch.zeros(4, 4)
-    one, other = (Aim(count=count).indices(tensor, Random(seed)) for _ in range(2))
+    one, other = (TensorSelector(count=count).indices(tensor, Random(seed)) for _ in range(2))
     assert torch.equal(one, other)
     assert len(set(one.tolist())) == count and set(one.tolist()) <= set(range(16))
 
 
 def test_a_share_of_the_elements():
     tensor = torch.zeros(10, 10)
-    assert Aim(share=1.0).indices(tensor, Random(0)).tolist() == list(range(100))
-    part = Aim(share=0.25).indices(tensor, Random(0))
+    assert TensorSelector(share=1.0).indices(tensor, Random(0)).tolist() == list(range(100))
+    part = TensorSelector(share=0.25).indices(tensor, Random(0))
     assert part.numel() == part.unique().numel() == 25
-    assert Aim(share=1e-6).indices(tensor, Random(0)).numel() == 1, "never none"
-    assert Aim(index=7, count=2).indices(tensor, Random(0)).tolist() == [7, 8]
+    assert TensorSelector(share=1e-6).indices(tensor, Random(0)).numel() == 1, "never none"
+    assert TensorSelector(index=7, count=2).indices(tensor, Random(0)).tolist() == [7, 8]

@@ -15,12 +15,12 @@ from torch import Tensor
 from chaos.inside.base import EffectRefused
 
 _SHOWN_NAMES = 6
-# As `Aim` finds the number of a layer in the name of a tensor, ours and others'.
+# As `TensorSelector` finds the number of a layer in the name of a tensor, ours and others'.
 _LAYER = re.compile(r"(?:^|\.)([0-9]+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class TensorSelector:
     """What is to be hit; what is None is drawn.
 
     `tensor` is a name or a pattern (`layer.3.*.weight`), `layer` the number of a layer, `index` the first flat index.
@@ -34,7 +34,7 @@ class Aim:
     share: float | None = None
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Aim:
+    def of(cls, arguments: Mapping[str, Any]) -> TensorSelector:
         """Read the arguments of an effect."""
         return cls(**{name: arguments[name] for name in cls.__dataclass_fields__ if arguments.get(name) is not None})
 
