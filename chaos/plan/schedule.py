@@ -21,9 +21,9 @@ from chaos.experiment.profile import (
     draw,
     time_compression,
 )
-from chaos.plan.in_force import Interval, Placed, check, interval_of, is_possible, taken_ranks
 from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import capabilities_of
+from chaos.plan.overlap import Interval, Placed, check, interval_of, is_possible, taken_ranks
 from chaos.spec.recurrence import MAX_INCIDENTS
 from chaos.spec.target import WITHOUT_TARGET, ResolvedTarget, Target, resolve
 from chaos.spec.trigger import Duration, Trigger
