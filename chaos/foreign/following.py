@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from chaos.foreign.aftermath import Aftermath
 from chaos.foreign.figures import Figures
 from chaos.foreign.hooks import TorchHooks
 from chaos.foreign.identity import RANK_PID, Identity, identify, may_be_rank
 from chaos.foreign.report import Report
 from chaos.foreign.saving import Saves
+from chaos.foreign.stall_reason import StallReason
 from chaos.foreign.steps import Nesting, Rounds
 from chaos.foreign.subject import ForeignSubject
 from chaos.inside.agent import Agent
@@ -51,7 +51,7 @@ class Following:
         self._most_backwards = 1
         # How many effects have begun in this rank, and the step that was under way when the newest did.
         self._num_effects = self._struck_step = 0
-        self._aftermath = Aftermath(self._give_up)
+        self._stall_reason = StallReason(self._give_up)
         self._saves = Saves(self._tell_checkpoint)
         # Steps that are over and not yet told: compiled ones.
         self._num_unseen = 0
@@ -86,7 +86,7 @@ class Following:
         """See `Observer`. Once it is known what is trained from, other loaders (evaluation) are no part of a step."""
         trained_from = self._figures.trained_from
         is_trained_from = trained_from is None or trained_from == id(source)
-        self._aftermath.fetched(is_trained_from=is_trained_from)
+        self._stall_reason.fetched(is_trained_from=is_trained_from)
         if not is_trained_from:
             return
         if threading.get_ident() != (self._thread or threading.main_thread().ident):
@@ -119,9 +119,9 @@ class Following:
 
     def on_computed_back(self, tensors: object) -> None:
         """See `Observer`."""
-        if self._aftermath.is_watching:
+        if self._stall_reason.is_watching:
             parameters = (p for o in self._training_optimizers() for group in o.param_groups for p in group["params"])
-            self._guard(self._aftermath.computed_back, tensors, (parameter.grad for parameter in parameters))
+            self._guard(self._stall_reason.computed_back, tensors, (parameter.grad for parameter in parameters))
 
     def on_scaled(self) -> None:
         """See `Observer`."""
@@ -235,7 +235,7 @@ class Following:
             self._agent.announce(self.step, name)
             if self._agent.num_begun != self._num_effects:
                 self._num_effects, self._struck_step = self._agent.num_begun, self.step
-                self._guard(self._aftermath.begin, self._called_module())
+                self._guard(self._stall_reason.begin, self._called_module())
 
     def _commit(self, figures: Mapping[str, float | int]) -> None:
         self._reach(_COMMIT)
@@ -245,7 +245,7 @@ class Following:
         self._num_committed += 1
         self._most_backwards = max(self._most_backwards, self._num_backwards)
         self._num_left_out = self._num_backwards = 0
-        self._aftermath.committed(began_after=self.step > self._struck_step)
+        self._stall_reason.committed(began_after=self.step > self._struck_step)
         self.step += 1
         self._num_announced = 0
         self.hooks.await_forward()
@@ -345,7 +345,7 @@ class Following:
                 self._report.flush()
             else:
                 left_out = {"steps_left_out": self._num_left_out}
-                if not self._num_left_out and (passes := self._aftermath.num_left_out(self._most_backwards)):
+                if not self._num_left_out and (passes := self._stall_reason.num_left_out(self._most_backwards)):
                     left_out["spoilt_passes_left_out"] = passes
                 self._report.emit("rank_finished", **left_out)
 
@@ -354,7 +354,7 @@ class Following:
         self._is_over = True
         self._agent = self._report = None
         self.hooks.detach()
-        self._aftermath.end()
+        self._stall_reason.end()
 
     def _guard(self, act: Callable[..., None], *arguments: object) -> None:
         """Whatever goes wrong on our side, the script goes on; it is said once."""

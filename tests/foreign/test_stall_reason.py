@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.foreign.aftermath import Aftermath
 from chaos.foreign.following import PHASES
+from chaos.foreign.stall_reason import StallReason
 from chaos.foreign.subject import ForeignSubject
 from chaos.inside.activations import StrikeActivations
 from chaos.inside.tensors import StrikeParameters
@@ -27,85 +27,85 @@ def model():
 
 
 @pytest.fixture
-def aftermath(model):
-    watching = Aftermath(fail)
+def stall_reason(model):
+    watching = StallReason(fail)
     watching.begin(model)
     yield watching
     watching.end()
     assert not model._forward_hooks
 
 
-def compute(model, aftermath, *, is_back=True):
+def compute(model, stall_reason, *, is_back=True):
     loss = model(torch.ones(2, 4)).square().mean()
     if is_back:
         loss.backward()
-        aftermath.computed_back(loss, [parameter.grad for parameter in model.parameters()])
+        stall_reason.computed_back(loss, [parameter.grad for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("is_back", [False, True])
-def test_spoilt_passes_without_a_step_were_left_out(model, aftermath, value, is_back):
+def test_spoilt_passes_without_a_step_were_left_out(model, stall_reason, value, is_back):
     model[2].bias.data.fill_(value)
     for _ in range(5):
-        compute(model, aftermath, is_back=is_back)
-    assert aftermath.num_left_out(1) == 5
-    assert aftermath.num_left_out(5) == 0, "a step may have needed one pass more"
+        compute(model, stall_reason, is_back=is_back)
+    assert stall_reason.num_left_out(1) == 5
+    assert stall_reason.num_left_out(5) == 0, "a step may have needed one pass more"
 
 
-def test_what_only_the_gradients_show(model, aftermath):
+def test_what_only_the_gradients_show(model, stall_reason):
     for _ in range(2):
         loss = model(torch.ones(2, 4)).square().mean()
-        aftermath.computed_back(loss, [torch.tensor([1.0, float("inf")]), None])
-    assert aftermath.num_left_out(1) == 2
+        stall_reason.computed_back(loss, [torch.tensor([1.0, float("inf")]), None])
+    assert stall_reason.num_left_out(1) == 2
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_script_that_takes_no_step_for_another_reason_is_not_taken_for_one(model, aftermath, value):
+def test_a_script_that_takes_no_step_for_another_reason_is_not_taken_for_one(model, stall_reason, value):
     """It computes gradients for something else (their size, say) when it has trained."""
     model[2].bias.data.fill_(value)
     for _ in range(5):
-        compute(model, aftermath)
-    assert aftermath.num_left_out(1) == 0
+        compute(model, stall_reason)
+    assert stall_reason.num_left_out(1) == 0
 
 
-def test_nor_is_one_of_which_some_passes_are_sound(model, aftermath):
+def test_nor_is_one_of_which_some_passes_are_sound(model, stall_reason):
     for _ in range(5):
-        compute(model, aftermath)
+        compute(model, stall_reason)
     model[2].bias.data.fill_(float("nan"))
     for _ in range(5):
-        compute(model, aftermath)
-    assert aftermath.num_left_out(1) == 0
+        compute(model, stall_reason)
+    assert stall_reason.num_left_out(1) == 0
 
 
-def test_evaluation_is_no_pass(model, aftermath):
+def test_evaluation_is_no_pass(model, stall_reason):
     model[2].bias.data.fill_(float("nan"))
     with torch.no_grad():
         model(torch.ones(2, 4))
     model.eval()
     model(torch.ones(2, 4))
     model.train()
-    aftermath.fetched(is_trained_from=False)
+    stall_reason.fetched(is_trained_from=False)
     model(torch.ones(2, 4))
-    assert aftermath.num_left_out(0) == 0
-    aftermath.fetched(is_trained_from=True)
+    assert stall_reason.num_left_out(0) == 0
+    stall_reason.fetched(is_trained_from=True)
     model(torch.ones(2, 4))
-    assert aftermath.num_left_out(0) == 1
+    assert stall_reason.num_left_out(0) == 1
 
 
-def test_a_step_that_began_after_the_fault_is_the_answer(model, aftermath):
+def test_a_step_that_began_after_the_fault_is_the_answer(model, stall_reason):
     model[2].bias.data.fill_(float("nan"))
-    compute(model, aftermath)
-    aftermath.committed(began_after=False)
-    assert aftermath.is_watching
-    compute(model, aftermath)
-    aftermath.committed(began_after=True)
-    assert not aftermath.is_watching and not model._forward_hooks
-    compute(model, aftermath, is_back=False)
-    assert aftermath.num_left_out(0) == 0
+    compute(model, stall_reason)
+    stall_reason.committed(began_after=False)
+    assert stall_reason.is_watching
+    compute(model, stall_reason)
+    stall_reason.committed(began_after=True)
+    assert not stall_reason.is_watching and not model._forward_hooks
+    compute(model, stall_reason, is_back=False)
+    assert stall_reason.num_left_out(0) == 0
 
 
 def test_nothing_is_wanted_of_a_rank_in_which_nothing_was_done(model):
-    watching = Aftermath(fail)
+    watching = StallReason(fail)
     assert not watching.is_watching and watching.num_left_out(0) == 0
 
 

@@ -14,7 +14,7 @@ from chaos.inside.values import local_part, tensors_in
 _LARGEST = torch.finfo(torch.float32).max ** 0.5
 
 
-class Aftermath:
+class StallReason:
     """Follows the passes of a training from an effect to the first step that began after it and is committed.
 
     A pass is a forward pass of the module that the script calls, with its backward pass, if there is one. It is spoilt
