@@ -40,7 +40,7 @@ def train(num_blocks: int, steps_per_block: int) -> dict[str, Any]:
             optimizer.step()
 
     steps(NUM_WARMUP_STEPS)
-    following = _following()
+    following = _tracker()
     blocks = []
     for block in range(num_blocks):
         is_followed = block % 2 == 1
@@ -58,7 +58,7 @@ def train(num_blocks: int, steps_per_block: int) -> dict[str, Any]:
     return {"is_followed": following is not None, "blocks": blocks, "agent_seconds": alone}
 
 
-def _following() -> Any:
+def _tracker() -> Any:
     start = sys.modules.get("chaos.foreign.start")
     return None if start is None else start.following()
 

@@ -7,30 +7,30 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
-from chaos.foreign.following import Following
 from chaos.foreign.identity import may_be_rank
+from chaos.foreign.phase_tracker import PhaseTracker
 
-_following: Following | None = None
+_tracker: PhaseTracker | None = None
 
 
-def begin(*, is_explicit: bool) -> Following | None:
+def begin(*, is_explicit: bool) -> PhaseTracker | None:
     """Follow this process, unless it is followed or cannot be a rank; `is_explicit`: it says itself when steps end."""
-    global _following
-    if _following is None and may_be_rank(os.environ):
-        _following = Following(os.environ, is_explicit=is_explicit)
-        _following.hooks.attach()
-    return _following
+    global _tracker
+    if _tracker is None and may_be_rank(os.environ):
+        _tracker = PhaseTracker(os.environ, is_explicit=is_explicit)
+        _tracker.hooks.attach()
+    return _tracker
 
 
-def following() -> Following | None:
+def tracker() -> PhaseTracker | None:
     """What follows this process, if anything does."""
-    return _following
+    return _tracker
 
 
 def optimizer_created(optimizer: Optimizer) -> None:
     """The script made an optimizer."""
-    if _following is not None:
-        _following.created(optimizer)
+    if _tracker is not None:
+        _tracker.created(optimizer)
 
 
 def step_ended(figures: Mapping[str, float | int], step: int | None) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.foreign.following import PHASES
+from chaos.foreign.phase_tracker import PHASES
 from chaos.foreign.stall_reason import StallReason
 from chaos.foreign.subject import ForeignSubject
 from chaos.inside.activations import StrikeActivations

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from chaos.foreign.following import PHASES
+from chaos.foreign.phase_tracker import PHASES
 from chaos.foreign.subject import ForeignSubject
 from chaos.inside.activations import StrikeActivations
 from chaos.inside.gradients import KeepGradients, StrikeGradients

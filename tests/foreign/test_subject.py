@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.foreign.following import steps_of
+from chaos.foreign.phase_tracker import steps_of
 from chaos.foreign.subject import ForeignSubject
 from chaos.inside.shadow import ReplayedOptimizer
 

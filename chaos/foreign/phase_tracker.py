@@ -29,7 +29,7 @@ PHASES = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
 _DATA, _FORWARD, _BACKWARD, _OPTIMIZER, _COMMIT = range(5)
 
 
-class Following:
+class PhaseTracker:
     """The training of this process, a step of which is one of the leading optimizer (see `chaos.foreign.steps`).
 
     A phase is announced when it is first seen in a step. One that a script does not show is announced with the next one
