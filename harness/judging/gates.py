@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.analysis.attempts import COMMAND_RUNTIME
-from harness.judging.finality import unfinished
+from harness.judging.incomplete_runs import unfinished
 from harness.judging.metrics import METRICS, Metric, Unit, find, nearest
 from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
 from harness.judging.series import find as find_series
