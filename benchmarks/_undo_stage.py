@@ -31,12 +31,12 @@ from chaos.inside.hang import WITNESS_NAME
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
-from chaos.undo import state
+from chaos.undo import run_registry
 from chaos.undo.guard import Guard
 from chaos.undo.heal import heal
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.residue.processes import processes_of
-from chaos.undo.state import OpenRun
+from chaos.undo.run_registry import OpenRun
 from harness.control.hub import Hub
 from mecefo_runtime.system.process import ProcessId, start_child
 from mecefo_runtime.system.wire import new_token
@@ -182,7 +182,7 @@ def what_is_left(stage: Stage, run: OpenRun) -> list[str]:
         left.append("processes of the run")
     if run.is_watched():
         left.append("the watchdog")
-    if any(entry.run is not None and entry.run.run == run.run for entry in state.registered()):
+    if any(entry.run is not None and entry.run.run == run.run for entry in run_registry.registered()):
         left.append("the run's entry among those under way")
     absent = {path for entry in read_ledger(run.ledger).entries for path in entry.absent}
     return left + [path for path in sorted(absent) if os.path.lexists(path)]

@@ -23,7 +23,7 @@ from benchmarks._spread import name_milliseconds, spread, table
 from benchmarks._undo_stage import CLEAN_WITHIN_SECONDS, POINTS, Trial, heal_trial, run_trial, set_stage
 from chaos.experiment.reading import from_mapping
 from chaos.faults import registry
-from chaos.undo.state import STATE_VARIABLE
+from chaos.undo.run_registry import STATE_VARIABLE
 
 NUM_TIMES, QUICK_NUM_TIMES = 100, 1
 BOTH = "both killed, noted"

@@ -15,7 +15,7 @@ from chaos.errors import ChaosError, HealError, UsageError
 
 if TYPE_CHECKING:
     from chaos.undo.heal import Healed
-    from chaos.undo.state import OpenRun
+    from chaos.undo.run_registry import OpenRun
 
 
 @click.command()
@@ -59,7 +59,7 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
 
 
 def _open_runs() -> tuple[list[OpenRun], list[Path]]:
-    from chaos.undo.state import registered
+    from chaos.undo.run_registry import registered
 
     entries = registered()
     runs = [entry.run for entry in entries if entry.run is not None]
@@ -77,7 +77,7 @@ def _find(out: Path, reference: str) -> OpenRun:
     """The run that is meant, be it registered or not; its owner is dead."""
     from chaos.undo.guard import LEDGER_FILE
     from chaos.undo.ledger import read_ledger
-    from chaos.undo.state import OpenRun, Place, registered
+    from chaos.undo.run_registry import OpenRun, Place, registered
     from harness.store.runs import find_run
 
     path = Path(reference)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import ChaosError
-from chaos.undo import residue, state
+from chaos.undo import residue, run_registry
 from chaos.undo.heal import Faults, undo_pending
 from chaos.undo.lease import LEASE_SECONDS, Lease
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.residue.base import Ground
 from chaos.undo.residue.processes import RUN_VARIABLE, end_processes, processes_of
-from chaos.undo.state import OpenRun, Place
+from chaos.undo.run_registry import OpenRun, Place
 from mecefo_runtime.system.process import ProcessId
 
 LEDGER_FILE = "ledger.jsonl"
@@ -86,14 +86,14 @@ class Guard:
         Raises:
             EnvironmentFailure: the run cannot be registered, or its watchdog not be started.
         """
-        state.register(self._run)
+        run_registry.register(self._run)
         # For all that this process starts from now on, the helpers of faults included.
         os.environ[RUN_VARIABLE] = self._run.run
         self._before = residue.look(self._ground)
         if has_watchdog:
             self._lease = Lease(self._run, self._log, self._on_lapse, self._lost, self._lease_seconds)
             self._run = self._lease.start()
-            state.register(self._run)
+            run_registry.register(self._run)
 
     async def ready(self) -> None:
         """Until faults may be injected.
@@ -124,7 +124,7 @@ class Guard:
         )
         self.ledger.__exit__(None, None, None)
         if farewell.is_clean:
-            state.forget(self._run.run)
+            run_registry.forget(self._run.run)
         if self._lease is not None:
             await self._lease.end(is_clean=farewell.is_clean)
         return farewell
@@ -132,5 +132,5 @@ class Guard:
     def _lost(self, text: str, is_replaced: bool) -> None:
         if is_replaced and self._lease is not None:
             self._run = self._lease.run
-            state.register(self._run)
+            run_registry.register(self._run)
         self._on_loss(text, is_replaced)

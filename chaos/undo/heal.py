@@ -12,11 +12,11 @@ from chaos.errors import ChaosError, HealError
 from chaos.faults import registry
 from chaos.faults.base import Fault
 from chaos.host import containers
-from chaos.undo import residue, state
+from chaos.undo import residue, run_registry
 from chaos.undo.ledger import Author, Entry, Ledger, read_ledger
 from chaos.undo.residue.base import Ground
 from chaos.undo.residue.processes import end_processes, kill_processes, processes_of
-from chaos.undo.state import OpenRun
+from chaos.undo.run_registry import OpenRun
 
 # A watchdog that is at work is given so long before a new run is refused.
 WATCHDOG_PATIENCE_SECONDS = 15.0
@@ -122,7 +122,7 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Hea
         read_ledger(run.ledger).problems,
     )
     if healed.is_clean:
-        state.forget(run.run)
+        run_registry.forget(run.run)
     return healed
 
 
@@ -163,7 +163,7 @@ def refuse_if_unclean() -> None:
         HealError: there is one, and `chaos heal` is what to do about it.
     """
     deadline = time.monotonic() + WATCHDOG_PATIENCE_SECONDS
-    for entry in state.registered():
+    for entry in run_registry.registered():
         run = entry.run
         if run is None:
             raise HealError(f"{entry.path} should say what run is under way, and cannot be read: look at it, remove it")
@@ -173,7 +173,7 @@ def refuse_if_unclean() -> None:
             time.sleep(_POLL_SECONDS)
         if reason is not None:
             raise HealError(f"an earlier run left something behind: {run.folder}: {reason}. Undo it with `chaos heal`")
-        state.forget(run.run)
+        run_registry.forget(run.run)
 
 
 def ground_of(run: OpenRun) -> Ground:

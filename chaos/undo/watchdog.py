@@ -22,7 +22,7 @@ from chaos.errors import ChaosError
 from chaos.faults import registry
 from chaos.undo.heal import heal, undo_pending
 from chaos.undo.ledger import read_ledger
-from chaos.undo.state import OpenRun
+from chaos.undo.run_registry import OpenRun
 from mecefo_runtime.system.process import ProcessId, set_name
 
 ALIVE, CLEAN, READY = b".", b"clean", b"ready"

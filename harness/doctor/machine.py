@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import memory_limit
-from chaos.undo.state import registered, writable_folder
+from chaos.undo.run_registry import registered, writable_folder
 from harness.backends.finding import EVERY_BACKEND, Check, Finding
 from mecefo_runtime.system.process import ProcessId
 

@@ -20,7 +20,7 @@ from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import NEEDS, capabilities_of, check_needs
 from chaos.plan.schedule import make_plan
 from chaos.undo.heal import refuse_if_unclean
-from chaos.undo.state import writable_folder
+from chaos.undo.run_registry import writable_folder
 from harness.backends.base import AnyConfig
 from harness.backends.docker.backend import require_image
 from harness.backends.docker.settings import is_shared

@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from chaos.undo import state
+from chaos.undo import run_registry
 from chaos.undo.lease import LEASE_SECONDS
 from chaos.undo.ledger import read_ledger
 from mecefo_runtime.system.process import ProcessId
@@ -74,7 +74,7 @@ class Scene:
         return ProcessId.of(self.target.pid).state() == "T"
 
     def registered(self):
-        (entry,) = state.registered()
+        (entry,) = run_registry.registered()
         return entry.run
 
     def end(self):
@@ -87,7 +87,7 @@ class Scene:
 
 @pytest.fixture
 def set_scene(tmp_path, monkeypatch):
-    monkeypatch.setenv(state.STATE_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(run_registry.STATE_VARIABLE, str(tmp_path / "state"))
     scenes = []
 
     def set_scene(**options):
@@ -116,7 +116,7 @@ def test_dead_chaos_is_undone_and_the_watchdog_goes(set_scene):
     wait_until(lambda: not run.is_watched())
     (entry,) = read_ledger(scene.ledger).entries
     assert (entry.state, entry.by) == ("struck", "watchdog")
-    assert state.registered() == ()
+    assert run_registry.registered() == ()
 
 
 def test_it_goes_when_nothing_is_left_to_do(set_scene):
@@ -125,7 +125,7 @@ def test_it_goes_when_nothing_is_left_to_do(set_scene):
     out, _ = scene.chaos.communicate("", TIMEOUT_SECONDS)
     assert out == "clean: True\n"
     assert not run.is_watched() and not scene.is_stopped()
-    assert read_ledger(scene.ledger).pending == () and state.registered() == ()
+    assert read_ledger(scene.ledger).pending == () and run_registry.registered() == ()
 
 
 def test_silent_chaos_is_undone_and_told_of_it_when_it_wakes_up(set_scene):

@@ -14,11 +14,11 @@ import pytest
 import chaos.undo.heal
 from chaos.cli import run_cli
 from chaos.errors import HealError
-from chaos.undo import state
+from chaos.undo import run_registry
 from chaos.undo.heal import heal, preview, refuse_if_unclean, unclean
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.residue.processes import RUN_VARIABLE
-from chaos.undo.state import OpenRun, Place
+from chaos.undo.run_registry import OpenRun, Place
 from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, owner_of
 from mecefo_runtime.system.process import ProcessId
 
@@ -54,7 +54,7 @@ class Leave:
 
 @pytest.fixture(autouse=True)
 def ground(tmp_path, monkeypatch):
-    monkeypatch.setenv(state.STATE_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(run_registry.STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr(chaos.undo.heal, "registry", lambda: {"make-file": MakeFile, "leave": Leave})
     monkeypatch.setattr(chaos.undo.heal, "WATCHDOG_PATIENCE_SECONDS", 0.2)
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def leave_behind(folder, *, owner=DEAD):
             path.write_text("")
         ledger.prepare(2, "leave", {"pid": 1})
         ledger.applied(0, "make-file")
-    state.register(open_run)
+    run_registry.register(open_run)
     return open_run
 
 
@@ -90,7 +90,7 @@ def test_everything_pending_is_undone_the_newest_first_and_the_run_forgotten(lef
     healed = heal(left)
     assert healed.is_clean
     assert [one["incident"] for one in healed.undone] == [2, 1, 0]
-    assert made(left) == [] and read_ledger(left.ledger).pending == () and state.registered() == ()
+    assert made(left) == [] and read_ledger(left.ledger).pending == () and run_registry.registered() == ()
     again = heal(left)
     assert again.is_clean and again.undone == ()
 
@@ -103,9 +103,9 @@ def test_what_cannot_be_undone_stays_and_the_rest_is_undone(left):
     assert [one["reason"] for one in healed.failed] == [f"{left.folder}/made-0 is a folder"]
     assert {one["what"] for one in healed.left} == {f"{left.folder}/made-0"}
     assert [entry.incident for entry in read_ledger(left.ledger).pending] == [0]
-    assert len(state.registered()) == 1
+    assert len(run_registry.registered()) == 1
     (left.folder / "made-0").rmdir()
-    assert heal(left).is_clean and state.registered() == ()
+    assert heal(left).is_clean and run_registry.registered() == ()
 
 
 def test_a_fault_that_is_not_installed_any_more_is_said(left, monkeypatch):
@@ -151,18 +151,18 @@ class TestRefusal:
             ledger.strike(0, "make-file")
             ledger.strike(1, "make-file")
         refuse_if_unclean()
-        assert state.registered() == ()
+        assert run_registry.registered() == ()
 
     def test_not_for_a_run_that_is_under_way_or_elsewhere(self, left):
-        state.register(replace(left, chaos=ProcessId.of(os.getpid())))
+        run_registry.register(replace(left, chaos=ProcessId.of(os.getpid())))
         refuse_if_unclean()
-        state.register(replace(left, place=replace(left.place, host="another")))
+        run_registry.register(replace(left, place=replace(left.place, host="another")))
         refuse_if_unclean()
-        assert len(state.registered()) == 1
+        assert len(run_registry.registered()) == 1
 
     def test_for_a_ledger_that_is_gone_or_damaged(self, left):
         heal(left)
-        state.register(left)
+        run_registry.register(left)
         left.ledger.write_bytes(left.ledger.read_bytes() + b"?\n")
         with pytest.raises(HealError, match="no entry of a ledger"):
             refuse_if_unclean()
@@ -244,7 +244,7 @@ class TestCommand:
         assert "incident 1 (make-file) is NOT undone" in capsys.readouterr().out
 
     def test_leaves_a_run_alone_that_is_under_way(self, left, capsys):
-        state.register(replace(left, chaos=ProcessId.of(os.getpid())))
+        run_registry.register(replace(left, chaos=ProcessId.of(os.getpid())))
         assert run_cli(["heal"]) == 0
         assert "left alone" in capsys.readouterr().err
         assert run_cli(["heal", str(left.ledger)]) == 4
@@ -253,14 +253,14 @@ class TestCommand:
 
     def test_a_recycled_pid_does_not_protect_it(self, left, capsys):
         us = ProcessId.of(os.getpid())
-        state.register(replace(left, chaos=ProcessId(us.pid, us.start_ticks - 1)))
+        run_registry.register(replace(left, chaos=ProcessId(us.pid, us.start_ticks - 1)))
         assert run_cli(["heal"]) == 0
         assert made(left) == []
 
     @pytest.mark.parametrize("is_registered", [True, False])
     def test_a_run_by_its_ledger(self, left, is_registered, capsys):
         if not is_registered:
-            state.forget(left.run)
+            run_registry.forget(left.run)
             # The ledger itself says who wrote it: this very process, which lives.
             assert run_cli(["heal", str(left.ledger)]) == 4
             left.ledger.write_text(left.ledger.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {DEAD.pid}'))
@@ -280,4 +280,4 @@ class TestCommand:
         broken.ledger.mkdir()
         assert run_cli(["heal"]) == 6
         assert made(left) == []
-        assert len(state.registered()) == 1
+        assert len(run_registry.registered()) == 1

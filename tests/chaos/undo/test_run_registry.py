@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from chaos.errors import EnvironmentFailure
-from chaos.undo import state
-from chaos.undo.state import OpenRun, Place
+from chaos.undo import run_registry
+from chaos.undo.run_registry import OpenRun, Place
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(state.STATE_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(run_registry.STATE_VARIABLE, str(tmp_path / "state"))
     return tmp_path / "state"
 
 
@@ -26,13 +26,13 @@ def a_run(folder, run="r1", **changes):
 
 def test_a_run_is_there_until_it_is_forgotten(tmp_path, folder):
     run = a_run(tmp_path)
-    state.register(run)
+    run_registry.register(run)
     watched = replace(run, watchdog=ProcessId(7, 8))
-    state.register(watched)
-    assert [entry.run for entry in state.registered()] == [watched]
-    state.forget("r1")
-    state.forget("r1")
-    assert state.registered() == ()
+    run_registry.register(watched)
+    assert [entry.run for entry in run_registry.registered()] == [watched]
+    run_registry.forget("r1")
+    run_registry.forget("r1")
+    assert run_registry.registered() == ()
     assert list(folder.iterdir()) == [], "no partial file is left either"
 
 
@@ -56,46 +56,49 @@ def test_a_pid_means_nothing_after_a_restart_of_the_host_or_on_another_one(tmp_p
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"run": 1}', "\x00", "\udcff", "[" * 10**5])
 def test_a_file_that_says_nothing_is_told_of(tmp_path, folder, text):
-    state.register(a_run(tmp_path))
+    run_registry.register(a_run(tmp_path))
     for name in ("odd.json", "not ours.txt"):
         (folder / name).write_bytes(text.encode(errors="surrogateescape"))
-    assert {entry.path.name: entry.run is None for entry in state.registered()} == {"r1.json": False, "odd.json": True}
+    assert {entry.path.name: entry.run is None for entry in run_registry.registered()} == {
+        "r1.json": False,
+        "odd.json": True,
+    }
 
 
 def test_a_chosen_folder_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv(state.STATE_VARIABLE, str(tmp_path / "file" / "state"))
+    monkeypatch.setenv(run_registry.STATE_VARIABLE, str(tmp_path / "file" / "state"))
     with pytest.raises(EnvironmentFailure, match="CHAOS_STATE"):
-        state.register(a_run(tmp_path))
-    assert state.registered() == ()
+        run_registry.register(a_run(tmp_path))
+    assert run_registry.registered() == ()
 
 
 @pytest.fixture
 def no_choice(tmp_path, monkeypatch):
     """The user has chosen nothing; the temporary folder is the test's."""
-    monkeypatch.delenv(state.STATE_VARIABLE)
-    monkeypatch.setattr(state.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.delenv(run_registry.STATE_VARIABLE)
+    monkeypatch.setattr(run_registry.tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return tmp_path / "temporary" / f"mecefo-chaos-{os.geteuid()}"
 
 
 def test_the_places_are_those_of_the_base_directories(tmp_path, no_choice, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert state.writable_folder() == tmp_path / "xdg" / "mecefo-chaos"
+    assert run_registry.writable_folder() == tmp_path / "xdg" / "mecefo-chaos"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert state.writable_folder() == tmp_path / "home" / ".local" / "state" / "mecefo-chaos"
+    assert run_registry.writable_folder() == tmp_path / "home" / ".local" / "state" / "mecefo-chaos"
 
 
 def test_without_a_home_it_is_in_the_temporary_folder_and_for_this_user_alone(tmp_path, no_choice, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    state.register(a_run(tmp_path))
-    assert state.writable_folder() == no_choice
+    run_registry.register(a_run(tmp_path))
+    assert run_registry.writable_folder() == no_choice
     assert no_choice.stat().st_mode & 0o777 == 0o700
-    assert len(state.registered()) == 1
+    assert len(run_registry.registered()) == 1
     # Whoever else can write there could tell us what to undo.
     no_choice.chmod(0o777)
-    assert state.registered() == ()
+    assert run_registry.registered() == ()
     with pytest.raises(EnvironmentFailure, match="others may write"):
-        state.writable_folder()
+        run_registry.writable_folder()
