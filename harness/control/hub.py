@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from chaos.errors import EnvironmentFailure
 from chaos.injection.desk import Channel
-from harness.control.outside import OutsidePids
+from harness.control.pid_namespaces import HostPids
 from harness.control.socket_file import SocketFile
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
@@ -61,7 +61,7 @@ class Hub:
         self._supervisors: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self._socket_file: SocketFile | None = None
-        self._outside = OutsidePids()
+        self._host_pids = HostPids()
         self.agents: AgentDesk | None = None
         self.nodes: NodeDesk | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
@@ -150,7 +150,7 @@ class Hub:
     async def _collect(self, reader: asyncio.StreamReader, peer_pid: int | None) -> None:
         while line := await reader.readline():
             event = Event.from_json(line)
-            self._on_event(event if peer_pid is None else self._outside.of_event(event, peer_pid))
+            self._on_event(event if peer_pid is None else self._host_pids.of_event(event, peer_pid))
 
     async def _serve_agent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None

@@ -37,7 +37,7 @@ from harness.backends.docker.settings import HOLDER_PREFIX, Ground, plan_address
 from harness.backends.local import METRICS_MODULES
 from harness.backends.node_job import NodeJob
 from harness.control.hub import Hub
-from harness.control.outside import OutsidePids
+from harness.control.pid_namespaces import HostPids
 from harness.network.links import new_mark
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Emitter
@@ -88,7 +88,7 @@ class DockerBackend:
         self._addresses: Mapping[str, str] = {}
         self._run = ""
         self._mark = ""
-        self._outside = OutsidePids()
+        self._host_pids = HostPids()
         self._containers: dict[str, NodeContainer] = {}
         self._by_report: dict[str, NodeContainer] = {}
         self._num_starts: dict[str, int] = {}
@@ -295,7 +295,7 @@ class DockerBackend:
     async def _launch(self, name: str, report: str, log: Path, command: list[str]) -> NodeContainer:
         """A new container that runs. The engine removes one that it cannot start, so the next try takes another."""
         created = await self._calls.call(partial(self._create, f"mecefo-chaos-{self._run}-{report}", name, command))
-        container = NodeContainer(report, created, log, self._outside, self._on_exit, self._on_end)
+        container = NodeContainer(report, created, log, self._host_pids, self._on_exit, self._on_end)
         # Before it can report.
         self._by_report[report] = self._containers[name] = container
         await self._calls.call(created.start)

@@ -84,7 +84,7 @@ class NetworkWatch:
         self._on_gone = on_gone
         self._on_taken_out = on_taken_out
         # Outside of it when last looked at, and told of.
-        self._outside: frozenset[str] = frozenset()
+        self._host_pids: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
 
     async def run(self, call: Callable[[Callable[[], Collection[str]]], Awaitable[Collection[str]]]) -> None:
@@ -123,6 +123,6 @@ class NetworkWatch:
             return ()
         inside = self._network.attrs.get("Containers") or {}
         outside = frozenset(name for name, container in running.items() if container not in inside)
-        found = (outside & self._outside) - self._told
-        self._outside, self._told = outside, (self._told & outside) | found
+        found = (outside & self._host_pids) - self._told
+        self._host_pids, self._told = outside, (self._told & outside) | found
         return sorted(found)

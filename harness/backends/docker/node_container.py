@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import EnvironmentFailure
-from harness.control.outside import OutsidePids
+from harness.control.pid_namespaces import HostPids
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import encode
 
@@ -37,14 +37,14 @@ class NodeContainer:
         name: str,
         container: Container,
         log: Path,
-        outside: OutsidePids,
+        outside: HostPids,
         on_exit: Callable[[ProcessId, int], None],
         on_end: Callable[[str], None],
     ) -> None:
         self.name = name
         self.container = container
         self._log = log
-        self._outside = outside
+        self._host_pids = outside
         self._on_exit = on_exit
         self._on_container_end = on_end
         self._writer: asyncio.StreamWriter | None = None
@@ -150,7 +150,7 @@ class NodeContainer:
             self._descriptor = None
 
     def _of_reply(self, reply: Mapping[str, Any]) -> ProcessId:
-        return ProcessId(self._outside.of(self._peer_pid, int(reply["pid"])), int(reply["start_ticks"]))
+        return ProcessId(self._host_pids.of(self._peer_pid, int(reply["pid"])), int(reply["start_ticks"]))
 
     def _command(self, command: Mapping[str, Any]) -> None:
         if self._writer is None or not self.is_running:

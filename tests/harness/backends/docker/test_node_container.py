@@ -10,7 +10,7 @@ import pytest
 
 from chaos.errors import EnvironmentFailure
 from harness.backends.docker.node_container import NodeContainer
-from harness.control.outside import OutsidePids
+from harness.control.pid_namespaces import HostPids
 
 pytestmark = pytest.mark.unit
 TIMEOUT_SECONDS = 120.0
@@ -27,7 +27,7 @@ def first_process():
 def container_of(process: subprocess.Popen[bytes], folder: Any, ended: list[str]) -> NodeContainer:
     """The container whose first process this is, as the engine has it."""
     inner: Any = SimpleNamespace(attrs={"State": {"Pid": process.pid}})
-    return NodeContainer("node-1", inner, folder / "log", OutsidePids(), lambda *_: None, ended.append)
+    return NodeContainer("node-1", inner, folder / "log", HostPids(), lambda *_: None, ended.append)
 
 
 async def says(container: NodeContainer, pid: int, *replies: dict[str, Any]) -> None:

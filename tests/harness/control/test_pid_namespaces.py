@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.control.outside import OutsidePids
+from harness.control.pid_namespaces import HostPids
 from mecefo_runtime.system.events import Event
 
 pytestmark = pytest.mark.unit
@@ -67,7 +67,7 @@ def event(pid: int, **fields: object) -> Event:
 def test_what_a_process_apart_tells_is_translated(apart):
     first, (one, two) = apart
     assert one == 1
-    outside = OutsidePids()
+    outside = HostPids()
     assert outside.of(first, one) == first
     child = outside.of(first, two)
     assert str(child) in children(first)
@@ -77,7 +77,7 @@ def test_what_a_process_apart_tells_is_translated(apart):
 
 def test_the_dead_keep_the_pid_that_they_were_known_by(apart):
     first, (_, two) = apart
-    outside = OutsidePids()
+    outside = HostPids()
     child = outside.of(first, two)
     os.kill(child, 9)
     entry = Path(f"/proc/{child}")
@@ -90,10 +90,10 @@ def test_the_dead_keep_the_pid_that_they_were_known_by(apart):
 def test_a_pid_of_this_namespace_is_what_it_is():
     us = os.getpid()
     told = event(us, started_pid=12345)
-    assert OutsidePids().of_event(told, us) is told
-    assert OutsidePids().of(us, 12345) == 12345
+    assert HostPids().of_event(told, us) is told
+    assert HostPids().of(us, 12345) == 12345
 
 
 def test_who_cannot_be_found_keeps_the_number(apart):
     first, _ = apart
-    assert OutsidePids().of(first, 4_000_000) == 4_000_000
+    assert HostPids().of(first, 4_000_000) == 4_000_000

@@ -12,7 +12,7 @@ from mecefo_runtime.system.events import Event
 _PID_FIELDS = ("started_pid", "exited_pid")
 
 
-class OutsidePids:
+class HostPids:
     """Turns pids that processes in other namespaces tell into ours. What it found once it knows after they are dead."""
 
     def __init__(self) -> None:
