@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.soak.ground import Ground, find_marked
+from benchmarks.soak.ground import Ground, find_by_environment
 from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import Blow, RunPlan
 from chaos.errors import ChaosError, EnvironmentFailure
@@ -97,7 +97,7 @@ class Driver:
         record = self._record
         began = time.monotonic()
         self._ground.begin(self._logs, self._on_event)
-        before = find_marked(self._ground.mark)
+        before = find_by_environment(self._ground.mark)
         try:
             record.outcome = await self._run_job()
         except ChaosError as error:
@@ -108,7 +108,7 @@ class Driver:
                 # The last events may have told of processes that nobody knew of before.
                 await self._job.stop()
                 record.leftovers += [str(owned) for owned in self._job.leftovers()]
-            left = set(find_marked(self._ground.mark)) - set(before)
+            left = set(find_by_environment(self._ground.mark)) - set(before)
             record.leftovers += [f"pid {process.pid}" for process in sorted(left, key=lambda process: process.pid)]
             self._recorder.close()
         record.wall_seconds = time.monotonic() - began

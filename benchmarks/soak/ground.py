@@ -66,7 +66,7 @@ class Ground:
         self._on_event(event)
 
 
-def find_marked(mark: str) -> list[ProcessId]:
+def find_by_environment(mark: str) -> list[ProcessId]:
     """Every running process of ours that was started with `mark` in its environment."""
     found = []
     for entry in Path("/proc").iterdir():

@@ -16,7 +16,7 @@ from tests.integration.runs import (
     SMALL,
     ChaosRun,
     assert_nothing_left,
-    marked_environment,
+    environment_of_run,
     read_log,
 )
 
@@ -75,7 +75,7 @@ def chaos(run, *arguments):
     """Another `chaos` command on the same OUT: (exit code, standard output)."""
     done = subprocess.run(
         [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
-        env=marked_environment(run.mark, run.out),
+        env=environment_of_run(run.mark, run.out),
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_SECONDS,

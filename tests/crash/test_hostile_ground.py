@@ -19,7 +19,7 @@ from tests.integration.runs import (
     ChaosRun,
     assert_nothing_left,
     assert_survived,
-    marked_processes,
+    processes_of_run,
     read_log,
     read_run,
 )
@@ -167,7 +167,7 @@ def assert_lost(run):
 
 def _fork_server(run):
     """The fork server of a run, if it is there: the child of the command that runs its module."""
-    for process in marked_processes(run.mark):
+    for process in processes_of_run(run.mark):
         # It may be gone at any moment: what is looked at before a start comes and goes.
         with suppress(OSError):
             parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]

@@ -20,7 +20,7 @@ from tests.integration.runs import (
     WAIT_TIMEOUT_SECONDS,
     ChaosRun,
     assert_nothing_left,
-    marked_environment,
+    environment_of_run,
     read_log,
 )
 
@@ -50,7 +50,7 @@ def sweep(folder, *arguments):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.undo_sweep", "--json", "--out", str(folder), *arguments],
         cwd=REPOSITORY,
-        env=marked_environment("sweep", folder),
+        env=environment_of_run("sweep", folder),
         capture_output=True,
         text=True,
         check=False,
@@ -92,7 +92,7 @@ def chaos(run, *arguments):
     """Another `chaos` command of the same user on the same OUT: (exit code, standard output, standard error)."""
     done = subprocess.run(
         [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
-        env=marked_environment(run.mark, run.out.parent),
+        env=environment_of_run(run.mark, run.out.parent),
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_SECONDS,

@@ -13,7 +13,7 @@ from chaos.undo import run_registry
 from chaos.undo.lease import LEASE_SECONDS
 from chaos.undo.ledger import read_ledger
 from mecefo_runtime.system.process import ProcessId
-from tests.integration.runs import marked_environment, marked_processes
+from tests.integration.runs import environment_of_run, processes_of_run
 
 pytestmark = pytest.mark.crash
 
@@ -58,7 +58,7 @@ class Scene:
         whom = (str(process.pid), str(process.start_ticks + ticks_ahead))
         self.chaos = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(folder), *whom, str(lease_seconds)],
-            env=marked_environment(self._mark, folder),
+            env=environment_of_run(self._mark, folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -81,7 +81,7 @@ class Scene:
         for process in (self.chaos, self.target):
             process.kill()
             process.communicate()
-        for process in marked_processes(self._mark):
+        for process in processes_of_run(self._mark):
             process.signal(signal.SIGKILL)
 
 

@@ -23,7 +23,7 @@ from tests.integration.runs import (
     assert_nothing_left,
     assert_sound,
     assert_survived,
-    marked_environment,
+    environment_of_run,
     read_log,
     run_chaos,
 )
@@ -219,7 +219,7 @@ def chaos(run: ChaosRun, *arguments: str) -> tuple[int, str, str]:
     """Another `chaos` command of the same user on the same OUT: (exit code, standard output, standard error)."""
     done = subprocess.run(
         [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
-        env=marked_environment(run.mark, run.out.parent),
+        env=environment_of_run(run.mark, run.out.parent),
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_SECONDS,

@@ -87,7 +87,7 @@ class ChaosRun:
                 stdout=to_file if stdout is None else stdout,
                 stderr=stderr,
                 cwd=folder,
-                env=marked_environment(self.mark, folder, patch),
+                env=environment_of_run(self.mark, folder, patch),
                 start_new_session=True,
                 preexec_fn=_limiter(limits) if limits else None,
             )
@@ -96,7 +96,7 @@ class ChaosRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in marked_processes(self.mark):
+        for process in processes_of_run(self.mark):
             process.signal(signal.SIGKILL)
         self.process.wait()
 
@@ -184,7 +184,7 @@ def read_log(path: Path) -> tuple[Event, ...]:
     return tuple(Event.from_json(line) for line in path.read_bytes().splitlines())
 
 
-def marked_environment(mark: str, folder: Path, patch: str = "") -> dict[str, str]:
+def environment_of_run(mark: str, folder: Path, patch: str = "") -> dict[str, str]:
     """Our environment with `mark` in it; `patch` is Python that every process of the run executes as it starts."""
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     if patch:
@@ -202,7 +202,7 @@ def marked_environment(mark: str, folder: Path, patch: str = "") -> dict[str, st
     }
 
 
-def marked_processes(mark: str) -> list[ProcessId]:
+def processes_of_run(mark: str) -> list[ProcessId]:
     """Every running process on this machine that was started with `mark` in its environment."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -223,7 +223,7 @@ def assert_nothing_left(
         if event.kind == "process_started"
     ]
     deadline = time.monotonic() + timeout_seconds
-    while left := [*marked_processes(run.mark), *(process for process in started if process.is_running())]:
+    while left := [*processes_of_run(run.mark), *(process for process in started if process.is_running())]:
         assert time.monotonic() < deadline, f"still running after {timeout_seconds} s: {left}"
         time.sleep(POLL_SECONDS)
 

@@ -16,7 +16,7 @@ from mecefo_runtime.membership.coordinator import JOB_FAILED
 from mecefo_runtime.membership.succession import Succession
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId, start_child
-from tests.integration.runs import REPOSITORY, marked_environment, marked_processes
+from tests.integration.runs import REPOSITORY, environment_of_run, processes_of_run
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ class Torchrun:
         launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
         # Port 0: torchrun chooses a free one, so that several can run at once.
         ports = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-        environment = marked_environment(self.mark, folder, patch) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment = environment_of_run(self.mark, folder, patch) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *launcher, *ports, "-m", "mecefo_runtime", *options],
@@ -64,7 +64,7 @@ class Torchrun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in marked_processes(self.mark):
+        for process in processes_of_run(self.mark):
             process.signal(signal.SIGKILL)
         self.process.wait()
 
@@ -94,7 +94,7 @@ def test_a_plain_job_and_one_that_torchrun_restarts_come_to_the_same_end(tmp_pat
     with Torchrun(tmp_path / "plain", *JOB) as plain:
         assert plain.process.wait(DEADLINE_SECONDS) == 0, plain.output
         assert sorted(losses_of(plain)) == list(range(1, 17))
-        assert not marked_processes(plain.mark)
+        assert not processes_of_run(plain.mark)
     checkpoints = ("--checkpoint-folder", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
     with Torchrun(tmp_path / "killed", *JOB, *checkpoints, restarts=2, patch=HOLD) as killed:
         killed.wait_for_step(HELD_STEP - 1)
@@ -123,7 +123,7 @@ def test_a_coordinator_that_crashes_at_once_is_given_up_and_the_job_with_it(tmp_
     mark = os.urandom(8).hex()
     answer = subprocess.run(
         [sys.executable, "-c", CRASHING, "--steps", "2", "--coordinator-log", str(log)],
-        env=marked_environment(mark, tmp_path) | alone,
+        env=environment_of_run(mark, tmp_path) | alone,
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -169,7 +169,7 @@ def test_a_log_that_cannot_be_written_is_refused_before_ranks_wait_for_a_coordin
     log = tmp_path / "no folder" / "log"
     answer = subprocess.run(
         [sys.executable, "-m", "mecefo_runtime", "--coordinator-log", str(log)],
-        env=marked_environment("none", tmp_path),
+        env=environment_of_run("none", tmp_path),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -190,7 +190,7 @@ def test_a_log_that_cannot_be_written_is_refused_before_ranks_wait_for_a_coordin
 )
 def test_a_mistake_is_told_in_one_line(tmp_path, environment, options, message):
     usual = {"RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    given = marked_environment("none", tmp_path) | (usual | environment if environment else {})
+    given = environment_of_run("none", tmp_path) | (usual | environment if environment else {})
     answer = subprocess.run(
         [sys.executable, "-m", "mecefo_runtime", *options], env=given, cwd=REPOSITORY, capture_output=True, text=True
     )

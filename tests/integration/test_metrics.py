@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.runs import REPOSITORY, SMALL, ChaosRun, assert_nothing_left, marked_environment, read_run
+from tests.integration.runs import REPOSITORY, SMALL, ChaosRun, assert_nothing_left, environment_of_run, read_run
 from tests.prometheus import Prometheus
 
 pytestmark = pytest.mark.integration
@@ -160,7 +160,7 @@ def serving(folder, *arguments):
         stderr=subprocess.STDOUT,
         text=True,
         cwd=REPOSITORY,
-        env=marked_environment("serve", folder),
+        env=environment_of_run("serve", folder),
     )
     try:
         assert process.stdout is not None
@@ -187,7 +187,7 @@ def test_a_finished_run_is_served_again(recorded, tmp_path):
             [sys.executable, "-c", "from chaos.cli import main; main()", "serve", "--out", str(out), "--port", port],
             capture_output=True,
             text=True,
-            env=marked_environment("serve", tmp_path),
+            env=environment_of_run("serve", tmp_path),
             check=False,
         )
         assert (second.returncode, second.stderr) == (3, f"chaos: port {port} is in use: choose another with --port\n")

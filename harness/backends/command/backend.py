@@ -19,8 +19,8 @@ from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
-from harness.backends.command.marked import session_processes
 from harness.backends.command.networks import CommandLinks, CommandNetworks
+from harness.backends.command.processes_by_env import session_processes
 from harness.backends.command.run import CommandRun
 from harness.backends.command.start import agent_environment, with_site
 from harness.control.hub import Hub

@@ -18,7 +18,7 @@ from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.analysis.words import count, exit_text
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
-from harness.backends.command.marked import listener_on, marked_processes, read_environment
+from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment
 from harness.backends.ending_job import EndingJob
 from harness.backends.exits import exit_of
 from harness.control.hub import Hub
@@ -102,7 +102,7 @@ class CommandRun(EndingJob, ABC):
 
     def _own_processes(self) -> list[ProcessId]:
         """All that the command started, and itself."""
-        return marked_processes(self._run_id)
+        return processes_of_run(self._run_id)
 
     @abstractmethod
     def _start_setting(self, name: str) -> str | None:

@@ -13,7 +13,7 @@ from mecefo_runtime.system.process import ProcessId
 _LISTENING = "0A"
 
 
-def marked_processes(run: str) -> list[ProcessId]:
+def processes_of_run(run: str) -> list[ProcessId]:
     """Every running process of this user that was started with the name of the run, stopped ones included."""
     return [one.process for one in processes_of(run)]
 

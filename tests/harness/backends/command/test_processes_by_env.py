@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from chaos.undo.residue.processes import RUN_VARIABLE
-from harness.backends.command.marked import listener_on, marked_processes, read_environment, session_processes
+from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment, session_processes
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -44,9 +44,9 @@ def family():
 
 def test_children_are_found_by_the_mark_that_they_inherit(family):
     run_id, parent = family
-    found = marked_processes(run_id)
+    found = processes_of_run(run_id)
     assert len(found) == 2 and ProcessId.of(parent.pid) in found
-    assert marked_processes(run_id[:-1]) == [] and marked_processes(uuid.uuid4().hex) == []
+    assert processes_of_run(run_id[:-1]) == [] and processes_of_run(uuid.uuid4().hex) == []
     assert ProcessId.of(os.getpid()) not in found
 
 
@@ -54,10 +54,10 @@ def test_a_stopped_one_is_found_and_a_dead_one_is_not(family):
     run_id, parent = family
     process = ProcessId.of(parent.pid)
     process.signal(signal.SIGSTOP)
-    assert process in marked_processes(run_id)
+    assert process in processes_of_run(run_id)
     process.signal(signal.SIGKILL)
     parent.wait()
-    assert process not in marked_processes(run_id) and len(marked_processes(run_id)) == 1
+    assert process not in processes_of_run(run_id) and len(processes_of_run(run_id)) == 1
 
 
 def test_the_environment_of_a_process(family):
