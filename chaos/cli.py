@@ -35,7 +35,7 @@ from chaos.errors import ChaosError, UsageError
 
 if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment
-    from chaos.spec.complaints import Source
+    from chaos.spec.validation_errors import Source
 
 EXIT_USAGE = UsageError.exit_code
 EXIT_INTERRUPTED = 2

@@ -49,7 +49,7 @@ class Result:
     recovery_seconds: tuple[float, ...]
     max_loss_deviation_ratio: float | None
     wall_seconds: float
-    complaints: tuple[str, ...]
+    violations: tuple[str, ...]
 
 
 def summarize(plan: RunPlan, record: Record, reference: dict[int, float] | None) -> Result:
@@ -71,14 +71,14 @@ def summarize(plan: RunPlan, record: Record, reference: dict[int, float] | None)
         recovery_seconds=tuple(round(seconds, 6) for seconds in recovery_seconds(record.events, record.losses)),
         max_loss_deviation_ratio=max(deviations.values(), default=None),
         wall_seconds=round(record.wall_seconds, 3),
-        complaints=tuple(judge(plan, record, reference)),
+        violations=tuple(judge(plan, record, reference)),
     )
 
 
 def report(results: Sequence[Result], machine: Machine, seed: int, folder: Path) -> str:
     """The result as text."""
     kinds = Counter(kind for result in results for kind, _ in result.losses)
-    failed = [result for result in results if result.complaints]
+    failed = [result for result in results if result.violations]
     recoveries = spread(seconds for result in results for seconds in result.recovery_seconds)
     deviations = [r.max_loss_deviation_ratio for r in results if r.max_loss_deviation_ratio is not None]
     lines = [
@@ -99,7 +99,7 @@ def report(results: Sequence[Result], machine: Machine, seed: int, folder: Path)
     ]
     for result in failed:
         lines.append(f"  {folder / result.name} (--seed {seed} --only {result.number})")
-        lines += [f"    {complaint}" for complaint in result.complaints]
+        lines += [f"    {violation}" for violation in result.violations]
     return "\n".join(lines)
 
 
@@ -111,7 +111,7 @@ def to_document(results: Sequence[Result], machine: Machine, seed: int) -> dict[
         "seed": seed,
         "num_losses": count_losses(results),
         "num_rejoins": sum(result.num_rejoins for result in results),
-        "num_failed": sum(bool(result.complaints) for result in results),
+        "num_failed": sum(bool(result.violations) for result in results),
         "recovery_seconds": spread(s for result in results for s in result.recovery_seconds).to_dict(),
         "runs": [asdict(result) for result in results],
     }
@@ -140,7 +140,7 @@ class Soak:
         if plan.strategy == "exact" and not plan.is_fatal:
             reference = await self._reference(plan)
         result = summarize(plan, await Driver(plan, self._folder / plan.name, self._ground).run(), reference)
-        if not result.complaints and not self._keep:
+        if not result.violations and not self._keep:
             shutil.rmtree(self._folder / plan.name)
         return result
 
@@ -166,7 +166,7 @@ async def run_all(seed: int, folder: Path, target: int, only: int | None, *, qui
             number = len(results) if only is None else only
             result = await soak.run(number)
             results.append(result)
-            outcome = f"FAILED: {'; '.join(result.complaints)}" if result.complaints else "fine"
+            outcome = f"FAILED: {'; '.join(result.violations)}" if result.violations else "fine"
             progress(
                 f"run {number}, {result.shape}, {result.strategy}: {len(result.losses)} losses "
                 f"({count_losses(results)} of {target}), {result.wall_seconds:.1f} s: {outcome}"
@@ -186,7 +186,7 @@ def main(as_json: bool, quick: bool, out: Path | None, num_losses: int | None, s
     folder.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
     results = asyncio.run(run_all(seed, folder, target, only, quick=quick, keep=out is not None))
-    has_failures = any(result.complaints for result in results)
+    has_failures = any(result.violations for result in results)
     if out is None and not has_failures:
         shutil.rmtree(folder)
     finish(

@@ -25,52 +25,52 @@ JOB_FAILED = 3
 def judge(plan: RunPlan, record: Record, reference: Mapping[int, float] | None) -> list[str]:
     """Everything that is wrong with a run; `reference` holds the losses of the fault-free run by step."""
     events = record.events
-    complaints = [f"left behind: {what}" for what in record.leftovers]
-    complaints += [f"crashed: {text}" for text in find_crashes(events, record.losses, is_fatal=plan.is_fatal)]
-    complaints += check_samples(events, plan.job().samples_per_step)
+    violations = [f"left behind: {what}" for what in record.leftovers]
+    violations += [f"crashed: {text}" for text in find_crashes(events, record.losses, is_fatal=plan.is_fatal)]
+    violations += check_samples(events, plan.job().samples_per_step)
     diverged = find_diverged_units(events) or {}
-    complaints += [f"{unit} differs among its holders: {sums}" for unit, sums in diverged.items()]
+    violations += [f"{unit} differs among its holders: {sums}" for unit, sums in diverged.items()]
     if plan.is_fatal:
-        return complaints + check_stop(record)
+        return violations + check_stop(record)
     reasons = [str(event.fields["reason"]) for event in events if event.kind == "job_failed"]
     if record.outcome != "completed":
-        return [*complaints, "; ".join([record.outcome, *reasons])]
-    complaints += check_steps(events, plan.num_steps) + check_end(events, record.losses, plan.num_steps)
+        return [*violations, "; ".join([record.outcome, *reasons])]
+    violations += check_steps(events, plan.num_steps) + check_end(events, record.losses, plan.num_steps)
     if plan.strategy == "exact" and reference is not None:
-        complaints += check_losses(events, reference)
-    return complaints
+        violations += check_losses(events, reference)
+    return violations
 
 
 def check_steps(events: Iterable[Event], num_steps: int) -> list[str]:
     """Every step is committed, once and in order."""
     steps = read_steps(events, MAIN_JOB)
     numbers = [step.step for step in steps.first]
-    complaints = [f"step {step.step} was committed again in epoch {step.epoch}" for step in steps.redone]
+    violations = [f"step {step.step} was committed again in epoch {step.epoch}" for step in steps.redone]
     missing = sorted(set(range(1, num_steps + 1)) - set(numbers))
     if missing:
-        complaints.append(f"steps {missing} were never committed")
+        violations.append(f"steps {missing} were never committed")
     if numbers != sorted(numbers):
-        complaints.append("steps were committed out of order")
-    return complaints
+        violations.append("steps were committed out of order")
+    return violations
 
 
 def check_samples(events: Iterable[Event], samples_per_step: int) -> list[str]:
     """Whoever tells of a step tells of its very samples, and of the same loss."""
-    complaints = []
+    violations = []
     told: dict[int, float] = {}
     for event in events:
         if event.kind != "step_committed":
             continue
         step, fields = event.step or 0, event.fields
         if fields["samples"] != samples_per_step:
-            complaints.append(f"step {step} used {fields['samples']} samples of {samples_per_step}")
+            violations.append(f"step {step} used {fields['samples']} samples of {samples_per_step}")
         elif int(fields["samples_checksum"]) != checksum(samples_of_step(step, samples_per_step)):
-            complaints.append(f"step {step} used other samples than its own")
+            violations.append(f"step {step} used other samples than its own")
         if fields["loss"] is None or not math.isfinite(fields["loss"]):
-            complaints.append(f"the loss of step {step} is {fields['loss']}")
+            violations.append(f"the loss of step {step} is {fields['loss']}")
         elif not math.isclose(told.setdefault(step, fields["loss"]), fields["loss"], rel_tol=1e-6):
-            complaints.append(f"step {step} was committed with losses {told[step]} and {fields['loss']}")
-    return complaints
+            violations.append(f"step {step} was committed with losses {told[step]} and {fields['loss']}")
+    return violations
 
 
 def check_end(events: Sequence[Event], losses: Sequence[Loss], num_steps: int) -> list[str]:
@@ -79,8 +79,8 @@ def check_end(events: Sequence[Event], losses: Sequence[Loss], num_steps: int) -
     struck = {rank for loss in losses if loss.monotonic_seconds > last.monotonic_seconds for rank in loss.ranks}
     expected = Layout.from_dict(last.fields["layout"]).ranks() - struck
     told = {event.rank: event.step for event in events if event.kind == "rank_finished" and event.fields["checksums"]}
-    complaints = [f"rank {rank} did not finish" for rank in sorted(expected - told.keys())]
-    return complaints + [f"rank {rank} finished at step {told[rank]}" for rank in told if told[rank] != num_steps]
+    violations = [f"rank {rank} did not finish" for rank in sorted(expected - told.keys())]
+    return violations + [f"rank {rank} finished at step {told[rank]}" for rank in told if told[rank] != num_steps]
 
 
 def check_losses(events: Iterable[Event], reference: Mapping[int, float]) -> list[str]:

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field
 
 from chaos.errors import UsageError, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
-from chaos.spec.complaints import said
 from chaos.spec.trigger import Duration
+from chaos.spec.validation_errors import said
 from mecefo_runtime.job.layout import Cluster
 
 # How launchers name the number of nodes and of processes on each; Hugging Face's gives the number over all nodes.

@@ -11,9 +11,9 @@ from chaos.experiment.command_job import PHASES_OF_A_COMMAND, CommandJob, ranks_
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FaultSpec
 from chaos.experiment.job import ROLES_OF_RUNTIME, Job
-from chaos.spec.complaints import Source
 from chaos.spec.quantities import bytes_text
 from chaos.spec.target import ResolvedTarget, resolve
+from chaos.spec.validation_errors import Source
 from chaos.spec.yaml_lines import KeyPath
 from mecefo_runtime.job.config import PRESETS
 from mecefo_runtime.planners import stops_on_loss
@@ -90,11 +90,11 @@ def _about_time(
             f"step={step}, but the job has {job.steps} steps: choose a step from 1 to {job.steps}, or raise --steps"
         )
         problems.append(source.problem((*where, "at", "step"), message))
-    if complaint := _about_phase(fault, job):
-        problems.append(source.problem((*where, "at", "phase"), complaint))
+    if violation := _about_phase(fault, job):
+        problems.append(source.problem((*where, "at", "phase"), violation))
     is_of_checkpoints = kind.scope == "checkpoint"
-    if isinstance(job, Job) and is_of_checkpoints and (complaint := job.complaint_about_checkpoint_before(step)):
-        problems.append(source.problem((*where, "at", "step"), complaint))
+    if isinstance(job, Job) and is_of_checkpoints and (violation := job.violation_about_checkpoint_before(step)):
+        problems.append(source.problem((*where, "at", "step"), violation))
     parameters = kind.Parameters.model_validate(fault.parameters)
     phases = kind.phases_for(parameters)
     if step is not None and phases is not None and fault.at.phase not in phases:
@@ -144,9 +144,9 @@ def _about_phase(fault: FaultSpec, job: Job | CommandJob) -> str | None:
 
 
 def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
-    complaint = job.complaint_about_checkpoint_of(fault.at.step)
-    if complaint is not None or job.checkpoint is None:
-        return complaint
+    violation = job.violation_about_checkpoint_of(fault.at.step)
+    if violation is not None or job.checkpoint is None:
+        return violation
     every_steps = job.checkpoint.every_steps
     if fault.rate is not None:
         return f"a rate draws any step, but only every {every_steps}th writes a checkpoint: write every instead"

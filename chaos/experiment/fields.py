@@ -9,10 +9,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.profile import PROFILES, ProfileSpec
-from chaos.spec.complaints import said
 from chaos.spec.recurrence import Rate
 from chaos.spec.target import Target
 from chaos.spec.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger, whole_number
+from chaos.spec.validation_errors import said
 from mecefo_runtime.job.config import PRESETS
 
 MAX_TEXT = 200

@@ -175,7 +175,7 @@ class Job(Said):
             said.folder or "", said.every_steps, said.keep, said.resume, said.max_fruitless_restarts
         )
 
-    def complaint_about_checkpoint_before(self, step: int | None) -> str | None:
+    def violation_about_checkpoint_before(self, step: int | None) -> str | None:
         """Why there cannot be a checkpoint yet when `step` comes; None if there may be one."""
         # A folder of the user's own may have some already.
         if self.checkpoint is None or self.checkpoint.folder is not None or step is None:
@@ -185,7 +185,7 @@ class Job(Said):
             return None
         return f"there is no checkpoint yet in step {step}: the first is written at the end of step {first}"
 
-    def complaint_about_checkpoint_of(self, step: int | None) -> str | None:
+    def violation_about_checkpoint_of(self, step: int | None) -> str | None:
         """Why a fault cannot be injected in the phase `checkpoint` of `step`; None if it can."""
         if self.checkpoint is None:
             return "the job writes no checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})"

@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from chaos.errors import UsageError, shown
 from chaos.experiment.fields import Said
-from chaos.spec.complaints import said
+from chaos.spec.validation_errors import said
 from mecefo_runtime.job.layout import Cluster
 
 
@@ -45,7 +45,7 @@ class Limits(Said):
     max_ranks: int | None = Field(default=None, ge=1)
     min_healthy: RatioText | None = None
 
-    def complaint(self, struck: Collection[int], cluster: Cluster) -> str | None:
+    def violation(self, struck: Collection[int], cluster: Cluster) -> str | None:
         """Which limit the ranks `struck` at once are beyond, and by how much; None when they are within all."""
         ranks = set(struck)
         nodes = {cluster.node_of(rank) for rank in ranks}

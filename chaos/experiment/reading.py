@@ -22,7 +22,7 @@ from chaos.experiment.job import Approximation, Checkpoint, Containers, Health, 
 from chaos.experiment.limits import Limits
 from chaos.experiment.parameter_pairs import named, read_pairs
 from chaos.experiment.profile import ProfileSpec
-from chaos.spec.complaints import Source, explain
+from chaos.spec.validation_errors import Source, explain
 from chaos.spec.yaml_lines import KeyPath, read
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ def may_fire(struck: Iterable[int], incident: Incident, limits: Limits, cluster:
     ranks = frozenset(incident.target.ranks)
     if not ranks:
         return None
-    return limits.complaint(frozenset(struck) | ranks, cluster)
+    return limits.violation(frozenset(struck) | ranks, cluster)
 
 
 class ActiveRanks:

@@ -30,17 +30,17 @@ def capabilities_of(backend: str, runtime: str, *, has_checkpoints: bool) -> fro
 
 
 def check_needs(needs: Mapping[str, Collection[str]], capabilities: Collection[str]) -> list[UsageError]:
-    """One complaint for each kind of fault in `needs` of whose needs some are not among `capabilities`.
+    """One violation for each kind of fault in `needs` of whose needs some are not among `capabilities`.
 
     Raises:
         ValueError: a fault names a need that there is no word for.
     """
-    complaints = []
+    violations = []
     for kind, wanted in needs.items():
         for need in wanted:
             if need not in NEEDS:
                 raise ValueError(f"{kind} needs {need!r}: the words are {', '.join(NEEDS)} ({nearest(need, NEEDS)}?)")
         missing = [NEEDS[need] for need in wanted if need not in capabilities]
         if missing:
-            complaints.append(UsageError(f"{kind} needs {'; and '.join(missing)}"))
-    return complaints
+            violations.append(UsageError(f"{kind} needs {'; and '.join(missing)}"))
+    return violations

@@ -154,6 +154,6 @@ def _check_one(one: Placed, active: Sequence[Placed], cluster: Cluster, limits: 
                 key=one.key,
             )
     struck = {rank for other in (*active, one) for rank in other.incident.target.ranks}
-    complaint = limits.complaint(struck, cluster)
-    if complaint is not None:
-        raise UsageError(f"{what}: {complaint}", key=one.key)
+    violation = limits.violation(struck, cluster)
+    if violation is not None:
+        raise UsageError(f"{what}: {violation}", key=one.key)

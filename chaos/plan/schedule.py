@@ -232,10 +232,10 @@ def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes
 
 def _check_limits(placed: Collection[Placed], experiment: Experiment, cluster: Cluster) -> None:
     for one in placed:
-        complaint = experiment.limits.complaint(set(one.incident.target.ranks), cluster)
-        if complaint is not None:
+        violation = experiment.limits.violation(set(one.incident.target.ranks), cluster)
+        if violation is not None:
             what = f"{one.incident.fault} on {one.incident.target} at {one.incident.trigger}"
-            raise UsageError(f"{what}: {complaint}", key=one.key)
+            raise UsageError(f"{what}: {violation}", key=one.key)
 
 
 def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:

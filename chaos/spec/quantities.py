@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.errors import UsageError, nearest, shown
-from chaos.spec.complaints import said
 from chaos.spec.trigger import Duration
+from chaos.spec.validation_errors import said
 
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 # As `tc` writes them, in lower case.

@@ -131,14 +131,14 @@ def preview(run: OpenRun) -> Healed:
     pending = tuple({"incident": one.incident, "fault": one.fault, "record": one.record} for one in _to_undo(run))
     ended = tuple(one.to_dict() for one in processes_of(run.run))
     problems = read_ledger(run.ledger).problems
-    removed, complaint = _in_engine(run)
+    removed, violation = _in_engine(run)
     return Healed(
         run.run,
         str(run.folder),
         undone=pending,
         ended=ended,
         removed=removed,
-        left=() if complaint is None else ({"kind": "Docker", "what": f"engine: {complaint}"},),
+        left=() if violation is None else ({"kind": "Docker", "what": f"engine: {violation}"},),
         problems=problems,
     )
 
@@ -151,8 +151,8 @@ def unclean(run: OpenRun) -> str | None:
         found.append("its ledger is gone, so that nobody knows")
     if processes := processes_of(run.run):
         found.append(f"{len(processes)} of its processes still run")
-    parts, complaint = _in_engine(run)
-    found += [*parts, *([] if complaint is None else [complaint])]
+    parts, violation = _in_engine(run)
+    found += [*parts, *([] if violation is None else [violation])]
     return "; ".join(found) or None
 
 

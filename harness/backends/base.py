@@ -40,7 +40,7 @@ class RunningJob(ProcessHost, Protocol):
     def repair_rank(self, rank: int) -> None:
         """Start a rank again on its node. Does nothing while it runs."""
 
-    def complaint_about_start(self) -> str:
+    def violation_about_start(self) -> str:
         """What to say of it when it has committed no step in all the time that it was given to start."""
 
     def cannot_begin(self) -> bool:

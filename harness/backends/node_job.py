@@ -143,7 +143,7 @@ class NodeJob(EndingJob):
         else:
             self._spawn(self._start_coordinator())
 
-    def complaint_about_start(self) -> str:
+    def violation_about_start(self) -> str:
         """Nothing that its logs do not say."""
         return "no step was committed"
 

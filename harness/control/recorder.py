@@ -29,13 +29,13 @@ class Recorder:
         try:
             written = self._file.write(line)
         except OSError as error:
-            raise EnvironmentFailure(self._complaint(error.strerror)) from error
+            raise EnvironmentFailure(self._violation(error.strerror)) from error
         if written != len(line):
-            raise EnvironmentFailure(self._complaint("the disk is full"))
+            raise EnvironmentFailure(self._violation("the disk is full"))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _complaint(self, reason: str | None) -> str:
+    def _violation(self, reason: str | None) -> str:
         return f"cannot write the event log {self._path}: {reason}. Free some space or choose another place with --out"

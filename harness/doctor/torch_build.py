@@ -50,17 +50,17 @@ class TorchLook:
     def findings(self) -> tuple[Finding, ...]:
         """Wait for it, and judge."""
         try:
-            said, complaint = self._process.communicate(timeout=TIMEOUT_SECONDS)
+            said, violation = self._process.communicate(timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             found = f"importing it takes more than {TIMEOUT_SECONDS:g} s"
             return (TORCH.wrong(found, "look at the disk that it is on"),)
-        return judge(self._process.returncode, said, complaint, has_driver())
+        return judge(self._process.returncode, said, violation, has_driver())
 
 
-def judge(code: int, said: str, complaint: str, driver_is_here: bool) -> tuple[Finding, ...]:
+def judge(code: int, said: str, violation: str, driver_is_here: bool) -> tuple[Finding, ...]:
     """What it says of torch, and of devices where torch can be asked for them."""
     if code:
-        last = (complaint.strip().splitlines() or [f"exit code {code}"])[-1]
+        last = (violation.strip().splitlines() or [f"exit code {code}"])[-1]
         if last.startswith("ModuleNotFoundError: No module named 'torch'"):
             return (TORCH.missing("not installed", _INSTALL),)
         return (TORCH.wrong(f"cannot be imported: {last}", _INSTALL),)

@@ -84,7 +84,7 @@ class JobExporter:
         self._server.start()
         self._targets = Targets(out, experiment, self._server.address)
         self._targets.open()
-        return f"metrics: {self.url} ({self._targets.complaint or f'targets for Prometheus: {self._targets.path}'})"
+        return f"metrics: {self.url} ({self._targets.violation or f'targets for Prometheus: {self._targets.path}'})"
 
     def feed(self, event: Event) -> None:
         """Take in one event, in the order of arrival."""

@@ -33,12 +33,12 @@ _MAX_LABEL_CHARACTERS = 200
 class Targets:
     """The entries of one run in the file of `out`; nothing that goes wrong with the file fails the run.
 
-    `job_address` is the job's endpoint. `complaint` is why the file could not be written the last time, None if it was.
+    `job_address` is the job's endpoint. `violation` is why the file could not be written the last time, None if it was.
     """
 
     def __init__(self, out: Path, experiment: str, job_address: str) -> None:
         self.path = out / TARGETS_FILE
-        self.complaint: str | None = None
+        self.violation: str | None = None
         self._is_late = False
         self._experiment = experiment[:_MAX_LABEL_CHARACTERS]
         self._job_address = job_address
@@ -94,10 +94,10 @@ class Targets:
             with _locked(self.path.parent, tries):
                 others = [group for group in _read(self.path) if _is_of_another(group, self._owner)]
                 _write_whole(self.path, [*others, *own])
-            self.complaint = None
+            self.violation = None
         except OSError as error:
             self._is_late = isinstance(error, BlockingIOError)
-            self.complaint = f"{self.path} cannot be written: {error.strerror or error}"
+            self.violation = f"{self.path} cannot be written: {error.strerror or error}"
 
 
 def remove_dead(out: Path, *, only_look: bool = False) -> list[str]:

@@ -196,7 +196,7 @@ def _pairs(parameters: object) -> list[str]:
 
 
 def _sentence(problem: UsageError) -> str:
-    """A complaint about an option of the command line, as one about a keyword of the marker."""
+    """A violation about an option of the command line, as one about a keyword of the marker."""
     key = (problem.key or "").removeprefix("--")
     key = key.replace("-", "_") if key.replace("-", "").isalpha() else key
     guess = f" (did you mean {problem.suggestion!r}?)" if problem.suggestion else ""

@@ -239,7 +239,7 @@ class Conductor:
             self._last_progress_seconds = max(self._last_progress_seconds, self._repairs.awaited_until_seconds)
             is_lost = running.cannot_begin() and not self._may_be_repaired()
             if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
-                reason = f"in {patience_seconds:.0f} s {running.complaint_about_start()}"
+                reason = f"in {patience_seconds:.0f} s {running.violation_about_start()}"
                 if self._committed_steps:
                     reason = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
                 reason = "all nodes were gone before the first step; see their logs" if is_lost else reason

@@ -222,18 +222,18 @@ def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str
         first_keys.setdefault(incident.fault, key)
     problems = []
     for fault, key in first_keys.items():
-        for complaint in check_needs({fault: kinds[fault].needs}, capabilities):
-            problems.append(UsageError(_with_reason(complaint.message, experiment), key=key))
+        for violation in check_needs({fault: kinds[fault].needs}, capabilities):
+            problems.append(UsageError(_with_reason(violation.message, experiment), key=key))
     if problems:
         raise all_of(problems)
 
 
-def _with_reason(complaint: str, experiment: Experiment) -> str:
-    """A complaint about links says why there are none."""
-    if NEEDS["links"] not in complaint:
-        return complaint
+def _with_reason(violation: str, experiment: Experiment) -> str:
+    """A violation about links says why there are none."""
+    if NEEDS["links"] not in violation:
+        return violation
     reason = "with network: loopback they share one" if experiment.network == "loopback" else why_no_networks()
-    return f"{complaint}, and {reason}"
+    return f"{violation}, and {reason}"
 
 
 def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:

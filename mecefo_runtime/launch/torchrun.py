@@ -184,7 +184,7 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
     """
     succession, rank = Succession(), os.getpid()
     # The keeper's own output goes to the log.
-    complaints = os.dup(sys.stderr.fileno())
+    violations = os.dup(sys.stderr.fileno())
 
     def coordinate() -> int:
         emitter = Emitter(connect_sink(environment), "coordinator", attempt=1)
@@ -193,16 +193,16 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
     def keep() -> int:
         try:
             code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), succession)
-            complaint = _complaint(code, log)
+            violation = _violation(code, log)
         except OSError as error:
-            code, complaint = 1, f"no coordinator can be started: {error.strerror}"
+            code, violation = 1, f"no coordinator can be started: {error.strerror}"
         if code not in (0, JOB_FAILED):
-            os.write(complaints, f"mecefo_runtime: {complaint}\n".encode())
+            os.write(violations, f"mecefo_runtime: {violation}\n".encode())
             os.kill(rank, signal.SIGTERM)
         return code
 
     start_child("keeper", log, keep)
-    os.close(complaints)
+    os.close(violations)
 
 
 def keep_coordinator(start: Callable[[], ProcessId], succession: Succession) -> int:
@@ -221,7 +221,7 @@ def keep_coordinator(start: Callable[[], ProcessId], succession: Succession) -> 
             return code
 
 
-def _complaint(code: int, log: Path) -> str:
+def _violation(code: int, log: Path) -> str:
     end = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     where = "give --coordinator-log FILE to see why" if log == Path(os.devnull) else f"see {log}"
     times = f"{MAX_FRUITLESS_COORDINATORS} times in a row"

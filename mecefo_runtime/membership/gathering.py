@@ -75,7 +75,7 @@ class Gathering:
             return Found.END
         return Found.NEW if len(self.absent) == self._num_ranks else Found.TOO_FEW
 
-    def complaint(self, connected: Collection[int]) -> str:
+    def violation(self, connected: Collection[int]) -> str:
         """Who did not come, in words."""
         missing = sorted(set(range(self._num_ranks)) - set(connected))
         did_not = "come back" if self.begun_epoch else "start"

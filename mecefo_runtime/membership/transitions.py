@@ -161,8 +161,8 @@ class Transitions:
         if not self.restart.is_under_way:
             self.gathering.absent.add(rank)
             self.proceed()
-        elif (complaint := self.restart.complaint_about_ends()) is not None:
-            self._give_up(complaint)
+        elif (violation := self.restart.violation_about_ends()) is not None:
+            self._give_up(violation)
 
     def _after_loss(self) -> None:
         if self.epochs.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or self.restart.is_under_way:
@@ -185,7 +185,7 @@ class Transitions:
         elif found is Found.END:
             self._end({"type": "goodbye"})
         elif found is Found.TOO_FEW:
-            self._fail(self.gathering.complaint(self.connected))
+            self._fail(self.gathering.violation(self.connected))
 
     def _start(self) -> None:
         """Nobody was in an epoch when it said hello: the first one begins, or everybody who held state is lost."""
@@ -261,8 +261,8 @@ class Transitions:
             self.epochs.call_out(reason)
 
     def _start_again(self) -> None:
-        if (complaint := self.restart.complaint()) is not None:
-            self._give_up(complaint)
+        if (violation := self.restart.violation()) is not None:
+            self._give_up(violation)
             return
         self._stop_waiting()
         self.epochs.end_all(is_again=self.restart.is_under_way)
@@ -270,10 +270,10 @@ class Transitions:
         self.losses.clear()
         self.gathering.begin_anew()
 
-    def _give_up(self, complaint: str) -> None:
+    def _give_up(self, violation: str) -> None:
         self.restart.is_under_way = False
         newest = newest_said(self._rules, self.epochs.refused) or ". There is no checkpoint"
-        self._fail(f"{complaint}{newest}")
+        self._fail(f"{violation}{newest}")
 
     def _stop_waiting(self) -> None:
         """Whatever this epoch was waited for is over."""

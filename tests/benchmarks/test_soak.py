@@ -94,13 +94,13 @@ def test_a_sound_run_passes_and_each_flaw_is_named():
         ),
     }
     for text, record in flaws.items():
-        assert any(complaint.startswith(text) for complaint in judge(plan, record, reference)), text
+        assert any(violation.startswith(text) for violation in judge(plan, record, reference)), text
     record = completed(plan)
     record.events[-1].fields["checksums"]["head"] = 8
     record.leftovers.append("pid 5")
-    complaints = judge(plan, record, reference)
-    assert "left behind: pid 5" in complaints
-    assert any("head differs among its holders" in complaint for complaint in complaints)
+    violations = judge(plan, record, reference)
+    assert "left behind: pid 5" in violations
+    assert any("head differs among its holders" in violation for violation in violations)
     hung = Record(outcome="hung: no step", events=[])
     assert judge(plan, hung, reference) == ["hung: no step"]
 

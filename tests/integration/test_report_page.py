@@ -100,13 +100,13 @@ def shown(browser, path: Path, **options):
     """(page, what it asked for but its own file, what it complained of)."""
     page = browser.new_context(**{"viewport": DESKTOP, **options}).new_page()
     page.set_default_timeout(PATIENCE_MILLISECONDS)
-    asked, complaints = [], []
+    asked, violations = [], []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: violations.append(message.text))
+    page.on("pageerror", lambda error: violations.append(str(error)))
     page.goto(path.as_uri())
     asked.remove(path.as_uri())
-    return page, asked, complaints
+    return page, asked, violations
 
 
 def contrast(one, other):
@@ -121,8 +121,8 @@ def contrast(one, other):
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("name", [*LOGS, "a command"])
 def test_it_stands_alone_and_fits(browser, pages, name, viewport):
-    page, asked, complaints = shown(browser, pages[name], viewport=viewport)
-    assert (asked, complaints) == ([], [])
+    page, asked, violations = shown(browser, pages[name], viewport=viewport)
+    assert (asked, violations) == ([], [])
     assert page.title() != "owned"
     page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]

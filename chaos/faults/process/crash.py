@@ -18,8 +18,8 @@ from chaos.errors import EffectNotSeen, HealError, UsageError, nearest, shown
 from chaos.faults.base import Act, Host, NoParameters, OwnedProcess, ParametersT
 from chaos.faults.process._processes import ProcessFault, ending, recorded, see_exits
 from chaos.host.process_table import disposition
-from chaos.spec.complaints import said
 from chaos.spec.target import Scope
+from chaos.spec.validation_errors import said
 
 # Exiting takes a process with large memory, or one that writes a core file, a while.
 CRASH_SECONDS = 20.0

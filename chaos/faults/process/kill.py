@@ -15,9 +15,9 @@ from chaos.errors import EffectNotSeen, UsageError, nearest, shown
 from chaos.faults.base import Act, Host, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send
 from chaos.host.process_table import disposition, exited
-from chaos.spec.complaints import said
 from chaos.spec.quantities import SecondsText
 from chaos.spec.target import Scope
+from chaos.spec.validation_errors import said
 from mecefo_runtime.system.process import ProcessId
 
 # How long to listen for how a process ended that is gone already: its parent says so.

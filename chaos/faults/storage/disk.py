@@ -69,7 +69,7 @@ class FillDisk(Fault[FillParameters]):
         if self._is_small(ground.checkpoint_folder):
             return
         if not small_disk.may_mount():
-            raise UsageError(self._complaint(ground.checkpoint_folder or "the run's folder"))
+            raise UsageError(self._violation(ground.checkpoint_folder or "the run's folder"))
         if not ground.sees_mounts:
             raise UsageError(
                 "containers here do not see the small disk that is put over the checkpoint folder: let them, with "
@@ -87,7 +87,7 @@ class FillDisk(Fault[FillParameters]):
         record: dict[str, Any] = {"ballast": str(folder.resolve() / f".ballast-{token}"), "disk": None}
         if not self._is_small(folder, host.run_folder):
             if not small_disk.may_mount():
-                raise InjectionError(self._complaint(folder))
+                raise InjectionError(self._violation(folder))
             num_bytes = self.parameters.size
             place = host.run_folder / f"disk-{token}"
             record["disk"] = small_disk.describe(f"chaos-disk-{token}", folder, place, num_bytes)
@@ -194,7 +194,7 @@ class FillDisk(Fault[FillParameters]):
     def _limit_bytes(self, act: Act) -> int:
         return self.parameters.size if act.undo_record["disk"] is not None else self.parameters.max_filesystem
 
-    def _complaint(self, folder: Path | str) -> str:
+    def _violation(self, folder: Path | str) -> str:
         bound = bytes_text(self.parameters.max_filesystem)
         return (
             f"{folder} is on no filesystem of its own of at most {bound}, and to put a small one over it takes the "

@@ -190,7 +190,7 @@ class CommandRun(EndingJob, ABC):
         """The kernel ended a process of a node: where the command does not get over that, it is told why."""
         self._out_of_memory = f": {why}"
 
-    def complaint_about_start(self) -> str:
+    def violation_about_start(self) -> str:
         """Why it may be that no step was seen."""
         return NO_STEP if self._ranks else NO_AGENT
 
@@ -236,7 +236,7 @@ class CommandRun(EndingJob, ABC):
             return
         where = f" on node {node}" if len(self._logs) > 1 else ""
         how = "was" if code < 0 else "ended with"
-        why = f", and {self.complaint_about_start()}" if code == 0 else self._last_lines(node) if code > 0 else ""
+        why = f", and {self.violation_about_start()}" if code == 0 else self._last_lines(node) if code > 0 else ""
         if code > 0 and self._launcher_logs[node].has_failed_restart and self._start_setting(STORE_SETTING) != "1":
             why = f"{OLD_ADDRESSES}{why}"
         memory = self._out_of_memory if code else ""

@@ -16,7 +16,7 @@ KILL = ("kill-node", "--at", "step=5")
 
 @pytest.fixture
 def chaos(tmp_path, monkeypatch, capsys):
-    """Runs the command line with its store in a folder of its own; returns (exit code, output, complaints)."""
+    """Runs the command line with its store in a folder of its own; returns (exit code, output, violations)."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:

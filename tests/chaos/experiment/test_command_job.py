@@ -23,7 +23,7 @@ def options(*command, subject="kill-process", **given):
     return from_options(subject, {"at": "step=30", "command": command or TORCHRUN, **given}, **KNOWN)
 
 
-def complaints(**given):
+def violations(**given):
     with pytest.raises(UsageError) as refused:
         options(**given)
     return str(refused.value)
@@ -80,11 +80,11 @@ def test_the_command_replaces_the_one_of_the_file(tmp_path):
 
 
 def test_what_only_our_jobs_have_is_refused_by_name():
-    said = complaints(strategy="ndb", model="llama-tiny", dilation="off", data_parallel=2)
+    said = violations(strategy="ndb", model="llama-tiny", dilation="off", data_parallel=2)
     for option in ("--strategy", "--model", "--dilation", "--data-parallel"):
         assert f"{option}: the job is a command" in said
-    assert "--twin: the job is a command" in complaints(twin=True)
-    assert "--repair: the job is a command" in complaints(repair="3steps")
+    assert "--twin: the job is a command" in violations(twin=True)
+    assert "--repair: the job is a command" in violations(repair="3steps")
     assert "(did you mean 'steps'?)" in str(refusal_of({"stepps": 3}))
 
 
@@ -116,17 +116,17 @@ def test_a_mistake_is_named_where_it_is(job, message):
 def test_a_command_that_does_not_tell_its_ranks_is_said_how_they_are_told():
     shell = ("sh", "-c", "torchrun --nproc-per-node 2 train.py")
     how = "rank=1 does not exist: the job has only rank 0; the command does not tell: nodes and gpus_per_node do"
-    assert how in complaints(command=shell, on="rank=1")
+    assert how in violations(command=shell, on="rank=1")
     assert options(*shell, on="rank=1", gpus_per_node=2).cluster().num_ranks == 2
-    assert "does not tell" not in complaints(on="rank=2")
+    assert "does not tell" not in violations(on="rank=2")
 
 
 def test_phases_and_roles_that_nobody_can_see_are_refused():
-    assert "data, forward, backward, optimizer" in complaints(at="step=3,phase=reduce")
-    assert "has no coordinator" in complaints(on="role=coordinator")
-    assert "only stage 0" in complaints(on="stage=1")
+    assert "data, forward, backward, optimizer" in violations(at="step=3,phase=reduce")
+    assert "has no coordinator" in violations(on="role=coordinator")
+    assert "only stage 0" in violations(on="stage=1")
     assert options(at="step=3,phase=optimizer", on="role=launcher").faults
-    assert "step=60, but the job has 50 steps" in complaints(at="step=60", steps=50)
+    assert "step=60, but the job has 50 steps" in violations(at="step=60", steps=50)
 
 
 def test_nothing_is_repaired_and_all_ranks_may_be_lost():

@@ -18,7 +18,7 @@ class AtMost:
     def __init__(self, ranks):
         self.ranks = ranks
 
-    def complaint(self, struck, cluster):
+    def violation(self, struck, cluster):
         assert cluster is CLUSTER
         return f"{sorted(struck)} are too many" if len(struck) > self.ranks else None
 

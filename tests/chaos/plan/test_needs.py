@@ -11,18 +11,18 @@ def test_what_is_there_is_enough():
 
 
 def test_what_is_missing_is_said_once_for_each_kind():
-    complaints = check_needs({"drop-link": ("links", "root"), "kill-node": (), "spoil": ("cuda",)}, {"root"})
-    assert [str(complaint) for complaint in complaints] == [
+    violations = check_needs({"drop-link": ("links", "root"), "kill-node": (), "spoil": ("cuda",)}, {"root"})
+    assert [str(violation) for violation in violations] == [
         "drop-link needs ranks with networks of their own",
         "spoil needs a job whose ranks run on CUDA devices",
     ]
-    assert {complaint.exit_code for complaint in complaints} == {4}
+    assert {violation.exit_code for violation in violations} == {4}
 
 
 def test_all_that_is_missing_is_in_one_sentence():
-    (complaint,) = check_needs({"drop-link": ("links", "root")}, ())
-    assert NEEDS["links"] in str(complaint)
-    assert NEEDS["root"] in str(complaint)
+    (violation,) = check_needs({"drop-link": ("links", "root")}, ())
+    assert NEEDS["links"] in str(violation)
+    assert NEEDS["root"] in str(violation)
 
 
 def test_an_unknown_need_is_our_mistake():

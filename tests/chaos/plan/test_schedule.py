@@ -455,7 +455,7 @@ class TestTogether:
 
 class TestLimits:
     @pytest.mark.parametrize(
-        ("limits", "faults", "complaint"),
+        ("limits", "faults", "violation"),
         [
             ({"max_nodes": 1}, [kill(50, "node=1"), kill(60, "node=2")], "2 nodes would be struck at once"),
             ({"max_ranks": 3}, [kill(50, "node=1+2")], "4 ranks would be struck at once, more than max_ranks 3"),
@@ -469,10 +469,10 @@ class TestLimits:
             ({"max_nodes": 1}, [kill("phase=regroup", "node=1+2")], "2 nodes would be"),
         ],
     )
-    def test_hold_at_every_moment(self, limits, faults, complaint):
+    def test_hold_at_every_moment(self, limits, faults, violation):
         with pytest.raises(UsageError) as refused:
             make({"limits": limits, "faults": faults})
-        assert complaint in refused.value.message
+        assert violation in refused.value.message
         assert refused.value.key == f"faults[{len(faults) - 1}]"
 
     def test_count_what_is_in_force_at_once(self):

@@ -163,8 +163,8 @@ def test_a_run_that_was_cut_off_is_told(monkeypatch, tmp_path):
 # ---- torch ----
 
 
-def judge(code=0, complaint="", driver=False, **changes):
-    return torch_build.judge(code, json.dumps(TORCH | changes), complaint, driver)
+def judge(code=0, violation="", driver=False, **changes):
+    return torch_build.judge(code, json.dumps(TORCH | changes), violation, driver)
 
 
 def test_a_torch_that_will_do():

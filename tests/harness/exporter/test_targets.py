@@ -112,14 +112,14 @@ def test_a_damaged_file_is_written_anew(tmp_path, text):
     (tmp_path / TARGETS_FILE).write_text(text)
     targets = Targets(tmp_path, "e", "127.0.0.1:9400")
     targets.open()
-    assert targets.complaint is None
+    assert targets.violation is None
     assert listed(tmp_path, "job") == ["127.0.0.1:9400"]
 
 
 def test_what_goes_wrong_with_the_file_is_said_and_harms_nobody(tmp_path):
     targets = Targets(tmp_path / "nowhere", "e", "127.0.0.1:9400")
     targets.open()
-    assert "cannot be written: No such file" in str(targets.complaint)
+    assert "cannot be written: No such file" in str(targets.violation)
     targets.on_event(rank_started(0, 5000))
     targets.close()
 
@@ -129,11 +129,11 @@ def test_a_lock_that_is_never_released_does_not_stop_the_run(tmp_path, targets):
     try:
         fcntl.flock(holder, fcntl.LOCK_EX)
         targets.on_event(rank_started(0, 5000))
-        assert targets.complaint is not None
+        assert targets.violation is not None
     finally:
         os.close(holder)
     targets.on_event(rank_started(1, 5001))
-    assert targets.complaint is None
+    assert targets.violation is None
     assert listed(tmp_path, "rank") == ["127.0.0.1:5000", "127.0.0.1:5001"]
 
 
@@ -144,11 +144,11 @@ def test_what_had_to_wait_for_the_lock_comes_with_the_next_event(tmp_path, targe
         fcntl.flock(holder, fcntl.LOCK_EX)
         targets.on_event(rank_started(0, 5000))
         targets.on_event(step)
-        assert listed(tmp_path, "rank") == [] and targets.complaint is not None
+        assert listed(tmp_path, "rank") == [] and targets.violation is not None
     finally:
         os.close(holder)
     targets.on_event(step)
-    assert listed(tmp_path, "rank") == ["127.0.0.1:5000"] and targets.complaint is None
+    assert listed(tmp_path, "rank") == ["127.0.0.1:5000"] and targets.violation is None
 
 
 def test_who_ends_waits_longer_for_the_lock_since_no_event_comes_after(tmp_path, targets, monkeypatch):

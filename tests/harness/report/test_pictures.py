@@ -70,17 +70,17 @@ def test_a_missing_browser_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("script", "complaint"),
+    ("script", "violation"),
     [("echo out of memory >&2; exit 7", r"did not draw time.svg \(exit code 7\): out of memory"),
      ('for word; do case $word in --screenshot=*) echo no > "${word#*=}";; esac; done', "is no PNG")],
 )  # fmt: skip
-def test_a_browser_that_does_not_draw_is_named(tmp_path, monkeypatch, script, complaint):
+def test_a_browser_that_does_not_draw_is_named(tmp_path, monkeypatch, script, violation):
     browser = tmp_path / "browser"
     browser.write_text(f"#!/bin/sh\n{script}\n")
     browser.chmod(0o755)
     monkeypatch.setattr(pictures, "BROWSERS", (str(browser),))
     (file,) = write(tmp_path, {"time": drawn()["time"]})
-    with pytest.raises(PictureError, match=complaint):
+    with pytest.raises(PictureError, match=violation):
         write_png(file)
 
 
