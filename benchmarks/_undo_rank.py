@@ -1,4 +1,4 @@
-"""A rank and its supervisor as the undo sweep strikes them: real processes with the real agent, and no training.
+"""A rank and its supervisor as the undo sweep affects them: real processes with the real agent, and no training.
 
 The rank announces its steps, paces what it computes, writes to the checkpoint folder, and reports as ranks do; the
 supervisor tells how it ended. Both wait for a `chaos` to say where it listens, and outlive it.

@@ -1,7 +1,7 @@
 """A small `chaos` that is killed at a chosen moment, and the look at whether anything is left of what it did.
 
 Its injector, hub, ledger, watchdog and faults are the real ones, and so are the processes, agent and files that they
-strike; only the training is not there.
+affect; only the training is not there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from harness.control.hub import Hub
 from mecefo_runtime.system.process import ProcessId, start_child
 from mecefo_runtime.system.wire import new_token
 
-# Between "record written" and "record struck", in the order in which they come; the last is just after.
+# Between "record written" and "record affected", in the order in which they come; the last is just after.
 POINTS = ("recorded", "applied", "noted", "verified", "lifted", "undone", "struck")
 CLEAN_WITHIN_SECONDS = 15.0
 _POLL_SECONDS = 0.005
@@ -73,7 +73,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Stage:
-    """What a fault strikes: a rank, its supervisor, and a checkpoint. `is_loss`: the rank may be gone after it."""
+    """What a fault affects: a rank, its supervisor, and a checkpoint. `is_loss`: the rank may be gone after it."""
 
     folder: Path
     checkpoints: Path | None
@@ -113,7 +113,7 @@ class Stage:
 
 @contextmanager
 def set_stage(folder: Path, checkpoints: Path | None = None) -> Iterator[Stage]:
-    """A stage in `folder`, with a copy of `checkpoints`; it is struck when this is left."""
+    """A stage in `folder`, with a copy of `checkpoints`; it is affected when this is left."""
     folder.mkdir(parents=True)
     if checkpoints is not None:
         checkpoints = Path(shutil.copytree(checkpoints, folder / "checkpoints", symlinks=True))

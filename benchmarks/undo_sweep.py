@@ -1,7 +1,7 @@
 """Is anything left when `chaos` is killed? `python -m benchmarks.undo_sweep [--times N] [--json] [--quick]`.
 
 For every kind of fault that has an undo, a small `chaos` with the real injector, ledger and watchdog is killed
-(SIGKILL) at every point between "record written" and "record struck", and beside it both are killed, `chaos` and its
+(SIGKILL) at every point between "record written" and "record affected", and beside it both are killed, `chaos` and its
 watchdog, and `chaos heal` follows. Measured is how long it takes from the death until nothing is left: no entry in the
 ledger, no file that the record names, every process and checkpoint as it was, no watchdog.
 """

@@ -49,8 +49,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """A fault and the ranks that it struck; `end_seconds` is when it was undone, or its begin when it was over then."""
+class TensorInjection:
+    """A fault and the ranks that it affected; `end_seconds` is when it was undone, or its begin when it was over then."""
 
     begin_seconds: float
     end_seconds: float
@@ -70,7 +70,7 @@ def draw(events: Iterable[Event], title: str, caption: str, *, curve: Curve) -> 
         raise ValueError("no step was committed: there is nothing to draw")
     origin = next(e.monotonic_seconds for e in main if e.kind == "job_started")
     end = max(e.monotonic_seconds for e in main if e.kind in ("step_committed", "job_ended")) - origin
-    lanes, strikes = lanes_of(main, origin, end), strikes_of(main, origin, end)
+    lanes, affects = lanes_of(main, origin, end), injections_of(main, origin, end)
     # Lanes begin at 0, what is said of the marks stands above them.
     bottom = _LANE * len(lanes)
     base = bottom + 16 + _CURVE
@@ -86,7 +86,7 @@ def draw(events: Iterable[Event], title: str, caption: str, *, curve: Curve) -> 
         body += [_bar(x(s.begin_seconds), x(s.end_seconds), top + 1, _LANE - 3, s.state) for s in stretches]
         body += [
             _bar(x(s.begin_seconds), max(x(s.end_seconds), x(s.begin_seconds) + 2), top + _LANE - 6, 4, "fault")
-            for s in strikes
+            for s in affects
             if rank in s.ranks
         ]
     marks, head = _marks(main, origin, x, base)
@@ -131,17 +131,19 @@ def lanes_of(events: Sequence[Event], origin: float, end: float) -> dict[int, tu
     return {rank: _stretches(changes[rank], end) for rank in sorted(changes)}
 
 
-def strikes_of(events: Sequence[Event], origin: float, end: float) -> tuple[Strike, ...]:
+def injections_of(events: Sequence[Event], origin: float, end: float) -> tuple[TensorInjection, ...]:
     """Every fault that was injected; one that goes on ends when it was undone, or at `end`."""
     undone = {e.fields["incident"]: e.monotonic_seconds - origin for e in events if e.kind == "undone"}
-    strikes = []
+    affects = []
     for event in events:
         if event.kind == "injected":
             begin = event.monotonic_seconds - origin
             until = undone.get(event.fields["incident"], end) if event.fields.get("goes_on") else begin
             ranks = {*event.fields.get("ranks", ()), *(r for link in event.fields.get("links", ()) for r in link)}
-            strikes.append(Strike(begin, min(until, end), tuple(sorted(r for r in ranks if isinstance(r, int)))))
-    return tuple(strikes)
+            affects.append(
+                TensorInjection(begin, min(until, end), tuple(sorted(r for r in ranks if isinstance(r, int))))
+            )
+    return tuple(affects)
 
 
 def _states(layout: Layout, members: Iterable[int]) -> dict[int, State]:

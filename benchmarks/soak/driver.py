@@ -225,7 +225,7 @@ class Driver:
             else:
                 await self._step(self._known.step + blow.gap_steps)
             await asyncio.sleep(blow.delay_seconds)
-            first = await self._strike(blow, blow.kind.first, ())
+            first = await self._inject_into(blow, blow.kind.first, ())
             for _ in range(blow.num_times if blow.kind.second else 0):
                 event = await self._event(lambda event, kind=blow.event: event.kind == kind, PATIENCE_SECONDS)  # type: ignore[misc]
                 if event is None:
@@ -233,9 +233,9 @@ class Driver:
                     break
                 await asyncio.sleep(blow.second_delay_seconds)
                 newcomers = tuple(event.fields.get("ranks", ()))
-                await self._strike(blow, blow.kind.second, first if blow.kind.second == ("same",) else newcomers)
+                await self._inject_into(blow, blow.kind.second, first if blow.kind.second == ("same",) else newcomers)
 
-    async def _strike(self, blow: Blow, targets: Sequence[str], given: tuple[int, ...]) -> tuple[int, ...]:
+    async def _inject_into(self, blow: Blow, targets: Sequence[str], given: tuple[int, ...]) -> tuple[int, ...]:
         """Hit all `targets` at once, as soon as they can be spared; returns the ranks that are lost by it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (victims := self._choose(targets, given)) is None:
@@ -252,7 +252,7 @@ class Driver:
             if not hit:
                 self._record.skipped.append(f"{blow.name}: {victim.label} was gone already")
                 continue
-            self._known.strike(victim.ranks, now)
+            self._known.inject(victim.ranks, now)
             loss = Loss(blow.name, victim.label, victim.ranks, self._known.step, now)
             self._record.losses.append(loss)
             message = f"struck {victim.label} ({blow.name})"
@@ -375,5 +375,5 @@ class Driver:
             for owned in due:
                 if owned.rank is not None:
                     # Lost or not, it knows nothing of what happened meanwhile.
-                    self._known.strike([owned.rank], now)
+                    self._known.inject([owned.rank], now)
                 owned.process.signal(signal.SIGCONT)

@@ -74,10 +74,10 @@ def check_samples(events: Iterable[Event], samples_per_step: int) -> list[str]:
 
 
 def check_end(events: Sequence[Event], losses: Sequence[Loss], num_steps: int) -> list[str]:
-    """Every rank of the last layout that was not struck since says what it ends with, after the last step."""
+    """Every rank of the last layout that was not affected since says what it ends with, after the last step."""
     last = max((event for event in events if event.kind == "layout"), key=lambda event: event.monotonic_seconds)
-    struck = {rank for loss in losses if loss.monotonic_seconds > last.monotonic_seconds for rank in loss.ranks}
-    expected = Layout.from_dict(last.fields["layout"]).ranks() - struck
+    affected = {rank for loss in losses if loss.monotonic_seconds > last.monotonic_seconds for rank in loss.ranks}
+    expected = Layout.from_dict(last.fields["layout"]).ranks() - affected
     told = {event.rank: event.step for event in events if event.kind == "rank_finished" and event.fields["checksums"]}
     violations = [f"rank {rank} did not finish" for rank in sorted(expected - told.keys())]
     return violations + [f"rank {rank} finished at step {told[rank]}" for rank in told if told[rank] != num_steps]
@@ -112,10 +112,10 @@ def check_stop(record: Record) -> list[str]:
 def find_crashes(events: Sequence[Event], losses: Sequence[Loss], *, is_fatal: bool) -> list[str]:
     """Processes that ended otherwise than in order or by the soak's hand."""
     ended = next((event.monotonic_seconds for event in events if event.kind == "job_ended"), math.inf)
-    struck: dict[int, list[float]] = defaultdict(list)
+    affected: dict[int, list[float]] = defaultdict(list)
     for loss in losses:
         for rank in loss.ranks:
-            struck[rank].append(loss.monotonic_seconds)
+            affected[rank].append(loss.monotonic_seconds)
     # That the job failed is said elsewhere, with the reason.
     allowed = {0, STOPPED, JOB_FAILED} if is_fatal else {0, JOB_FAILED}
     crashes = []
@@ -124,8 +124,8 @@ def find_crashes(events: Sequence[Event], losses: Sequence[Loss], *, is_fatal: b
             continue
         code = int(event.fields["exit"])
         exited: int | None = event.fields.get("exited_rank")
-        was_struck = exited is None or any(seconds <= event.monotonic_seconds for seconds in struck[exited])
-        if code != KILLED or (not was_struck and event.monotonic_seconds < ended):
+        was_affected = exited is None or any(seconds <= event.monotonic_seconds for seconds in affected[exited])
+        if code != KILLED or (not was_affected and event.monotonic_seconds < ended):
             name = event.fields["role"] if exited is None else f"rank {exited}"
             crashes.append(f"{name} (pid {event.fields['exited_pid']}) exited with {code}")
     return crashes

@@ -12,7 +12,7 @@ from mecefo_runtime.system.process import ProcessId
 class Knowledge:
     """The state of a job as its events tell it, a moment late: so it errs on the side of those that are lost.
 
-    A rank that was struck counts as lost until another process of it, or the same one after it woke up, is in an epoch
+    A rank that was affected counts as lost until another process of it, or the same one after it woke up, is in an epoch
     that began later.
     """
 
@@ -48,13 +48,13 @@ class Knowledge:
                     if self._lost_since[rank] < self._formed_seconds:
                         del self._lost_since[rank]
 
-    def strike(self, ranks: Iterable[int], now_seconds: float) -> None:
+    def inject(self, ranks: Iterable[int], now_seconds: float) -> None:
         """`ranks` are being lost."""
         for rank in ranks:
             self._lost_since[rank] = now_seconds
 
     def living(self) -> tuple[int, ...]:
-        """The ranks that are in, and were not struck since."""
+        """The ranks that are in, and were not affected since."""
         return tuple(sorted(rank for rank in self.members if rank not in self._lost_since))
 
     def holders(self, unit: str) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ AnyJob = Annotated[Annotated[Job, Tag("mecefo")] | Annotated[CommandJob, Tag("co
 class Experiment(Said):
     """One experiment; `gates` and `halt` are expressions that the harness understands.
 
-    `profile` adds faults as a real cluster has them, drawn from the seed; `limits` cap what is struck at once.
+    `profile` adds faults as a real cluster has them, drawn from the seed; `limits` cap what is affected at once.
     `network` is what connects the ranks of the local backend: the machine's loopback, or a network namespace for each
     of them, whose links can be cut; `auto`: namespaces where a fault needs links. `containers` is what the nodes of the
     docker backend are.

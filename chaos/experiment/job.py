@@ -74,7 +74,7 @@ class Containers(Said):
 class Job(Said):
     """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks.
 
-    `nodes_per_rack` says which nodes can be struck together as a rack; to the runtime it means nothing.
+    `nodes_per_rack` says which nodes can be affected together as a rack; to the runtime it means nothing.
     """
 
     runtime: Literal["mecefo"] = "mecefo"

@@ -1,4 +1,4 @@
-"""Caps on the blast radius: how much of the job may be struck at once."""
+"""Caps on the blast radius: how much of the job may be affected at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RatioText = Annotated[float, PlainValidator(said(_ratio)), WithJsonSchema(_RATIO
 
 
 class Limits(Said):
-    """How much may be struck at once: nodes and ranks at most, and the share of ranks that is left alone at least.
+    """How much may be affected at once: nodes and ranks at most, and the share of ranks that is left alone at least.
 
     A rank counts while a fault is in force on it: until it is repaired, or for the fault's lifetime. Its node counts
     with it, and a link with the ranks at both of its ends.
@@ -45,9 +45,9 @@ class Limits(Said):
     max_ranks: int | None = Field(default=None, ge=1)
     min_healthy: RatioText | None = None
 
-    def violation(self, struck: Collection[int], cluster: Cluster) -> str | None:
-        """Which limit the ranks `struck` at once are beyond, and by how much; None when they are within all."""
-        ranks = set(struck)
+    def violation(self, affected: Collection[int], cluster: Cluster) -> str | None:
+        """Which limit the ranks `affected` at once are beyond, and by how much; None when they are within all."""
+        ranks = set(affected)
         nodes = {cluster.node_of(rank) for rank in ranks}
         if self.max_nodes is not None and len(nodes) > self.max_nodes:
             return f"{len(nodes)} nodes would be struck at once, more than max_nodes {self.max_nodes}"

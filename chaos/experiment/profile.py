@@ -1,4 +1,4 @@
-"""How real clusters fail: kinds of faults by their published counts, and how much faster a run is struck than they are.
+"""How real clusters fail: kinds of faults by their published counts, and how much faster a run is affected than they are.
 
 The counts of `llama3` are those of 54 days of Llama 3 405B's pre-training on 16,384 GPUs: 419 unexpected interruptions
 (Llama Team, "The Llama 3 Herd of Models", 2024, section 3.3.4 and table 5). They are classed here by what a job sees.
@@ -180,7 +180,7 @@ def _why_not(kind: type[Fault[Any]] | None, capabilities: Collection[str], num_n
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One drawn failure: its class and the step at which it strikes."""
+    """One drawn failure: its class and the step at which it affects."""
 
     failure_class: FailureClass
     step: int

@@ -13,7 +13,7 @@ from chaos.errors import EffectNotSeen, TargetNotFound
 from chaos.faults.base import Act, Fault, Fidelity, Host
 from chaos.spec.target import ResolvedTarget, Scope
 
-# Steps may take seconds, and what was struck may be used only in the next one.
+# Steps may take seconds, and what was affected may be used only in the next one.
 VERIFY_TIMEOUT_SECONDS = 120.0
 # A rank lifts an effect at its next announcement, and between two of them it may wait for its peers.
 LIFT_TIMEOUT_SECONDS = 60.0

@@ -235,15 +235,15 @@ class Fault(ABC, Generic[ParametersT]):
 
     kind: ClassVar[str]
     scope: ClassVar[Scope]
-    # What is struck, in words, where the user names no target: a fault of checkpoints has none.
-    strikes: ClassVar[str] = "the newest checkpoint"
+    # What is affected, in words, where the user names no target: a fault of checkpoints has none.
+    affects: ClassVar[str] = "the newest checkpoint"
     fidelity: ClassVar[Fidelity]
     # Words of `chaos.plan.needs`.
     needs: ClassVar[tuple[str, ...]] = ()
     undo_summary: ClassVar[str]
     # Whether its record says something that has to be undone, should the injector die.
     has_undo: ClassVar[bool] = True
-    # Whether the ranks that it strikes are gone until they are repaired.
+    # Whether the ranks that it affects are gone until they are repaired.
     is_loss: ClassVar[bool] = False
     # Whether what others did to the same ground cannot be reached while it is in force: they are undone after it.
     covers: ClassVar[bool] = False

@@ -50,7 +50,7 @@ class PhaseTracker:
         # Backward passes of the step that took most of them.
         self._most_backwards = 1
         # How many effects have begun in this rank, and the step that was under way when the newest did.
-        self._num_effects = self._struck_step = 0
+        self._num_effects = self._affected_step = 0
         self._stall_reason = StallReason(self._give_up)
         self._saves = Saves(self._tell_checkpoint)
         # Steps that are over and not yet told: compiled ones.
@@ -234,7 +234,7 @@ class PhaseTracker:
             self._num_announced += 1
             self._agent.announce(self.step, name)
             if self._agent.num_begun != self._num_effects:
-                self._num_effects, self._struck_step = self._agent.num_begun, self.step
+                self._num_effects, self._affected_step = self._agent.num_begun, self.step
                 self._guard(self._stall_reason.begin, self._called_module())
 
     def _commit(self, figures: Mapping[str, float | int]) -> None:
@@ -245,7 +245,7 @@ class PhaseTracker:
         self._num_committed += 1
         self._most_backwards = max(self._most_backwards, self._num_backwards)
         self._num_left_out = self._num_backwards = 0
-        self._stall_reason.committed(began_after=self.step > self._struck_step)
+        self._stall_reason.committed(began_after=self.step > self._affected_step)
         self.step += 1
         self._num_announced = 0
         self.hooks.await_forward()

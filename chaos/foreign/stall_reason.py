@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from chaos.inside.strike import Watcher
+from chaos.inside.injection import Watcher
 from chaos.inside.values import local_part, tensors_in
 
 # What is larger has no square: a loss that is computed outside of the model is not finite then.

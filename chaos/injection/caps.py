@@ -1,4 +1,4 @@
-"""Caps on what is struck at once, as they are kept when an incident is about to fire."""
+"""Caps on what is affected at once, as they are kept when an incident is about to fire."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 
 
-def may_fire(struck: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> str | None:
-    """Why `incident` must not fire while faults are in force on the ranks `struck`; None if it may."""
+def may_fire(affected: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> str | None:
+    """Why `incident` must not fire while faults are in force on the ranks `affected`; None if it may."""
     ranks = frozenset(incident.target.ranks)
     if not ranks:
         return None
-    return limits.violation(frozenset(struck) | ranks, cluster)
+    return limits.violation(frozenset(affected) | ranks, cluster)
 
 
 class ActiveRanks:

@@ -53,7 +53,7 @@ class Injector:
         may_fire: Callable[[frozenset[int], Incident], str | None] | None = None,
     ) -> None:
         self._may_fire = may_fire
-        self._struck = ActiveRanks()
+        self._affected = ActiveRanks()
         self._order = UndoOrder()
         self._host = host
         self._desk = desk
@@ -80,7 +80,7 @@ class Injector:
     def on_event(self, event: Event) -> None:
         """The job did something."""
         self._host.watch.feed(event)
-        self._struck.on_event(event)
+        self._affected.on_event(event)
 
     @property
     def is_striking(self) -> bool:
@@ -232,15 +232,15 @@ class Injector:
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
         step = self._host.watch.last_step + 1 if step is None else step
         try:
-            if self._may_fire is not None and (reason := self._may_fire(self._struck.ranks, incident)):
+            if self._may_fire is not None and (reason := self._may_fire(self._affected.ranks, incident)):
                 if incident.may_be_left_out:
-                    # As when it was planned: what is struck longer than the plan could know is in its way.
+                    # As when it was planned: what is affected longer than the plan could know is in its way.
                     self._emit("not_due", step=step, incident=incident.incident, reason=reason)
                     return
                 raise InjectionError(f"not fired: {reason}")
             act = fault.prepare(incident.target, self._host)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
-            self._struck.begin(incident)
+            self._affected.begin(incident)
             self._order.begin(fault)
             try:
                 await self._act(armed, act, step)
@@ -251,7 +251,7 @@ class Injector:
         except ChaosError as error:
             self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
         finally:
-            self._struck.end(incident)
+            self._affected.end(incident)
             self._order.end(fault)
             self._release(armed, step)
 

@@ -1,4 +1,4 @@
-"""Strikes on activations: what a module puts out in a forward pass, before anybody downstream reads it."""
+"""Injections into activations: what a module puts out in a forward pass, before anybody downstream reads it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
-from chaos.inside.strike import Mark, Strike
+from chaos.inside.injection import Mark, TensorInjection
 from chaos.inside.tensors import MAX_FORWARDS
 from chaos.inside.values import is_same_bits, local_part, read, tensors_in
 
 
-class StrikeActivations(Strike):
+class InjectActivations(TensorInjection):
     """Changes the output of a module in its next forward pass (sticky: in all of them).
 
     Tells who received it: the next module that is given the same memory, or else the backward pass that comes back
@@ -26,9 +26,9 @@ class StrikeActivations(Strike):
         leaves = {name for name, module in modules.items() if next(module.children(), None) is None}
         names = self._selector.names(modules if self._selector.tensor else leaves, "modules")
         self._name = self._rng.choice(names)
-        self._struck: Mark | None = None
+        self._affected: Mark | None = None
         self._output: Tensor | None = None
-        # What the model put out in the pass that was struck: whether anything in it was not finite, and whether a
+        # What the model put out in the pass that was affected: whether anything in it was not finite, and whether a
         # gradient came back to any of it. Passes of the model since, that one included.
         self._is_put_out_spoilt = self._is_used = False
         self._num_passes = 0
@@ -66,11 +66,15 @@ class StrikeActivations(Strike):
         if not isinstance(whole, Tensor):
             raise EffectRefused(f"{self._name} puts out no tensor")
         first = local_part(whole)
-        if self._struck is not None:
-            if self._is_sticky and first.numel() > int(self._struck.indices.max()) and self._struck.strike_again(first):
-                self._num_strikes += 1
+        if self._affected is not None:
+            if (
+                self._is_sticky
+                and first.numel() > int(self._affected.indices.max())
+                and self._affected.inject_again(first)
+            ):
+                self._num_injections += 1
             return
-        mark = self._struck = self._mark(self._name, first)
+        mark = self._affected = self._mark(self._name, first)
         self._output = first
         self._told = {
             "struck": mark.description,
@@ -82,7 +86,7 @@ class StrikeActivations(Strike):
             self._hook(whole.register_hook(self._watcher(self._on_gradient)))  # type: ignore[no-untyped-call]
 
     def _on_pass(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The model has put out something: of the pass that was struck, or of one after it."""
+        """The model has put out something: of the pass that was affected, or of one after it."""
         if self._output is None or self._is_told:
             return
         self._num_passes += 1
@@ -122,15 +126,15 @@ class StrikeActivations(Strike):
             self._received("the backward pass came back through it: what follows computed with it")
 
     def _received(self, receiver: str) -> None:
-        assert self._output is not None and self._struck is not None
+        assert self._output is not None and self._affected is not None
         # What works in place may have gone over it; that is a use, too.
-        is_there = is_same_bits(read(self._output, self._struck.indices), self._struck.after)
+        is_there = is_same_bits(read(self._output, self._affected.indices), self._affected.after)
         self._output = None
         self._tell("consumed", **self._told, receiver=receiver, is_still_there=is_there)
 
     def _is_within(self, given: Tensor) -> bool:
-        """Whether the struck elements lie in the memory that `given` spans."""
-        assert self._output is not None and self._struck is not None
+        """Whether the affected elements lie in the memory that `given` spans."""
+        assert self._output is not None and self._affected is not None
         given = local_part(given)
         if given.untyped_storage().data_ptr() != self._output.untyped_storage().data_ptr():
             return False

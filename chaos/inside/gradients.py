@@ -1,4 +1,4 @@
-"""Strikes on gradients, after the backward pass and before the reduction; what the optimizer took in is the proof."""
+"""Injections into gradients, after the backward pass and before the reduction; what the optimizer took in is the proof."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from chaos.inside.base import EffectRefused, Subject
+from chaos.inside.injection import TensorInjection
 from chaos.inside.shadow import ReplayedOptimizer
-from chaos.inside.strike import Strike
 from chaos.inside.values import describe, is_same_bits, most_different, read, shown
 
 # Where a step still has the gradients before it. A job that does not say when it reduces has them at its optimizer.
@@ -21,7 +21,7 @@ _DROWNED_RATIO = 0.01
 
 
 class GradientWatch:
-    """Follows a struck gradient through reduction and optimizer.
+    """Follows a affected gradient through reduction and optimizer.
 
     `own` is all of the tensor as it was before, `indices` are the elements to look at, of which `before` and `after`
     are told apart.
@@ -31,7 +31,7 @@ class GradientWatch:
         self.name, self.step = name, step
         self._own = own
         self._usual = float(own.double().square().mean().sqrt())
-        self._struck = gradient.clone()
+        self._affected = gradient.clone()
         self.indices = indices
         self._is_reduced = phase == "reduce"
         self._reduced: Tensor | None = None
@@ -48,26 +48,26 @@ class GradientWatch:
         self._reduced = read(gradient, self.indices)
         self._shadow = shadow
         if self._is_reduced:
-            self._carried = is_carried(self._own, self._struck, gradient, self.indices)
+            self._carried = is_carried(self._own, self._affected, gradient, self.indices)
 
     def after_optimizer(self, gradient: Tensor) -> dict[str, Any] | None:
         """What the step made of it; None when there was no step to look at, or it was left out."""
         if self._reduced is None or self._shadow is None:
             return None
         taken_in = read(gradient, self.indices)
-        own, struck = read(self._own, self.indices), read(self._struck, self.indices)
-        clean = would_be(own, struck, self._reduced, taken_in, self._usual)
+        own, affected = read(self._own, self.indices), read(self._affected, self.indices)
+        clean = would_be(own, affected, self._reduced, taken_in, self._usual)
         consumption, shows = self._shadow.judge(taken_in, clean)
         was_replaced = bool((taken_in.isfinite() & ~self._reduced.isfinite()).any())
         if self._carried is False or was_replaced:
             consumption = "otherwise"
-        most = int(most_different(own, struck)[0])
+        most = int(most_different(own, affected)[0])
         return {
             "consumption": consumption,
             "carried_by_reduction": self._carried,
             "gradient": {
                 "own": shown(float(own[most])),
-                "struck": shown(float(struck[most])),
+                "struck": shown(float(affected[most])),
                 "reduced": shown(float(self._reduced[most])),
                 "taken_in": shown(float(taken_in[most])),
             },
@@ -75,46 +75,46 @@ class GradientWatch:
         }
 
 
-def is_carried(own: Tensor, struck: Tensor, reduced: Tensor, indices: Tensor) -> bool | None:
-    """Whether a reduced gradient contains the struck one, judged by what the peers seem to have added.
+def is_carried(own: Tensor, affected: Tensor, reduced: Tensor, indices: Tensor) -> bool | None:
+    """Whether a reduced gradient contains the affected one, judged by what the peers seem to have added.
 
-    For elements that were not struck, `reduced - own` is the peers' part. None: the strike is too small to be told
+    For elements that were not affected, `reduced - own` is the peers' part. None: the affect is too small to be told
     from the peers' parts.
     """
-    own, struck, reduced = own.double().reshape(-1), struck.double().reshape(-1), reduced.double().reshape(-1)
-    is_same = own == struck
+    own, affected, reduced = own.double().reshape(-1), affected.double().reshape(-1), reduced.double().reshape(-1)
+    is_same = own == affected
     if not bool(is_same.any()):
-        # All is struck: what is added to the struck tensor must be as small as what is added elsewhere, unknown here.
+        # All is affected: what is added to the affected tensor must be as small as what is added elsewhere, unknown here.
         return None
     usual = _PEERS_SLACK * float((reduced - own)[is_same].abs().nan_to_num(0.0, 0.0, 0.0).max())
-    most = indices[most_different(own[indices], struck[indices])[0]]
-    before, after, sum_ = (float(values[most]) for values in (own, struck, reduced))
+    most = indices[most_different(own[indices], affected[indices])[0]]
+    before, after, sum_ = (float(values[most]) for values in (own, affected, reduced))
     rounding = _ROUNDING_ULPS * torch.finfo(torch.float32).eps
-    if not torch.isfinite(struck[most]):
+    if not torch.isfinite(affected[most]):
         return not bool(torch.isfinite(reduced[most]))
     is_with = abs(sum_ - after) <= usual + rounding * abs(after)
     is_without = abs(sum_ - before) <= usual + rounding * abs(before)
     return None if is_with == is_without else is_with
 
 
-def would_be(own: Tensor, struck: Tensor, reduced: Tensor, taken_in: Tensor, usual: float) -> Tensor:
-    """What the optimizer would have taken in without the strike, with the same clipping.
+def would_be(own: Tensor, affected: Tensor, reduced: Tensor, taken_in: Tensor, usual: float) -> Tensor:
+    """What the optimizer would have taken in without the affect, with the same clipping.
 
-    Where the strike is so large that rounding has drowned what the peers added, which is `usual` as large as this,
+    Where the affect is so large that rounding has drowned what the peers added, which is `usual` as large as this,
     their part is left out.
     """
     dtype = reduced.dtype
-    own, struck, reduced, taken_in = (values.double() for values in (own, struck, reduced, taken_in))
+    own, affected, reduced, taken_in = (values.double() for values in (own, affected, reduced, taken_in))
     ratio = (taken_in / reduced).nan_to_num(1.0, 1.0, 1.0)
     ratio = torch.where(reduced == 0, torch.ones_like(ratio), ratio)
-    without = reduced - (struck - own)
-    error = torch.finfo(dtype).eps * (struck - own).abs()
+    without = reduced - (affected - own)
+    error = torch.finfo(dtype).eps * (affected - own).abs()
     is_drowned = ~torch.isfinite(without) | (error > _DROWNED_RATIO * usual)
     return torch.where(is_drowned, own, without) * ratio
 
 
-class _GradientStrike(Strike):
-    """What both strikes on gradients have in common: once struck, the way of the gradient."""
+class _GradientInjection(TensorInjection):
+    """What both affects on gradients have in common: once affected, the way of the gradient."""
 
     _watch: GradientWatch | None = None
     _place = (0, "")
@@ -155,13 +155,13 @@ class _GradientStrike(Strike):
             self._tell(made.pop("consumption"), **self._told, **made)
 
 
-class StrikeGradients(_GradientStrike):
+class InjectGradients(_GradientInjection):
     """Changes this rank's gradient before it is reduced, at the next such moment."""
 
     _name = ""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
-        """Choose the tensor; strike at once if this is the moment."""
+        """Choose the tensor; affect at once if this is the moment."""
         gradients = self._gradients()
         if not gradients and phase in PHASES:
             raise EffectRefused("there are no gradients")
@@ -183,11 +183,11 @@ class StrikeGradients(_GradientStrike):
                 self._name = self._selector.tensor_of(self._gradients(), "gradients", self._rng)
                 if self._follow_owner(self._name, self._before_step, self._after_step):
                     return
-            self._strike(step, phase)
+            self._inject_into(step, phase)
         elif self._is_sticky and self._watch is not None and phase == self._told["phase"]:
             gradient = self._trained.tensors("gradients").get(self._name)
-            if gradient is not None and self._mark_first.strike_again(gradient):
-                self._num_strikes += 1
+            if gradient is not None and self._mark_first.inject_again(gradient):
+                self._num_injections += 1
         self._follow(step, phase)
 
     def _before_step(self) -> None:
@@ -195,12 +195,12 @@ class StrikeGradients(_GradientStrike):
         if self._name not in gradients:
             return
         if self._watch is None:
-            self._strike(step, "optimizer")
+            self._inject_into(step, "optimizer")
             self._follow(step, "optimizer")
-        elif self._is_sticky and self._mark_first.strike_again(gradients[self._name]):
-            self._num_strikes += 1
+        elif self._is_sticky and self._mark_first.inject_again(gradients[self._name]):
+            self._num_injections += 1
 
-    def _strike(self, step: int, phase: str) -> None:
+    def _inject_into(self, step: int, phase: str) -> None:
         gradients = self._gradients()
         self._name = self._name or self._selector.tensor_of(gradients, "gradients", self._rng)
         gradient = gradients[self._name]
@@ -215,7 +215,7 @@ class StrikeGradients(_GradientStrike):
         self._watch = GradientWatch(self._name, own, mark.indices[mark.most_changed()], gradient, step, phase)
 
 
-class KeepGradients(_GradientStrike):
+class KeepGradients(_GradientInjection):
     """Keeps this rank's gradients of one step, and has it use them again in the next one."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class KeepGradients(_GradientStrike):
             raise EffectRefused("this rank has other layers by now")
         for name in fresh:
             gradients[name].data.copy_(self._kept[name])
-        self._num_strikes += 1
+        self._num_injections += 1
         name = max(gaps, key=lambda name: gaps[name])
         gradient, own = gradients[name], fresh[name]
         indices = most_different(own.reshape(-1), gradient.reshape(-1))

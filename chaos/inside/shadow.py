@@ -27,7 +27,7 @@ from chaos.inside.values import is_same_bits, local_part, read, shown, write
 _TOLERANCE_ULPS = 16
 
 Consumption = Literal["consumed", "masked", "unchanged", "otherwise"]
-"""What a step did with a struck value: used it; used it, but the result is the same to the last place as it would have
+"""What a step did with a affected value: used it; used it, but the result is the same to the last place as it would have
 been; did not change the elements at all; or did something that neither explains."""
 
 
@@ -196,9 +196,9 @@ class ReplayedOptimizer:
     def judge(
         self, gradient: Tensor, clean_gradient: Tensor, clean_state: Mapping[str, Tensor] | None = None
     ) -> tuple[Consumption, dict[str, Any]]:
-        """What became of a struck value in the step that is over, and what shows it.
+        """What became of a affected value in the step that is over, and what shows it.
 
-        `gradient` is what the step took in; without the strike it would have been `clean_gradient`, with `clean_state`.
+        `gradient` is what the step took in; without the affect it would have been `clean_gradient`, with `clean_state`.
         By elements, and where that does not explain the step (Muon, Adafactor), by the whole tensor.
 
         Raises:
@@ -209,13 +209,13 @@ class ReplayedOptimizer:
         now, found, reason = self.now(), None, None
         for is_whole in (False, True):
             try:
-                struck = self.predict(gradient, is_whole=is_whole)
+                affected = self.predict(gradient, is_whole=is_whole)
                 clean = self.predict(clean_gradient, state=clean_state, is_whole=is_whole)
             except Exception as error:
                 is_closure = isinstance(error, TypeError) and "closure" in str(error)
                 reason = reason or ("its step calls the script's closure" if is_closure else str(error))
                 continue
-            update = Update(self.parameters, now, struck, clean)
+            update = Update(self.parameters, now, affected, clean)
             found = update.judge(), {"update": update.to_dict()}
             if found[0] != "otherwise":
                 return found
@@ -244,15 +244,15 @@ class Update:
 
     before: Tensor
     actual: Tensor
-    struck: Tensor
+    affected: Tensor
     clean: Tensor
 
     def judge(self) -> Consumption:
-        """What became of the struck values. Of several elements one that shows it is enough, none may contradict."""
-        if is_same_bits(self.before, self.actual) and not is_same_bits(self.before, self.struck):
+        """What became of the affected values. Of several elements one that shows it is enough, none may contradict."""
+        if is_same_bits(self.before, self.actual) and not is_same_bits(self.before, self.affected):
             return "unchanged"
-        as_struck, as_clean = (self._is_near(values) for values in (self.struck, self.clean))
-        if not bool(as_struck.all()):
+        as_affected, as_clean = (self._is_near(values) for values in (self.affected, self.clean))
+        if not bool(as_affected.all()):
             return "otherwise"
         return "masked" if bool(as_clean.all()) else "consumed"
 
@@ -265,7 +265,7 @@ class Update:
 
     def to_dict(self) -> dict[str, Any]:
         """The element in which the two differ most, as plain JSON values."""
-        gaps = (self.struck.double() - self.clean.double()).abs().nan_to_num(torch.inf, torch.inf)
+        gaps = (self.affected.double() - self.clean.double()).abs().nan_to_num(torch.inf, torch.inf)
         most = int(gaps.argmax())
-        names = ("before", "actual", "struck", "clean")
-        return {f"parameter_{name}": shown(float(getattr(self, name)[most])) for name in names}
+        values = {"before": self.before, "actual": self.actual, "struck": self.affected, "clean": self.clean}
+        return {f"parameter_{name}": shown(float(value[most])) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Strikes on what lives from step to step: parameters, seen by the next forward pass, and the optimizer's state."""
+"""Injections into what lives from step to step: parameters, seen by the next forward pass, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from chaos.inside.base import EffectRefused, Subject
 from chaos.inside.gradients import PHASES
+from chaos.inside.injection import TensorInjection
 from chaos.inside.shadow import ReplayedOptimizer
-from chaos.inside.strike import Strike
 from chaos.inside.values import is_same_bits, local_part, most_different, read, shown, tensors_in, write
 
 # A value that changed no output of so many forward passes is called masked.
@@ -20,7 +20,7 @@ MAX_FORWARDS = 16
 _BEFORE_FORWARD = ("data", "forward")
 
 
-class StrikeParameters(Strike):
+class InjectParameters(TensorInjection):
     """Changes parameters where the rank is held.
 
     Tells what the next forward pass of their module put out instead of what it would have.
@@ -31,7 +31,7 @@ class StrikeParameters(Strike):
         modules = self._trained.modules()
         tensors = {name: tensor for name, tensor in self._tensors("parameters").items() if _path(name, modules)}
         self._name = self._selector.tensor_of(tensors, "parameters", self._rng)
-        mark = self._struck = self._mark(self._name, tensors[self._name])
+        mark = self._affected = self._mark(self._name, tensors[self._name])
         # As they are, and as they would be: the optimizer may change both before they are used.
         self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
@@ -76,10 +76,10 @@ class StrikeParameters(Strike):
         tensor = self._tensor() if self._is_sticky else None
         if tensor is None:
             return
-        clean = read(tensor, self._struck.indices)
-        if self._struck.strike_again(tensor):
-            self._num_strikes += 1
-            self._present, self._clean = read(tensor, self._struck.indices), clean
+        clean = read(tensor, self._affected.indices)
+        if self._affected.inject_again(tensor):
+            self._num_injections += 1
+            self._present, self._clean = read(tensor, self._affected.indices), clean
 
     def _announced(self, step: int, phase: str) -> None:
         tensor = self._tensor()
@@ -92,17 +92,17 @@ class StrikeParameters(Strike):
         if phase == "commit" and self._was_there:
             self._follow(tensor)
         self._stick()
-        self._was_there = phase == "optimizer" and is_same_bits(read(tensor, self._struck.indices), self._present)
-        self._shadow_before = self._shadow(self._name, self._struck.indices) if self._was_there else None
+        self._was_there = phase == "optimizer" and is_same_bits(read(tensor, self._affected.indices), self._present)
+        self._shadow_before = self._shadow(self._name, self._affected.indices) if self._was_there else None
 
     def _follow(self, tensor: Tensor) -> None:
         """The optimizer has been at work: know what the elements are, and what they would be, from here on."""
-        shadow, now = self._shadow_before, read(tensor, self._struck.indices)
+        shadow, now = self._shadow_before, read(tensor, self._affected.indices)
         gradient = self._trained.tensors("gradients").get(self._name)
         if is_same_bits(now, self._present):
             return
         if shadow is not None and gradient is not None:
-            self._clean = shadow.predict(read(gradient, self._struck.indices), parameters=self._clean)
+            self._clean = shadow.predict(read(gradient, self._affected.indices), parameters=self._clean)
         else:
             self._clean = self._clean + (now - self._present)
         self._present = now
@@ -112,13 +112,13 @@ class StrikeParameters(Strike):
         if not self._num_forwards and self._is_put_out(output):
             # Of a module that is computed with and not called; a script that looks at its loss may go no further.
             receiver = "a forward pass of the model computed with it, and put out what is no number"
-            self._tell("consumed", struck=self._struck.description, receiver=receiver)
+            self._tell("consumed", struck=self._affected.description, receiver=receiver)
             return
         if self._num_passes - self._num_forwards > MAX_FORWARDS and self._is_there():
-            self._tell("masked", struck=self._struck.description, num_forwards=self._num_passes)
+            self._tell("masked", struck=self._affected.description, num_forwards=self._num_passes)
 
     def _is_put_out(self, output: Any) -> bool:
-        """Whether a struck value that is not finite made the model put out what is no number."""
+        """Whether a affected value that is not finite made the model put out what is no number."""
         is_cause = bool(self._clean.isfinite().all()) and not bool(self._present.isfinite().all())
         if not is_cause or not any(bool(local_part(tensor).isnan().any()) for tensor in tensors_in(output)):
             return False
@@ -128,9 +128,9 @@ class StrikeParameters(Strike):
         tensor = self._tensor()
         if tensor is None or self._is_told:
             return False
-        if is_same_bits(read(tensor, self._struck.indices), self._present):
+        if is_same_bits(read(tensor, self._affected.indices), self._present):
             return True
-        self._tell("restored", struck=self._struck.description)
+        self._tell("restored", struck=self._affected.description)
         return False
 
     def _look_at_gradient(self) -> None:
@@ -138,9 +138,9 @@ class StrikeParameters(Strike):
         gradient = self._trained.tensors("gradients").get(self._name)
         if self._num_forwards or gradient is None or not self._is_there():
             return
-        if bool((read(gradient, self._struck.indices) != 0).any()):
+        if bool((read(gradient, self._affected.indices) != 0).any()):
             receiver = "its gradient is not zero: a forward pass computed with it"
-            self._tell("consumed", struck=self._struck.description, receiver=receiver)
+            self._tell("consumed", struck=self._affected.description, receiver=receiver)
 
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if next(module.children(), None) is not None or not self._is_there():
@@ -152,7 +152,7 @@ class StrikeParameters(Strike):
             # it, or with something else (`torch.func.functional_call`).
             return
         self._num_forwards += 1
-        told = {"struck": self._struck.description, "num_forwards": self._num_forwards}
+        told = {"struck": self._affected.description, "num_forwards": self._num_forwards}
         change = self._change_of_output(module, args, kwargs, output)
         if change is not None:
             self._tell("consumed", **told, output=change)
@@ -165,7 +165,7 @@ class StrikeParameters(Strike):
             return None
         local = self._name.rpartition(".")[2]
         clean = module.get_parameter(local).data.clone()
-        write(clean, self._struck.indices, self._clean)
+        write(clean, self._affected.indices, self._clean)
         twin = copy.copy(module)
         twin._parameters = {**module._parameters, local: nn.Parameter(clean, requires_grad=False)}
         twin._buffers = {name: None if b is None else b.clone() for name, b in module._buffers.items()}
@@ -196,7 +196,7 @@ def _path(name: str, modules: Mapping[str, nn.Module]) -> list[nn.Module]:
     return [modules[outer] for end in range(1, len(parts)) if (outer := ".".join(parts[:end])) in modules]
 
 
-class StrikeOptimizer(Strike):
+class InjectOptimizer(TensorInjection):
     """Changes the optimizer's state where the rank is held, and tells what its next step made of it."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class StrikeOptimizer(Strike):
         parameter = self._name.rpartition(".")[0]
         if self._shadow(parameter, torch.tensor([0])) is None:
             raise EffectRefused(f"no optimizer is known to update {parameter}")
-        mark = self._struck = self._mark(self._name, tensors[self._name])
+        mark = self._affected = self._mark(self._name, tensors[self._name])
         self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
         self._shadow_before: ReplayedOptimizer | None = None
@@ -240,21 +240,21 @@ class StrikeOptimizer(Strike):
     def _before_step(self) -> None:
         tensor = self._trained.tensors("optimizer").get(self._name)
         if tensor is not None:
-            clean = read(tensor, self._struck.indices)
-            if self._is_sticky and not self._is_fresh and self._struck.strike_again(tensor):
-                self._num_strikes += 1
-                self._present, self._clean = read(tensor, self._struck.indices), clean
+            clean = read(tensor, self._affected.indices)
+            if self._is_sticky and not self._is_fresh and self._affected.inject_again(tensor):
+                self._num_injections += 1
+                self._present, self._clean = read(tensor, self._affected.indices), clean
             self._is_fresh = False
             if not self._is_told:
-                if is_same_bits(read(tensor, self._struck.indices), self._present):
+                if is_same_bits(read(tensor, self._affected.indices), self._present):
                     self._prepare()
                 else:
-                    self._tell("restored", struck=self._struck.description)
+                    self._tell("restored", struck=self._affected.description)
 
     def _prepare(self) -> None:
         parameter, _, key = self._name.rpartition(".")
         self._clean_state = {key: self._clean}
-        indices = self._struck.indices
+        indices = self._affected.indices
         whole = self._trained.tensors("parameters")[parameter]
         tensor = self._trained.tensors("optimizer")[self._name]
         if tensor.shape == whole.shape:
@@ -275,4 +275,4 @@ class StrikeOptimizer(Strike):
         outcome, shows = shadow.judge(gradient, gradient, self._clean_state)
         if outcome != "unchanged":
             # A step that was left out is none: the next one will tell.
-            self._tell(outcome, struck=self._struck.description, step=step, **shows)
+            self._tell(outcome, struck=self._affected.description, step=step, **shows)

@@ -68,20 +68,20 @@ class Placed:
 
     @property
     def keeps_away(self) -> Interval | None:
-        """When nothing is drawn on whom a loss strikes, and no loss on whom this strikes."""
+        """When nothing is drawn on whom a loss affects, and no loss on whom this affects."""
         if self.interval is None or self.incident.is_loss:
             return self.interval
         return self.interval.beginning
 
     @property
     def processes(self) -> frozenset[tuple[str, int]]:
-        """What it strikes: ranks, and the supervisors of whole nodes."""
+        """What it affects: ranks, and the supervisors of whole nodes."""
         target = self.incident.target
         return frozenset(("rank", rank) for rank in target.ranks) | {("supervisor", node) for node in target.nodes}
 
 
 def taken_ranks(new: Placed, placed: Iterable[Placed]) -> set[int]:
-    """Ranks on which `new` is not drawn: those that are down then, or, if it is a loss, struck while it lasts."""
+    """Ranks on which `new` is not drawn: those that are down then, or, if it is a loss, affected while it lasts."""
     mine = new.keeps_away
     if mine is None:
         return set()
@@ -98,7 +98,7 @@ def check(placed: Iterable[Placed], cluster: Cluster, limits: Limits) -> None:
     """Refuse what cannot be, the first of it in the order of the run.
 
     Raises:
-        UsageError: an incident strikes what is still down, leaves no rank alive, or is beyond `limits`.
+        UsageError: an incident affects what is still down, leaves no rank alive, or is beyond `limits`.
     """
     placed = list(placed)
     for one in placed:
@@ -153,7 +153,7 @@ def _check_one(one: Placed, active: Sequence[Placed], cluster: Cluster, limits: 
                 + (", or repair those that were struck before it sooner" if down else ""),
                 key=one.key,
             )
-    struck = {rank for other in (*active, one) for rank in other.incident.target.ranks}
-    violation = limits.violation(struck, cluster)
+    affected = {rank for other in (*active, one) for rank in other.incident.target.ranks}
+    violation = limits.violation(affected, cluster)
     if violation is not None:
         raise UsageError(f"{what}: {violation}", key=one.key)

@@ -44,7 +44,7 @@ _PROFILE = "profile"
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An incident of which it is not said yet whom exactly it strikes.
+    """An incident of which it is not said yet whom exactly it affects.
 
     `lot` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot be.
     """
@@ -64,7 +64,7 @@ class _Draft:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the seed chooses whom it strikes."""
+        """Whether the seed chooses whom it affects."""
         return self.kind.scope not in WITHOUT_TARGET and (self.on is None or self.on.random is not None)
 
     @property
@@ -89,7 +89,7 @@ def make_plan(
     `chaos.plan.needs`; by default, what the experiment alone says) decide which kinds of a profile the job can have.
 
     Raises:
-        UsageError: a fault has no possible target, strikes what is still down, leaves no rank of the job alive, or is
+        UsageError: a fault has no possible target, affects what is still down, leaves no rank of the job alive, or is
             beyond the experiment's limits.
     """
     if registry is None:
@@ -204,7 +204,7 @@ def _failures(
 
 
 def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes: list[str]) -> list[Placed]:
-    """Say of each draft whom it strikes; those that cannot be are left out, where they may be."""
+    """Say of each draft whom it affects; those that cannot be are left out, where they may be."""
     placed: dict[int, Placed] = {}
     left_out: dict[str, list[str]] = {}
     # What has a choice comes last, so that it can go out of the others' way, in the order of the file: a fault that is
@@ -212,7 +212,7 @@ def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes
     for position in sorted(range(len(drafts)), key=lambda i: drafts[i].is_drawn or drafts[i].may_be_left_out):
         draft = drafts[position]
         try:
-            one = _strike(draft, experiment, cluster, placed.values())
+            one = _inject_into(draft, experiment, cluster, placed.values())
             why = None
             if draft.may_be_left_out and not isinstance(experiment.job, CommandJob):
                 why = is_possible(one, placed.values(), cluster, experiment.limits)
@@ -238,7 +238,7 @@ def _check_limits(placed: Collection[Placed], experiment: Experiment, cluster: C
             raise UsageError(f"{what}: {violation}", key=one.key)
 
 
-def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:
+def _inject_into(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:
     kind = draft.kind
     anywhere = Incident(
         incident=0,
@@ -267,7 +267,7 @@ def _strike(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Col
     incident = replace(
         anywhere,
         target=target,
-        target_text=kind.strikes if kind.scope == "checkpoint" else str(draft.on if named else target),
+        target_text=kind.affects if kind.scope == "checkpoint" else str(draft.on if named else target),
         repair=None if target.role is not None else draft.repair,
     )
     return replace(here, incident=incident)

@@ -24,7 +24,7 @@ Places = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTarget:
-    """Whom exactly: `ranks`, ascending; `nodes` are those that are struck as a whole; a role is no rank and no node.
+    """Whom exactly: `ranks`, ascending; `nodes` are those that are affected as a whole; a role is no rank and no node.
 
     `links` are pairs of ranks, the lower one first; `ranks` then are those at their ends. With nobody in it, it is what
     a fault of checkpoints has.
@@ -144,7 +144,7 @@ def resolve(
 ) -> ResolvedTarget:
     """Whom `target` (None: what is usual) means in `cluster`, for a fault of nodes, ranks, links or checkpoints.
 
-    A fault of nodes on a rank strikes that rank's node; a fault of ranks on a node strikes all of its ranks, and the
+    A fault of nodes on a rank affects that rank's node; a fault of ranks on a node affects all of its ranks, and the
     node lives on. A link is drawn among ranks on different nodes. Nothing is drawn from the ranks in `unavailable`, nor
     from nodes that have no other ones.
 

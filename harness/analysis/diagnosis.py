@@ -12,7 +12,7 @@ from mecefo_runtime.system.events import MAIN_JOB, Event
 COORDINATOR = "coordinator"
 Culprit = int | str
 Score = Literal["right", "partly", "wrong", "none"]
-"""`right`: it named all that was struck, and nobody else. `partly`: some of it. `wrong`: somebody else as well, or
+"""`right`: it named all that was affected, and nobody else. `partly`: some of it. `wrong`: somebody else as well, or
 only. `none`: nobody."""
 
 _NAMING: Mapping[str, str] = {"detected": "lost", "step_unfit": "suspects", "culprit_named": "ranks"}
@@ -23,10 +23,10 @@ _NAMING: Mapping[str, str] = {"detected": "lost", "step_unfit": "suspects", "cul
 class Diagnosis:
     """Whom the job named for one incident.
 
-    `seconds` is injection -> the first naming of a struck rank (or of the coordinator), None when there was none.
+    `seconds` is injection -> the first naming of a affected rank (or of the coordinator), None when there was none.
     """
 
-    struck: frozenset[Culprit]
+    affected: frozenset[Culprit]
     named: set[Culprit] = field(default_factory=set)
     seconds: float | None = None
     how: str | None = None
@@ -36,15 +36,15 @@ class Diagnosis:
         """How good it is."""
         if not self.named:
             return "none"
-        if self.named - self.struck:
+        if self.named - self.affected:
             return "wrong"
-        return "right" if self.named == self.struck else "partly"
+        return "right" if self.named == self.affected else "partly"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
             "score": self.score,
-            "struck": sorted(self.struck, key=str),
+            "struck": sorted(self.affected, key=str),
             "named": sorted(self.named, key=str),
             "how": self.how,
             "seconds": self.seconds,
@@ -53,10 +53,10 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Diagnoses:
-    """Of all verified incidents that struck somebody. Ratios are None where there is nothing to count.
+    """Of all verified incidents that affected somebody. Ratios are None where there is nothing to count.
 
-    `recall_ratio`: share of the struck that was named. `precision_ratio`: share of the named that was struck;
-    `num_false` namings came before any fault, or named somebody whom no fault in force had struck.
+    `recall_ratio`: share of the affected that was named. `precision_ratio`: share of the named that was affected;
+    `num_false` namings came before any fault, or named somebody whom no fault in force had affected.
     """
 
     by_incident: Mapping[int, Diagnosis]
@@ -68,24 +68,24 @@ class Diagnoses:
 def diagnose(events: Iterable[Event], incidents: Sequence[Incident]) -> Diagnoses:
     """Hold what the main job said against what was done to it.
 
-    A rank that is named counts for the incident that struck it last before; one that no incident has struck counts
+    A rank that is named counts for the incident that affected it last before; one that no incident has affected counts
     against the incident injected last, which is what the job tried to explain.
     """
     found = {
-        incident.incident: Diagnosis(struck)
+        incident.incident: Diagnosis(affected)
         for incident in incidents
-        if incident.injected is not None and incident.verified is not None and (struck := _struck(incident))
+        if incident.injected is not None and incident.verified is not None and (affected := _affected(incident))
     }
     begun = sorted((incident.injected, incident.incident) for incident in incidents if incident.injected is not None)
     num_false = 0
     for event in sorted(events, key=lambda event: event.monotonic_seconds):
         at = event.monotonic_seconds
-        for culprit in _culprits(event, [diagnosis.struck for diagnosis in found.values()]):
+        for culprit in _culprits(event, [diagnosis.affected for diagnosis in found.values()]):
             before = [number for injected, number in begun if injected <= at and number in found]
             if not before:
                 num_false += 1
                 continue
-            own = [number for number in before if culprit in found[number].struck]
+            own = [number for number in before if culprit in found[number].affected]
             diagnosis = found[own[-1] if own else before[-1]]
             if not own and culprit not in diagnosis.named:
                 num_false += 1
@@ -94,28 +94,28 @@ def diagnose(events: Iterable[Event], incidents: Sequence[Incident]) -> Diagnose
                 injected = next(time for time, number in begun if number == own[-1])
                 diagnosis.seconds = at - injected
                 diagnosis.how = str(event.fields.get("how", event.kind))
-    num_struck = sum(len(diagnosis.struck) for diagnosis in found.values())
-    num_right = sum(len(diagnosis.struck & diagnosis.named) for diagnosis in found.values())
+    num_affected = sum(len(diagnosis.affected) for diagnosis in found.values())
+    num_right = sum(len(diagnosis.affected & diagnosis.named) for diagnosis in found.values())
     num_named = num_right + num_false
     return Diagnoses(
         found,
         num_false,
-        recall_ratio=num_right / num_struck if num_struck else None,
+        recall_ratio=num_right / num_affected if num_affected else None,
         precision_ratio=num_right / num_named if num_named else None,
     )
 
 
-def _struck(incident: Incident) -> frozenset[Culprit]:
+def _affected(incident: Incident) -> frozenset[Culprit]:
     if incident.ranks:
         return frozenset(incident.ranks)
     return frozenset([COORDINATOR]) if incident.target == f"role={COORDINATOR}" else frozenset()
 
 
-def _culprits(event: Event, struck: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
+def _culprits(event: Event, affected: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
     if event.job != MAIN_JOB:
         return
     ends = frozenset[Culprit](int(rank) for link in event.fields.get("cut_links") or () for rank in link)
-    if ends and any(ends <= each for each in struck):
+    if ends and any(ends <= each for each in affected):
         # It named the very link, or some of the links of a partition. That it did without one of the ends is its answer
         # to it, no accusation.
         yield from sorted(ends, key=str)

@@ -71,7 +71,7 @@ def coordinator_downs(main: Iterable[Event], ended_seconds: float) -> tuple[tupl
 
 
 def takes_coordinator(event: Event) -> bool:
-    """Whether the job has no coordinator from then on: it was struck, or ended otherwise than with the job."""
+    """Whether the job has no coordinator from then on: it was affected, or ended otherwise than with the job."""
     if event.kind == "injected":
         return "role=coordinator" in str(event.fields.get("target"))
     is_exit = event.kind == "process_exited" and event.fields.get("role") == "coordinator"

@@ -117,7 +117,7 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
 def shows_recovery(began_seconds: float, *, is_left_out: bool, injected_seconds: float) -> bool:
     """Whether a step, once it is committed, shows that the job is past a fault.
 
-    One that was in flight when the fault struck proves nothing, and one that was left out taught the model nothing.
+    One that was in flight when the fault affected proves nothing, and one that was left out taught the model nothing.
     """
     return began_seconds > injected_seconds and not is_left_out
 

@@ -324,15 +324,15 @@ def _restored(steps: Sequence[CommittedStep], before_work_per_second: float) -> 
 def _rejoined(main: Sequence[Event], injected: float, ranks: Sequence[int]) -> float | None:
     """When the last of those of `ranks` was back that the job had given up: of a cut link it is one end only."""
     missing: set[int] = set()
-    struck_again: set[int] = set()
+    affected_again: set[int] = set()
     for event in main:
         if event.monotonic_seconds < injected:
             continue
         if event.kind == "injected" and event.monotonic_seconds > injected and event.fields.get("is_loss"):
-            struck_again |= set(event.fields.get("ranks") or ()) - missing
+            affected_again |= set(event.fields.get("ranks") or ()) - missing
         elif event.kind == "detected":
             # Whom a later fault took first, only that one has to bring back.
-            missing |= (set(ranks) & set(event.fields.get("lost", ()))) - struck_again
+            missing |= (set(ranks) & set(event.fields.get("lost", ()))) - affected_again
         elif event.kind == "rejoined" and missing:
             missing -= set(event.fields.get("ranks", ()))
             if not missing:

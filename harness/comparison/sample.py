@@ -15,7 +15,7 @@ Kind = Literal["comparison", "repetition"]
 Status = Literal["running", "complete", "partial"]
 FORMAT = "chaos-set-1"
 USABLE = ("pass", "fail")
-"""Verdicts of runs whose figures count: the fault was seen to strike, and the run came to its end."""
+"""Verdicts of runs whose figures count: the fault was seen to affect, and the run came to its end."""
 # What of an experiment changes neither what is run nor how it is measured.
 _IMMATERIAL = ("name", "gates", "halt")
 

@@ -84,7 +84,7 @@ class Badput:
             self.stretches.claim(held[0], min(at, until), Strength.HOLD, "injection")
 
     def detected(self, injected: float, at: float) -> None:
-        """An incident that struck ranks at `injected` was detected."""
+        """An incident that affected ranks at `injected` was detected."""
         self.stretches.claim(injected, at, Strength.DETECTION, "detection")
         self._without_coordinator(injected, at)
         self.lost(injected)

@@ -62,7 +62,7 @@ class Incidents:
         self._badput = badput
         self._incidents: dict[int, _Open] = {}
         # Those that were injected: what the job does can concern them.
-        self._struck: deque[_Open] = deque(maxlen=_MAX_STRUCK)
+        self._affected: deque[_Open] = deque(maxlen=_MAX_STRUCK)
         self._recent: deque[Event | Stall | CommittedStep] = deque(maxlen=_RECENT)
         self._last_steps: deque[CommittedStep] = deque(maxlen=RESTORED_STEPS)
 
@@ -117,7 +117,7 @@ class Incidents:
         one.is_loss, one.goes_on = bool(fields.get("is_loss")), bool(fields.get("goes_on"))
         one.is_active, one.missing = True, frozenset()
         self.newest[one.known.fault] = one.known
-        self._struck.append(one)
+        self._affected.append(one)
         self.undo_pending |= {one.known.incident}
         self.first_injected = at if self.first_injected is None else min(at, self.first_injected)
         for earlier in list(self._recent):
@@ -160,12 +160,12 @@ class Incidents:
     def on_stall(self, stall: Stall) -> None:
         """A change of membership is over."""
         self._recent.append(stall)
-        self._regroup(self._struck, stall)
+        self._regroup(self._affected, stall)
 
     def on_commit(self, step: CommittedStep, is_redone: bool) -> None:
         """A step is committed."""
         self._recent.append(step)
-        self._recover(self._struck, step)
+        self._recover(self._affected, step)
         if not is_redone:
             if not step.is_left_out:
                 self._last_steps.append(step)
@@ -192,7 +192,7 @@ class Incidents:
         """When incidents were injected on ranks that nothing noticed and after which nothing was committed."""
         return [
             one.known.injected
-            for one in self._struck
+            for one in self._affected
             if one.known.injected is not None
             and one.known.ranks
             and one.known.detected is None
@@ -208,7 +208,7 @@ class Incidents:
             and one.known.injected is not None
             and one.known.injected < step.committed_seconds
             and (one.lifted is None or step.began_seconds < one.lifted)
-            for one in self._struck
+            for one in self._affected
         )
 
     def _count_under_fault(self, step: CommittedStep) -> None:
@@ -231,7 +231,7 @@ class Incidents:
     def _windows(self, until: float) -> list[tuple[float, float]]:
         """The times from injection to the fault's end, or to `until`, joined and in order."""
         windows: list[tuple[float, float]] = []
-        for one in sorted(self._struck, key=lambda one: one.known.injected or 0.0):
+        for one in sorted(self._affected, key=lambda one: one.known.injected or 0.0):
             start, end = one.known.injected or 0.0, until if one.lifted is None else min(one.lifted, until)
             if one.outcome == "unverified" or end <= self._counted_until or start >= end:
                 continue
@@ -246,25 +246,25 @@ class Incidents:
         match event.kind:
             case "detected":
                 lost = frozenset(event.fields.get("lost", ()))
-                struck = sorted(self._struck_before(at), key=lambda one: one.known.injected or 0.0, reverse=True)
+                affected = sorted(self._affected_before(at), key=lambda one: one.known.injected or 0.0, reverse=True)
                 later: frozenset[int] = frozenset()
-                for one in struck:
+                for one in affected:
                     # Of a cut link the job gives up one end only; whom a later fault took, that one has to bring back.
                     one.missing |= (lost & frozenset(one.known.ranks)) - later
                     later |= frozenset(one.known.ranks) if one.is_loss else frozenset()
                 self._assign(event)
             case "isolated":
-                for one in self._struck:
+                for one in self._affected:
                     detected = one.known.detected
                     if detected is not None and one.known.isolated is None and at >= detected:
                         self._update(one, isolated=at)
             case "coordinator_restarted":
-                for one in self._struck_before(at):
+                for one in self._affected_before(at):
                     if one.is_loss and not one.known.ranks:
                         self._lift(one, at)
             case "rejoined":
                 back = frozenset(event.fields.get("ranks", ()))
-                for one in self._struck_before(at):
+                for one in self._affected_before(at):
                     if one.missing & back:
                         one.missing -= back
                         if not one.missing and one.known.rejoined is None:
@@ -276,18 +276,18 @@ class Incidents:
                                 # Of one that only cut or froze them the end is its undoing, not that they are back.
                                 self._lift(one, one.undone)
 
-    def _struck_before(self, at: float) -> Iterable[_Open]:
-        return [one for one in self._struck if one.known.injected is not None and one.known.injected <= at]
+    def _affected_before(self, at: float) -> Iterable[_Open]:
+        return [one for one in self._affected if one.known.injected is not None and one.known.injected <= at]
 
     def _assign(self, event: Event) -> None:
         """Which incidents a detection is of; see `harness.analysis.detections`."""
         at = event.monotonic_seconds
-        latest_first = sorted(self._struck_before(at), key=lambda one: one.known.injected or 0.0, reverse=True)
+        latest_first = sorted(self._affected_before(at), key=lambda one: one.known.injected or 0.0, reverse=True)
         own: list[_Open] = []
         for rank in event.fields.get("lost", ()):
-            struck = next((one for one in latest_first if rank in one.known.ranks), None)
-            if struck is not None:
-                own.append(struck)
+            affected = next((one for one in latest_first if rank in one.known.ranks), None)
+            if affected is not None:
+                own.append(affected)
         if not own and latest_first and latest_first[0].known.ranks:
             # A later detection of others is none of an incident that the job has recovered from.
             own = [one for one in latest_first[:1] if one.known.committed is None or one.known.committed >= at]
@@ -299,7 +299,7 @@ class Incidents:
     def _regroup(self, incidents: Iterable[_Open], stall: Stall) -> None:
         if stall.regrouped_seconds is None or not stall.is_loss:
             return
-        times = [one.known.detected for one in self._struck if one.known.detected is not None]
+        times = [one.known.detected for one in self._affected if one.known.detected is not None]
         is_others = any(stall.began_seconds <= at <= stall.ended_seconds for at in times)
         for one in incidents:
             injected, known = one.known.injected, one.known
@@ -334,7 +334,7 @@ class Incidents:
         seconds = sum(step.duration_seconds for step in window)
         if sum(step.work for step in window) < RESTORED_RATIO * before * seconds:
             return
-        for one in self._struck:
+        for one in self._affected:
             injected = one.known.injected
             if injected is not None and one.known.restored is None and window[0].began_seconds > injected:
                 self._update(one, restored=window[0].committed_seconds)

@@ -1,7 +1,7 @@
 """The wall clock of a job as stretches from one commit to the next, each shared out among causes when it is over.
 
 What `accounting` does for a whole log, as it goes. News that come late (a fault that is detected, or seen to
-have taken effect, some steps after it struck) change the stretches that they are about, as far back as those are kept.
+have taken effect, some steps after it affected) change the stretches that they are about, as far back as those are kept.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Stretches:
         self._charge(stretch)
 
     def slow_down(self, since: float) -> None:
-        """A fault that struck then was seen to take effect: the steps that committed since ran under it."""
+        """A fault that affected then was seen to take effect: the steps that committed since ran under it."""
         for stretch in self._since(since):
             if stretch.began_seconds is not None and not stretch.is_slow:
                 stretch.is_slow = True

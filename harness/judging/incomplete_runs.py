@@ -25,13 +25,13 @@ def unfinished(metric: Metric | Series, period: Period | None, summary: Mapping[
     is_of_before = metric.is_of_before if isinstance(metric, Metric) else period == "before"
     if is_of_before and any(incident["injected"] for incident in summary["incidents"]):
         return None
-    if isinstance(metric, Metric) and metric.is_per_incident and _all_struck(summary):
+    if isinstance(metric, Metric) and metric.is_per_incident and _all_affected(summary):
         return None
     return "the job failed" if outcome == "failed" else _STOPPED.get(summary["status"], "the run ended")
 
 
-def _all_struck(summary: Mapping[str, Any]) -> bool:
-    """Whether every fault that was planned has struck, and the job is past it."""
+def _all_affected(summary: Mapping[str, Any]) -> bool:
+    """Whether every fault that was planned has affected, and the job is past it."""
     incidents = summary["incidents"]
     if not incidents or summary["incidents_not_due"]:
         return False

@@ -21,7 +21,7 @@ class Metric:
 
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
     `only_grows` marks what never becomes smaller while the job goes on, `is_of_before` what is known for good once
-    the first fault has struck, `is_beside_twin` what is taken over the steps that job and twin both committed.
+    the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed.
     """
 
     name: str

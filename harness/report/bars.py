@@ -97,7 +97,7 @@ def ranks_over_time(curves: Curves, history: History, width: int) -> Markup:
             body.append(drawing.text(frame.left - 6, top + lane_height / 2 + 4, f"rank {rank}", "end"))
         for piece in _merged(lane, x):
             body.extend(_holding(rank, piece, x, top, lane_height, hatch))
-        body.extend(_struck(rank, history.struck, x, top, lane_height, end))
+        body.extend(_affected(rank, history.affected, x, top, lane_height, end))
     clock = Clock.of(end)
     body += drawing.axis_across(frame, x, 0.0, end, f"{clock.words} since the job started", clock.seconds)
     legend, height = drawing.legend(_legend_items(curves, history), width, frame.bottom + 38)
@@ -155,8 +155,10 @@ def _told(rank: int, piece: Holding, times: str) -> tuple[str, str, str]:
     return f"{words} ~", "part-holds", f"{title}; approximated: {', '.join(map(str, sorted(piece.degraded)))}"
 
 
-def _struck(rank: int, struck: Sequence[ActiveFault], x: Scale, top: float, height: float, end: float) -> Iterable[str]:
-    for one in struck:
+def _affected(
+    rank: int, affected: Sequence[ActiveFault], x: Scale, top: float, height: float, end: float
+) -> Iterable[str]:
+    for one in affected:
         if rank in one.ranks:
             at = min(max(0.0, one.since_seconds), end)
             until = min(one.until_seconds, end)
@@ -176,14 +178,14 @@ def _legend_items(curves: Curves, history: History) -> list[tuple[str, str]]:
         items.append(("part-idle", "idle"))
     if any(piece.layers is None and piece.attempt is None for piece in pieces):
         items.append(("part-gone", "not in the job"))
-    if any(one.ranks for one in history.struck):
+    if any(one.ranks for one in history.affected):
         items.append(("part-struck", "struck, until the fault was over or the rank was back"))
     return items
 
 
 def _lanes_text(curves: Curves, history: History) -> str:
     said = [f"{count(len(curves.lanes), 'rank')}."]
-    for one in history.struck[:8]:
+    for one in history.affected[:8]:
         if one.ranks:
             said.append(
                 f"{name_ranks(one.ranks).capitalize()}: struck by incident {one.incident} ({one.fault}) from "

@@ -66,8 +66,8 @@ def speed_over_time(curves: Curves, history: History, width: int) -> Markup:
     ]
     items = [("curve-main", "speed")]
     if history.before:
-        items.append(("curve-before", "median before the first fault" if history.struck else "median"))
-    if history.struck:
+        items.append(("curve-before", "median before the first fault" if history.affected else "median"))
+    if history.affected:
         items += _band_items(history)
     legend, height = drawing.legend([*items, *_sign_items(curves.marks), *ribbon_legend], width, below.bottom + 38)
     lowest = min(rates, key=lambda rate: rate[1])
@@ -164,10 +164,10 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
 
 
 def _steps_drawn(curves: Curves, points: Sequence[StepPoint]) -> tuple[float, float]:
-    """From the first step to the last one, committed or struck."""
+    """From the first step to the last one, committed or affected."""
     steps = [point.step for point in points]
-    struck = [mark.step for mark in curves.marks]
-    return float(min(steps)), float(max(*steps, *struck, min(steps) + 1))
+    affected = [mark.step for mark in curves.marks]
+    return float(min(steps)), float(max(*steps, *affected, min(steps) + 1))
 
 
 def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[str], Frame]:

@@ -62,14 +62,14 @@ class History:
     end_seconds: float = 0.0
     segments: tuple[tuple[float, float, str], ...] = ()
     stopped: tuple[tuple[float, float], ...] = ()
-    struck: tuple[ActiveFault, ...] = ()
+    affected: tuple[ActiveFault, ...] = ()
     ways: Mapping[int, Way] = field(default_factory=dict)
     before: float | None = None
 
     @property
     def in_force(self) -> tuple[tuple[float, float], ...]:
         """The times in which a fault was in force or its ranks were away, overlapping ones joined."""
-        return _joined((struck.since_seconds, struck.until_seconds) for struck in self.struck)
+        return _joined((affected.since_seconds, affected.until_seconds) for affected in self.affected)
 
 
 def read(events: Iterable[Event]) -> History:
@@ -85,7 +85,7 @@ def read(events: Iterable[Event]) -> History:
         for event in events
         if event.job == MAIN_JOB and event.kind == "injected" and event.fields.get("goes_on")
     }
-    struck = tuple(
+    affected = tuple(
         ActiveFault(one.incident, one.fault, one.ranks, one.injected - begin, _until(one, end) - begin)
         for one in times.incidents
         if one.injected is not None and one.verified is not None
@@ -94,7 +94,7 @@ def read(events: Iterable[Event]) -> History:
         end_seconds=end - begin,
         segments=segments,
         stopped=_joined((since, until) for since, until, cause in segments if cause in _STANDSTILLS),
-        struck=struck,
+        affected=affected,
         ways={
             one.incident: _way(one, one.incident in gone_for_a_time, _restarted(one, times)) for one in times.incidents
         },

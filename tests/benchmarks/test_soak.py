@@ -63,7 +63,7 @@ def test_every_kind_of_loss_is_drawn_and_none_that_the_shape_cannot_bear():
 
 
 @pytest.mark.unit
-def test_nobody_is_struck_whose_loss_the_job_cannot_bear():
+def test_nobody_is_affected_whose_loss_the_job_cannot_bear():
     plan = plan_of()
     layout = layout_of("exact", plan.job().cluster(), range(4))
     known = Knowledge()
@@ -71,7 +71,7 @@ def test_nobody_is_struck_whose_loss_the_job_cannot_bear():
     known.feed(event("regrouped", 2.0, members=[0, 1, 2, 3]))
     holders = known.holders("head")
     assert len(holders) == 2 and known.can_lose(holders[:1]) and not known.can_lose(holders)
-    known.strike(holders[:1], 3.0)
+    known.inject(holders[:1], 3.0)
     assert not known.can_lose(holders[1:])
     # An epoch that was laid out before the blow does not bring the lost one back; a later one does.
     known.feed(event("regrouped", 3.5, members=[0, 1, 2, 3]))
@@ -106,7 +106,7 @@ def test_a_sound_run_passes_and_each_flaw_is_named():
 
 
 @pytest.mark.unit
-def test_a_process_that_nobody_struck_has_crashed():
+def test_a_process_that_nobody_affected_has_crashed():
     def exited(rank, code, seconds):
         return event("process_exited", seconds, "supervisor", role="rank", exited_rank=rank, exited_pid=9, exit=code)
 

@@ -27,7 +27,7 @@ class _Fault:
     """What the base class of real faults says of all."""
 
     is_loss = False
-    strikes = "the newest checkpoint"
+    affects = "the newest checkpoint"
     needs = ()
     has_lifetime = False
     default_lifetime = None

@@ -65,8 +65,8 @@ def create_host(children, folder=None, inside=None):
 
 def targets(fault):
     """Every sort of target that a fault of processes can be given."""
-    struck = ResolvedTarget(ranks=(0, 1), nodes=(0,)) if fault.scope == "node" else ResolvedTarget(ranks=(0,))
-    return (struck, ResolvedTarget(role="coordinator"))
+    affected = ResolvedTarget(ranks=(0, 1), nodes=(0,)) if fault.scope == "node" else ResolvedTarget(ranks=(0,))
+    return (affected, ResolvedTarget(role="coordinator"))
 
 
 async def do_nothing(self, act, host):

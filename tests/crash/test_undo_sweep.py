@@ -1,4 +1,4 @@
-"""`chaos` is killed between "record written" and "record struck": within 15 s nothing is left."""
+"""`chaos` is killed between "record written" and "record affected": within 15 s nothing is left."""
 
 import json
 import os

@@ -7,9 +7,9 @@ from torch import nn
 from chaos.foreign.phase_tracker import PHASES
 from chaos.foreign.stall_reason import StallReason
 from chaos.foreign.subject import ForeignSubject
-from chaos.inside.activations import StrikeActivations
-from chaos.inside.tensors import StrikeParameters
-from tests.foreign.test_strikes import Attending
+from chaos.inside.activations import InjectActivations
+from chaos.inside.tensors import InjectParameters
+from tests.foreign.test_injections import Attending
 
 pytestmark = pytest.mark.unit
 
@@ -147,7 +147,7 @@ def is_spoilt(loss):
 
 
 def test_the_last_modules_output_is_seen_where_the_script_leaves_the_pass_out(model):
-    (told,) = told_of(StrikeActivations, {**NAN, "tensor": "2"}, model, is_spoilt)
+    (told,) = told_of(InjectActivations, {**NAN, "tensor": "2"}, model, is_spoilt)
     assert (told["outcome"], told["step"]) == ("consumed", 2)
     assert "left that pass out" in told["receiver"]
 
@@ -169,10 +169,10 @@ def test_an_output_that_nobody_reads_is_still_unused():
         def forward(self, x):
             return self.heads(x)["main"]
 
-    (told,) = told_of(StrikeActivations, {**NAN, "tensor": "*other"}, Main(), is_spoilt)
+    (told,) = told_of(InjectActivations, {**NAN, "tensor": "*other"}, Main(), is_spoilt)
     assert told["outcome"] == "unused"
 
 
 def test_a_parameter_whose_module_is_not_called_shows_without_a_backward_pass():
-    (told,) = told_of(StrikeParameters, {**NAN, "tensor": "attention.out_proj.weight"}, Attending(), is_spoilt)
+    (told,) = told_of(InjectParameters, {**NAN, "tensor": "attention.out_proj.weight"}, Attending(), is_spoilt)
     assert told["outcome"] == "consumed" and "put out what is no number" in told["receiver"]

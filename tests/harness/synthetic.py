@@ -34,7 +34,7 @@ UNIX_OFFSET = 1_790_000_000.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One incident of the story. `during_regroup`: it strikes while the regroup of the fault before it is under way."""
+    """One incident of the story. `during_regroup`: it affects while the regroup of the fault before it is under way."""
 
     step: int = 20
     node: int = 1
@@ -232,7 +232,7 @@ class _Story:
         for step in range(1, self.steps + 1):
             if job == MAIN_JOB:
                 self._boundary(step)
-                if not self._strike(step):
+                if not self._inject_into(step):
                     break
             self._commit(step)
             committed = step
@@ -304,10 +304,10 @@ class _Story:
                 self._regroup("rejoin", step, transfer_seconds=TRANSFER_SECONDS)
                 self.emit("rejoined", "coordinator", step, epoch=self.epoch, ranks=fault.ranks)
 
-    def _strike(self, step: int) -> bool:
+    def _inject_into(self, step: int) -> bool:
         """The faults of `step`; False when the job does not survive them."""
-        struck = [(i, f) for i, f in enumerate(self.faults) if f.step == step and f.fires]
-        for index, fault in struck:
+        affected = [(i, f) for i, f in enumerate(self.faults) if f.step == step and f.fires]
+        for index, fault in affected:
             if not fault.during_regroup:
                 began = self.now
                 self.now += self.step_seconds / 2  # half a step's work, which the loss throws away
@@ -316,7 +316,7 @@ class _Story:
                 self.began = began if fault.role or not fault.verified else None
             if not self._inject(index, fault, step):
                 return False
-        if any(f.verified and f.ranks for _, f in struck):
+        if any(f.verified and f.ranks for _, f in affected):
             self._regroup("loss", step, transfer_seconds=TRANSFER_SECONDS)
         return True
 
@@ -342,7 +342,7 @@ class _Story:
             self.emit("released", "injector", step, incident=index, ranks=fault.ranks)
             return True
         self.emit("verified", "injector", step, incident=index, evidence=f"{len(processes)} processes are gone")
-        if fault.undone:  # what is killed leaves nothing to undo: struck from the ledger at once
+        if fault.undone:  # what is killed leaves nothing to undo: affected from the ledger at once
             self.emit("undone", "injector", step, incident=index, evidence="nothing to undo")
         self.emit("released", "injector", step, incident=index, ranks=fault.ranks)
         if fault.role:

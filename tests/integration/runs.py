@@ -271,7 +271,7 @@ def assert_time_adds_up(figures: Mapping[str, Any]) -> None:
 def assert_survived(
     run: Finished, steps: int, *, at: int | None, phase: str = "forward", incident: int = 0, repaired: bool = True
 ) -> None:
-    """That the run passed, and that its incident struck at exactly (step, phase), was seen to, and was recovered from.
+    """That the run passed, and that its incident affected at exactly (step, phase), was seen to, and was recovered from.
 
     `at` None: at a time. `repaired`: the target is back at the end.
     """
@@ -325,9 +325,9 @@ def _assert_regrouped(run: Finished, incident: int, repaired: bool) -> None:
     ]
     assert times == sorted(times)
     # No survivor was started again: whoever was, was lost to a fault.
-    struck = {rank for event in run.of("injected") for rank in event.fields["ranks"]}
+    affected = {rank for event in run.of("injected") for rank in event.fields["ranks"]}
     again = {e.fields["started_rank"] for e in run.of("process_started") if e.fields.get("rank_attempt", 1) > 1}
-    assert again <= struck
+    assert again <= affected
     back = {rank for event in later if event.kind == "rejoined" for rank in event.fields["ranks"]}
     assert lost <= back if repaired else not lost & back
     if repaired:

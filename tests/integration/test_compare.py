@@ -41,7 +41,7 @@ def figures_of(document, label):
     return {name: spread["median"] for name, spread in sample["figures"].items()}
 
 
-def test_the_same_faults_strike_under_each_strategy_and_each_pays_its_own_price(compared):
+def test_the_same_faults_injection_under_each_strategy_and_each_pays_its_own_price(compared):
     _, _, document = compared
     assert [sample["label"] for sample in document["samples"]] == ["exact", "checkpoint"]
     seeds = {sample["experiment"]["seed"] for sample in document["samples"]}

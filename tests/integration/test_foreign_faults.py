@@ -71,7 +71,7 @@ class TestTensors:
         assert update["parameter_actual"] != update["parameter_clean"]
         assert run.summary["steps_committed"] == 30
 
-    def test_a_gradient_of_one_replica_is_struck_after_the_reduction(self, tmp_path, restarting):
+    def test_a_gradient_of_one_replica_is_affected_after_the_reduction(self, tmp_path, restarting):
         run = run_chaos(tmp_path, "set-inf", "--at", "step=8", "--on", "rank=1", command=restarting)
         (told,) = run.one("verified").fields["evidence"]["ranks"]
         assert (told["rank"], told["outcome"], told["phase"]) == (1, "consumed", "optimizer")

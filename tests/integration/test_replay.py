@@ -26,18 +26,18 @@ def chaos(folder, out, *arguments):
         return run.wait(), run.stdout, run.stderr
 
 
-def test_a_replay_strikes_the_same_ranks_at_the_same_steps(tmp_path):
+def test_a_replay_affects_the_same_ranks_at_the_same_steps(tmp_path):
     # Training has begun by then on a slow machine, and is not over on a fast one.
     when = ("--at", "time=4s", "--seed", "5", "--steps", "60")
     first = run_chaos(tmp_path, "kill-process", *when, *SMALL, patch=paced(0.1))
-    struck = first.one("injected")
+    affected = first.one("injected")
     code, _, stderr = chaos(tmp_path / "again", tmp_path / "out", "replay", "latest", "--json")
     assert code == 0, stderr
     (folder,) = (tmp_path / "out").glob("kill-process-replay/2*")
     again = read_run(folder, code, stderr)
     assert_sound(again, 60)
-    assert again.one("injected").step == struck.step
-    assert again.one("injected").fields["ranks"] == struck.fields["ranks"]
+    assert again.one("injected").step == affected.step
+    assert again.one("injected").fields["ranks"] == affected.fields["ranks"]
     code, _, stderr = chaos(tmp_path / "none", tmp_path / "out", "replay", "latest", "--only", "3")
     assert (code, "no incident 3" in stderr) == (4, True)
 

@@ -1,4 +1,4 @@
-"""Wrong numbers in a real job: what was struck was used, and the job computes again, heals, or goes on with it."""
+"""Wrong numbers in a real job: what was affected was used, and the job computes again, heals, or goes on with it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ faults:
 # Nothing is written in the ranks, though all else is as ever.
 WRITE_NOTHING = """import sys
 if 'harness.backends.forkserver' in sys.orig_argv:
-    import chaos.inside.strike
+    import chaos.inside.injection
 
-    chaos.inside.strike.write = lambda tensor, indices, values: None
+    chaos.inside.injection.write = lambda tensor, indices, values: None
 """
 # The ranks know nothing of the effect; the injector thinks that it began.
 BEGIN_NOTHING = """import sys
@@ -51,7 +51,7 @@ def assert_passed(run: Finished) -> None:
     assert len(run.of("undone")) == len(run.summary["incidents"])
 
 
-def test_what_was_struck_was_used(tmp_path):
+def test_what_was_affected_was_used(tmp_path):
     run = train(
         tmp_path,
         "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients, layer: 3, bit: 25",
@@ -80,7 +80,7 @@ def test_what_was_struck_was_used(tmp_path):
     assert (telemetry.fields["rank"], telemetry.fields["xid"], telemetry.step) == (3, 48, None)
 
 
-def test_the_same_seed_strikes_the_same_element_of_the_same_tensor(tmp_path):
+def test_the_same_seed_affects_the_same_element_of_the_same_tensor(tmp_path):
     fault = "kind: bit-flip, on: rank=1, at: {step: 4}, where: parameters, bit: exponent"
     runs = []
     for number in range(2):
@@ -162,7 +162,7 @@ def test_a_stuck_bit_comes_again_until_the_end_of_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("patch", [WRITE_NOTHING, BEGIN_NOTHING], ids=["nothing written", "nothing begun"])
-def test_a_strike_that_does_nothing_is_inconclusive(tmp_path, patch):
+def test_a_injection_that_does_nothing_is_inconclusive(tmp_path, patch):
     run = train(tmp_path, "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients", patch=patch)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
     (incident,) = run.summary["incidents"]

@@ -72,7 +72,7 @@ def test_no_picture_is_of_nothing():
     assert {path.stem for path in PICTURES.glob("*.svg")} <= used
 
 
-def test_a_picture_shows_who_was_struck_and_when_it_came_back():
+def test_a_picture_shows_who_was_affected_and_when_it_came_back():
     events = synthetic.run()
     summary = {
         "incidents": [{"evidence": {"summary": "gone <from> /r/the table"}}],

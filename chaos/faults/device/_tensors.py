@@ -1,4 +1,4 @@
-"""What faults on tensors have in common: where they strike, how they begin in the ranks, and how they are judged.
+"""What faults on tensors have in common: where they affect, how they begin in the ranks, and how they are judged.
 
 Seen is the effect when the training has used the wrong values (the optimizer took them in, a forward pass computed
 with them, somebody downstream received them), or when the job's own judge of steps has found the step unfit.
@@ -26,13 +26,13 @@ JUDGEMENT_SECONDS = 5.0
 LISTEN_SECONDS = 3600.0
 
 EFFECTS: Mapping[Where, str] = {
-    "parameters": "chaos.inside.tensors:StrikeParameters",
-    "gradients": "chaos.inside.gradients:StrikeGradients",
-    "activations": "chaos.inside.activations:StrikeActivations",
-    "optimizer": "chaos.inside.tensors:StrikeOptimizer",
+    "parameters": "chaos.inside.tensors:InjectParameters",
+    "gradients": "chaos.inside.gradients:InjectGradients",
+    "activations": "chaos.inside.activations:InjectActivations",
+    "optimizer": "chaos.inside.tensors:InjectOptimizer",
 }
 BEFORE_REDUCTION = ("data", "forward", "backward", "reduce", "optimizer")
-# The phases of a step in which what is to be struck in this very step still lies ahead.
+# The phases of a step in which what is to be affected in this very step still lies ahead.
 PHASES_OF: Mapping[Where, tuple[str, ...]] = {
     "parameters": PHASES,
     "gradients": BEFORE_REDUCTION,
@@ -46,7 +46,7 @@ LAYER_DESCRIPTION = "only tensors of this layer"
 
 
 class TensorParameters(BaseModel):
-    """Where a fault on tensors strikes: what is left out is drawn from the experiment's seed."""
+    """Where a fault on tensors affects: what is left out is drawn from the experiment's seed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,7 +102,7 @@ class TensorFault(InsideFault[ParametersT]):
             EffectNotSeen: nothing used the wrong values, and nobody refused them.
         """
         outcome = str(told["outcome"])
-        where = f"rank {rank}: {struck_text(told)}"
+        where = f"rank {rank}: {affected_text(told)}"
         if told.get("is_changed") is False:
             raise EffectNotSeen(f"{where}: the values in memory did not change")
         match outcome:
@@ -144,22 +144,22 @@ def _because(told: Mapping[str, Any]) -> str:
     return f": {str(told['reason']).rstrip('.')}" if told.get("reason") else ""
 
 
-def struck_text(told: Mapping[str, Any]) -> str:
+def affected_text(told: Mapping[str, Any]) -> str:
     """Which element of which tensor became what, of the first element."""
-    struck = told.get("struck")
-    if not struck:
+    affected = told.get("struck")
+    if not affected:
         return "nothing was struck"
-    first = struck["elements"][0]
+    first = affected["elements"][0]
     if "kept_step" in told:
         return (
             f"the gradients of step {told['kept_step']} again in step {told['step']}: {told['num_tensors']} tensors, "
             f"from which the fresh ones differ by {told['relative_change']:.3g} times their norm; "
-            f"{struck['tensor']}{first['place']}: {_text(first['before'])} -> {_text(first['after'])}"
+            f"{affected['tensor']}{first['place']}: {_text(first['before'])} -> {_text(first['after'])}"
         )
     bit = f", bit {first['bit']}" if "bit" in first else ""
-    more = f" and {struck['count'] - 1} more" if struck["count"] > 1 else ""
+    more = f" and {affected['count'] - 1} more" if affected["count"] > 1 else ""
     before, after = _texts(first["before"], first["after"])
-    return f"{struck['tensor']}{first['place']}{bit}: {before} -> {after}{more}"
+    return f"{affected['tensor']}{first['place']}{bit}: {before} -> {after}{more}"
 
 
 def use_text(told: Mapping[str, Any]) -> str:

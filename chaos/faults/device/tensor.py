@@ -91,7 +91,7 @@ class _ElementFault(TensorFault[ParametersT]):
 
     @classmethod
     def phases_for(cls, parameters: BaseModel) -> tuple[str, ...]:
-        """What is struck must lie ahead in the step."""
+        """What is affected must lie ahead in the step."""
         return PHASES_OF[getattr(parameters, "where", "parameters")]
 
 

@@ -20,7 +20,7 @@ class _Isolation(LinkFault[NoParameters]):
         """Any target will do."""
 
     def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
-        # Who is cut off is struck, not whoever is at the other ends.
+        # Who is cut off is affected, not whoever is at the other ends.
         return Act(processes=host.processes.rank_processes(target.ranks), undo_record=record)
 
 

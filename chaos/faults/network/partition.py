@@ -60,7 +60,7 @@ class Partition(LinkFault[PartitionParameters]):
     def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
         if not (alone := self._without_coordinator()):
             return super()._act(target, host, record)
-        # Who is cut off from the coordinator is struck, not whoever is at the other ends.
+        # Who is cut off from the coordinator is affected, not whoever is at the other ends.
         return Act(processes=host.processes.rank_processes(alone), undo_record=record)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:

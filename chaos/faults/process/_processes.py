@@ -1,4 +1,4 @@
-"""What the faults of processes share: whom they strike, and how a process is heard to have ended."""
+"""What the faults of processes share: whom they affect, and how a process is heard to have ended."""
 
 from __future__ import annotations
 

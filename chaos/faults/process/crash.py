@@ -41,7 +41,7 @@ _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class _Crash(ProcessFault[ParametersT]):
-    """Begins an effect of `chaos.inside.crash` in every rank of the target; it strikes when they are let go."""
+    """Begins an effect of `chaos.inside.crash` in every rank of the target; it affects when they are let go."""
 
     scope: ClassVar[Scope] = "rank"
     is_loss: ClassVar[bool] = True
@@ -106,12 +106,12 @@ class _Crash(ProcessFault[ParametersT]):
         return ending(code)
 
     async def lift(self, act: Act, host: Host) -> None:
-        """Take it back where it has not struck yet."""
+        """Take it back where it has not affected yet."""
         await _lift(self._handles, host)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The dead stay dead, and what had not struck ended with our connection."""
+        """The dead stay dead, and what had not affected ended with our connection."""
         return {"undone": "nothing to undo", "processes": len(recorded(record))}
 
 

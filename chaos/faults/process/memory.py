@@ -66,7 +66,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
         self._handles: dict[int, int] = {}
 
     def check(self, target: ResolvedTarget, ground: Ground) -> None:
-        """Refuse what a node cannot hold: its own limit would strike first, and whom it likes."""
+        """Refuse what a node cannot hold: its own limit would affect first, and whom it likes."""
         node_bytes = ground.node_memory_bytes
         if node_bytes is None:
             return

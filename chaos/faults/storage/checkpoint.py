@@ -1,8 +1,8 @@
 """The newest checkpoint of the job, damaged in one of the ways in which storage damages files.
 
-Struck is the newest one of which every byte is as it was written. Which unit, file, byte and bit, is drawn from the
+Affected is the newest one of which every byte is as it was written. Which unit, file, byte and bit, is drawn from the
 experiment's seed. Seen is what matters of it: the runtime's own reader, which took it for whole before, refuses it by
-the name of the file. The struck file is kept in the run's folder and put back at the end.
+the name of the file. The affected file is kept in the run's folder and put back at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _METADATA = ".metadata"
 
 
 class UnitParameters(BaseModel):
-    """Which of the checkpoint's units is struck."""
+    """Which of the checkpoint's units is affected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class UnitParameters(BaseModel):
 
 
 class TruncateParameters(UnitParameters):
-    """Which file is struck, and how much of it is left."""
+    """Which file is affected, and how much of it is left."""
 
     keep_ratio: float = Field(default=0.5, ge=0, lt=1, description="the share of its bytes that is left")
 
@@ -60,21 +60,21 @@ class _CheckpointFault(Fault[ParametersT]):
     async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
         """Let the runtime's reader check the checkpoint: it must refuse it, for what was done to it."""
         record = act.undo_record
-        struck, checkpoint = Path(record["struck"]), Path(record["checkpoint"])
+        affected, checkpoint = Path(record["struck"]), Path(record["checkpoint"])
         try:
             refusal = await asyncio.wait_for(asyncio.to_thread(_refusal, checkpoint), timeout_seconds)
         except TimeoutError:
             raise EffectNotSeen(f"the reader was not through with {checkpoint} in {timeout_seconds:g} s") from None
         if refusal is None:
             raise EffectNotSeen(f"the runtime's reader still takes {checkpoint} for whole: {record['num_files']} files")
-        if struck != refusal.path and struck not in refusal.path.parents:
+        if affected != refusal.path and affected not in refusal.path.parents:
             raise EffectNotSeen(f"the runtime's reader refuses {checkpoint} for something else: {refusal}")
         before = f"all {record['num_files']} files were whole before"
         return {
             "summary": f"{record['what']}; {before}, now the runtime's reader refuses: {refusal}",
             "checkpoint": str(checkpoint),
             "step": record["step"],
-            "struck": str(struck),
+            "struck": str(affected),
             "refused": str(refusal),
             **record["details"],
         }

@@ -46,7 +46,7 @@ class FillDisk(Fault[FillParameters]):
 
     kind: ClassVar[str] = "fill-disk"
     scope: ClassVar[Scope] = "checkpoint"
-    strikes: ClassVar[str] = "the disk of the checkpoints"
+    affects: ClassVar[str] = "the disk of the checkpoints"
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
     undo_summary: ClassVar[str] = "the ballast and the small disk go; checkpoints written to it come to the folder"

@@ -148,8 +148,8 @@ def refuse_what_no_rule_touches(links: Iterable[Link], known: Iterable[Route]) -
     for route in sorted(known):
         if not route.is_through_sockets:
             past.setdefault((min(route.source, route.destination), max(route.source, route.destination)), route)
-    struck = sorted((min(link), max(link)) for link in _between_ranks(links))
-    if missed := [link for link in struck if link in past]:
+    affected = sorted((min(link), max(link)) for link in _between_ranks(links))
+    if missed := [link for link in affected if link in past]:
         first = past[missed[0]]
         more = f" (and {len(missed) - 1} more links like it)" if len(missed) > 1 else ""
         raise InjectionError(

@@ -15,6 +15,6 @@ class NamedFiles(Auditor):
     name: ClassVar[str] = "file"
 
     def look(self, ground: Ground) -> frozenset[str]:
-        """Every entry of the ledger counts, struck or not."""
+        """Every entry of the ledger counts, affected or not."""
         entries = read_ledger(ground.ledger).entries
         return frozenset(path for entry in entries for path in entry.absent if os.path.lexists(path))

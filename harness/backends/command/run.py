@@ -285,7 +285,7 @@ class CommandRun(EndingJob, ABC):
         )
 
     def _tell_culprits(self) -> None:
-        """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can strike."""
+        """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can affect."""
         for node, log in self._launcher_logs.items():
             for pid in log.new_culprits():
                 if (rank := self._rank_of_pid.get((node, pid))) is not None:

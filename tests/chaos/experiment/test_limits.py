@@ -21,7 +21,7 @@ def test_what_is_no_share_is_refused(said):
 
 
 @pytest.mark.parametrize(
-    ("limits", "struck", "violation"),
+    ("limits", "affected", "violation"),
     [
         ({}, range(8), None),
         ({"max_nodes": 1}, (2, 3), None),
@@ -35,5 +35,5 @@ def test_what_is_no_share_is_refused(said):
         ({"min_healthy": 1}, (0,), "7 of 8 ranks would be healthy, less than min_healthy 1"),
     ],
 )
-def test_what_is_beyond_is_said(limits, struck, violation):
-    assert Limits.model_validate(limits).violation(struck, CLUSTER) == violation
+def test_what_is_beyond_is_said(limits, affected, violation):
+    assert Limits.model_validate(limits).violation(affected, CLUSTER) == violation

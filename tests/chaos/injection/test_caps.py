@@ -18,9 +18,9 @@ class AtMost:
     def __init__(self, ranks):
         self.ranks = ranks
 
-    def violation(self, struck, cluster):
+    def violation(self, affected, cluster):
         assert cluster is CLUSTER
-        return f"{sorted(struck)} are too many" if len(struck) > self.ranks else None
+        return f"{sorted(affected)} are too many" if len(affected) > self.ranks else None
 
 
 def incident(number, *ranks, is_loss=False, role=None):
@@ -32,22 +32,22 @@ def rejoined(*ranks):
     return Event("rejoined", "coordinator", 0.0, 0.0, 1, fields={"ranks": list(ranks)})
 
 
-def test_ranks_that_are_struck_already_count_once():
+def test_ranks_that_are_affected_already_count_once():
     assert may_fire({1}, incident(0, 1), AtMost(1), CLUSTER) is None
     assert may_fire({1}, incident(0, 2), AtMost(1), CLUSTER) == "[1, 2] are too many"
     assert may_fire({1, 2}, incident(0, role="coordinator"), AtMost(1), CLUSTER) is None, "it strikes no rank"
 
 
 def test_a_fault_is_in_force_until_it_is_undone_and_a_loss_until_its_rank_is_back():
-    struck = ActiveRanks()
+    affected = ActiveRanks()
     pause, kill = incident(0, 1, 2), incident(1, 2, 3, is_loss=True)
-    struck.begin(pause)
-    struck.begin(kill)
-    assert struck.ranks == {1, 2, 3}
-    struck.end(pause)
-    struck.end(kill)
-    assert struck.ranks == {2, 3}
-    struck.on_event(rejoined(3, 5))
-    assert struck.ranks == {2}
-    struck.on_event(rejoined(2))
-    assert struck.ranks == frozenset()
+    affected.begin(pause)
+    affected.begin(kill)
+    assert affected.ranks == {1, 2, 3}
+    affected.end(pause)
+    affected.end(kill)
+    assert affected.ranks == {2, 3}
+    affected.on_event(rejoined(3, 5))
+    assert affected.ranks == {2}
+    affected.on_event(rejoined(2))
+    assert affected.ranks == frozenset()

@@ -406,9 +406,9 @@ def test_all_are_undone_when_one_breaks_down(tmp_path):
 def test_beyond_the_caps_nothing_is_done(tmp_path):
     asked = []
 
-    def may_fire(struck, firing):
-        asked.append((struck, firing.incident))
-        return "1 rank is enough" if struck else None
+    def may_fire(affected, firing):
+        asked.append((affected, firing.incident))
+        return "1 rank is enough" if affected else None
 
     loss, other = incident(0, ranks=(1,), is_loss=True), incident(1, ranks=(2,), trigger=Trigger(step=6))
     stage = Stage(tmp_path, loss, other, incident(2, ranks=(3,), trigger=Trigger(step=9)), may_fire=may_fire)
@@ -434,7 +434,7 @@ def test_beyond_the_caps_nothing_is_done(tmp_path):
 
 def test_what_chance_put_beyond_the_caps_is_left_out(tmp_path):
     drawn = replace(incident(), may_be_left_out=True)
-    stage = Stage(tmp_path, drawn, may_fire=lambda struck, firing: "1 rank is enough")
+    stage = Stage(tmp_path, drawn, may_fire=lambda affected, firing: "1 rank is enough")
     stage.play(lambda: stage.arrive(2))
     assert stage.trace == ["held", "not_due", "release 2", "released"]
     assert stage.fields("not_due") == {"incident": 0, "reason": "1 rank is enough"}

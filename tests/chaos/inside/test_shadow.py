@@ -119,8 +119,8 @@ def test_those_who_count_steps_do_not_see_it():
     assert len(optimizer.state) == 1 and optimizer.param_groups[0]["params"] == [parameter]
 
 
-def struck_and_stepped(create, number, steps=3, **keywords):
-    """The shadow of a parameter whose gradient is struck at INDICES, after the step; and that gradient before."""
+def affected_and_stepped(create, number, steps=3, **keywords):
+    """The shadow of a parameter whose gradient is affected at INDICES, after the step; and that gradient before."""
     parameter, optimizer = trained(create, steps)
     gradient = read(parameter.grad, INDICES)
     parameter.grad.view(-1)[INDICES] = number
@@ -131,8 +131,8 @@ def struck_and_stepped(create, number, steps=3, **keywords):
 
 @pytest.mark.parametrize("create", [torch.optim.Muon, torch.optim.Adafactor])
 def test_of_one_that_does_not_go_element_by_element_the_whole_tensor_shows_it(create):
-    shadow, struck, clean = struck_and_stepped(create, 50.0)
-    outcome, shows = shadow.judge(struck, clean)
+    shadow, affected, clean = affected_and_stepped(create, 50.0)
+    outcome, shows = shadow.judge(affected, clean)
     assert outcome == "consumed"
     assert shows["update"]["parameter_actual"] == pytest.approx(shows["update"]["parameter_struck"], rel=1e-5)
     assert shadow.judge(clean, clean)[0] == "otherwise", "the step did not use what is said to be struck"
@@ -140,12 +140,12 @@ def test_of_one_that_does_not_go_element_by_element_the_whole_tensor_shows_it(cr
 
 def test_of_one_that_evaluates_the_model_only_what_is_no_number_shows():
     closure = {"steps": 0, "closure": lambda: torch.zeros(())}
-    shadow, struck, clean = struck_and_stepped(torch.optim.LBFGS, float("nan"), **closure)
-    outcome, shows = shadow.judge(struck, clean)
+    shadow, affected, clean = affected_and_stepped(torch.optim.LBFGS, float("nan"), **closure)
+    outcome, shows = shadow.judge(affected, clean)
     assert outcome == "consumed" and "the parameter became nan, and was" in shows["receiver"]
-    shadow, struck, clean = struck_and_stepped(torch.optim.LBFGS, 50.0, **closure)
+    shadow, affected, clean = affected_and_stepped(torch.optim.LBFGS, 50.0, **closure)
     with pytest.raises(EffectRefused, match=r"what LBFGS makes of it cannot be computed .*calls the script's closure"):
-        shadow.judge(struck, clean)
+        shadow.judge(affected, clean)
 
 
 def test_one_that_steps_another_is_not_made_to():
@@ -157,10 +157,10 @@ def test_one_that_steps_another_is_not_made_to():
         def step(self):
             self.base.step()
 
-    shadow, struck, clean = struck_and_stepped(Around, 50.0)
+    shadow, affected, clean = affected_and_stepped(Around, 50.0)
     after = shadow.now()
     with pytest.raises(EffectRefused, match="one of other tensors too"):
-        shadow.judge(struck, clean)
+        shadow.judge(affected, clean)
     assert torch.equal(shadow.now(), after)
 
 

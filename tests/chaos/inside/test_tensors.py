@@ -1,15 +1,15 @@
-"""Strikes on tensors in a small real training: what they change, what they tell, and that nothing of them stays."""
+"""Injections into tensors in a small real training: what they change, what they tell, and that nothing of them stays."""
 
 import json
 
 import pytest
 import torch
 
-import chaos.inside.strike
-from chaos.inside.activations import StrikeActivations
+import chaos.inside.injection
+from chaos.inside.activations import InjectActivations
 from chaos.inside.base import EffectRefused
-from chaos.inside.gradients import KeepGradients, StrikeGradients, is_carried, would_be
-from chaos.inside.tensors import MAX_FORWARDS, StrikeOptimizer, StrikeParameters
+from chaos.inside.gradients import InjectGradients, KeepGradients, is_carried, would_be
+from chaos.inside.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
 from tests.chaos.tiny_training import PHASES, Training
 
 pytestmark = pytest.mark.unit
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.unit
 FLIP = {"how": "flip", "bit": 22, "seed": "1/0"}
 NAN = {"how": "fill", "number": "nan", "seed": "1/0"}
 KINDS = {
-    "parameters": StrikeParameters,
-    "gradients": StrikeGradients,
-    "activations": StrikeActivations,
-    "optimizer": StrikeOptimizer,
+    "parameters": InjectParameters,
+    "gradients": InjectGradients,
+    "activations": InjectActivations,
+    "optimizer": InjectOptimizer,
     "stale": KeepGradients,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
@@ -55,19 +55,19 @@ def test_it_is_used_and_told_once_and_nothing_of_it_stays(kind):
 
 
 @each_kind
-def test_the_same_seed_strikes_the_same(kind):
+def test_the_same_seed_affects_the_same(kind):
     one, same = (train(kind, FLIP).reports[0]["struck"] for _ in range(2))
     assert one == same
 
 
-def test_other_seeds_strike_elsewhere():
-    struck = [train(StrikeGradients, {**FLIP, "seed": f"{seed}/0"}).reports[0]["struck"] for seed in range(4)]
-    assert len({(s["tensor"], s["elements"][0]["index"]) for s in struck}) == 4
+def test_other_seeds_injection_elsewhere():
+    affected = [train(InjectGradients, {**FLIP, "seed": f"{seed}/0"}).reports[0]["struck"] for seed in range(4)]
+    assert len({(s["tensor"], s["elements"][0]["index"]) for s in affected}) == 4
 
 
 @each_kind
 def test_where_nothing_is_written_nothing_is_seen(kind, monkeypatch):
-    monkeypatch.setattr(chaos.inside.strike, "write", lambda *_: None)
+    monkeypatch.setattr(chaos.inside.injection, "write", lambda *_: None)
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self) if kind is KeepGradients else None
     training = Training()
     training.begin(kind, FLIP, STEP, "forward")
@@ -77,34 +77,34 @@ def test_where_nothing_is_written_nothing_is_seen(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("kind", [StrikeParameters, StrikeOptimizer], ids=["parameters", "optimizer"])
-def test_what_lives_from_step_to_step_can_be_struck_at_any_phase(kind, phase):
+@pytest.mark.parametrize("kind", [InjectParameters, InjectOptimizer], ids=["parameters", "optimizer"])
+def test_what_lives_from_step_to_step_can_be_affected_at_any_phase(kind, phase):
     (told,) = train(kind, FLIP, phase=phase).reports
     assert told["outcome"] == "consumed", told
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "reduce", "optimizer"])
-def test_gradients_are_struck_in_the_very_step(phase):
-    (told,) = train(StrikeGradients, FLIP, phase=phase).reports
+def test_gradients_are_affected_in_the_very_step(phase):
+    (told,) = train(InjectGradients, FLIP, phase=phase).reports
     assert (told["outcome"], told["step"]) == ("consumed", STEP), told
     assert told["phase"] == ("optimizer" if phase == "optimizer" else "reduce")
 
 
-def test_gradients_struck_after_their_use_are_those_of_the_next_step():
-    (told,) = train(StrikeGradients, FLIP, phase="commit").reports
+def test_gradients_affected_after_their_use_are_those_of_the_next_step():
+    (told,) = train(InjectGradients, FLIP, phase="commit").reports
     assert (told["outcome"], told["step"]) == ("consumed", STEP + 1)
 
 
 @pytest.mark.parametrize("create", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
 def test_any_optimizer_that_treats_elements_one_by_one_will_do(create):
     training = Training(lambda parameters: create(parameters, lr=0.01))
-    (told,) = train(StrikeGradients, {**FLIP, "bit": 24}, training=training).reports
+    (told,) = train(InjectGradients, {**FLIP, "bit": 24}, training=training).reports
     assert told["outcome"] == "consumed", told
 
 
 def test_a_large_gradient_is_seen_in_the_sum_of_the_ranks():
     arguments = {"how": "scale", "number": 1e6, "count": 1, "seed": "5/0"}
-    (told,) = train(StrikeGradients, arguments).reports
+    (told,) = train(InjectGradients, arguments).reports
     assert told["carried_by_reduction"] is True
     gradient = told["gradient"]
     assert gradient["reduced"] == pytest.approx(gradient["struck"], rel=1e-3)
@@ -122,7 +122,7 @@ def test_a_reduction_that_does_not_carry_it_is_not_evidence():
             gradient.copy_(kept[name])
 
     training.before = {(STEP, "reduce"): keep, (STEP, "optimizer"): put_back}
-    (told,) = train(StrikeGradients, {"how": "scale", "number": 1e6, "seed": "5/0"}, training=training).reports
+    (told,) = train(InjectGradients, {"how": "scale", "number": 1e6, "seed": "5/0"}, training=training).reports
     assert (told["outcome"], told["carried_by_reduction"]) == ("otherwise", False)
 
 
@@ -134,12 +134,12 @@ def test_a_parameter_that_is_put_back_before_it_is_read_was_not_seen():
         (STEP, "commit"): lambda: kept.update(weight=training.model.norm.weight.detach().clone()),
         (STEP + 1, "data"): lambda: training.model.norm.weight.data.copy_(kept["weight"]),
     }
-    (told,) = train(StrikeParameters, arguments, phase="commit", training=training).reports
+    (told,) = train(InjectParameters, arguments, phase="commit", training=training).reports
     assert told["outcome"] == "restored"
 
 
-def test_the_optimizer_may_move_a_struck_parameter_before_it_is_read():
-    (told,) = train(StrikeParameters, {**FLIP, "tensor": "layer.0.up.weight"}, phase="backward").reports
+def test_the_optimizer_may_move_a_affected_parameter_before_it_is_read():
+    (told,) = train(InjectParameters, {**FLIP, "tensor": "layer.0.up.weight"}, phase="backward").reports
     assert told["outcome"] == "consumed"
     assert told["output"]["num_changed"] > 0
 
@@ -150,20 +150,20 @@ def test_a_change_that_no_output_shows_is_called_masked():
     with torch.no_grad():
         training.model.layer[0].up.bias.fill_(1e30)
     arguments = {**FLIP, "tensor": "layer.0.up.weight", "bit": 0}
-    (told,) = train(StrikeParameters, arguments, steps=STEP + MAX_FORWARDS + 1, training=training).reports
+    (told,) = train(InjectParameters, arguments, steps=STEP + MAX_FORWARDS + 1, training=training).reports
     assert (told["outcome"], told["num_forwards"]) == ("masked", MAX_FORWARDS)
 
 
 def test_a_step_that_is_left_out_is_told():
     training = Training()
     training.skipped = {STEP}
-    (told,) = train(StrikeGradients, NAN, training=training).reports
+    (told,) = train(InjectGradients, NAN, training=training).reports
     assert (told["outcome"], told["step"]) == ("unchanged", STEP)
 
 
 def test_a_step_that_is_computed_again_is_told():
     training = Training()
-    training.begin(StrikeGradients, NAN, STEP, "forward")
+    training.begin(InjectGradients, NAN, STEP, "forward")
     training.train(STEP - 1)
     training.step = STEP
     for phase in ("data", "forward"):
@@ -179,7 +179,7 @@ def test_a_step_that_is_computed_again_is_told():
 def test_state_waits_for_a_step_that_uses_it():
     training = Training()
     training.skipped = {STEP}
-    (told,) = train(StrikeOptimizer, FLIP, training=training).reports
+    (told,) = train(InjectOptimizer, FLIP, training=training).reports
     assert (told["outcome"], told["step"]) == ("consumed", STEP + 1)
 
 
@@ -212,7 +212,7 @@ def test_a_stuck_bit_stays_until_it_is_lifted(where):
     assert before > 1
     assert hooks_of(training) == []
     training.train(3)
-    assert training.effect._num_strikes == before
+    assert training.effect._num_injections == before
 
 
 def test_stale_gradients_are_those_of_the_step_before():
@@ -238,12 +238,12 @@ def test_only_chosen_gradients_are_kept():
     assert told["num_tensors"] == 4 and ".up." in told["struck"]["tensor"]
 
 
-def test_the_struck_activation_is_what_the_next_module_gets():
+def test_the_affected_activation_is_what_the_next_module_gets():
     training = Training()
     got = []
     training.model.norm.register_forward_pre_hook(lambda module, args: got.append(args[0].detach().clone()))
     arguments = {"how": "fill", "number": "7.5", "tensor": "layer.1", "index": 5, "seed": "0/0"}
-    (told,) = train(StrikeActivations, arguments, training=training).reports
+    (told,) = train(InjectActivations, arguments, training=training).reports
     assert (told["outcome"], told["receiver"]) == ("consumed", "the module norm was given it")
     assert got[STEP - 1].view(-1)[5] == 7.5
     assert got[STEP].view(-1)[5] != 7.5, "once"
@@ -261,17 +261,17 @@ def test_an_activation_that_nobody_uses_was_not_seen():
     training.model.forward = waste
     training.model.norm.register_forward_hook(lambda *_: None)
     arguments = {"how": "fill", "number": "7.5", "tensor": "norm", "seed": "0/0"}
-    (told,) = train(StrikeActivations, arguments, training=training).reports
+    (told,) = train(InjectActivations, arguments, training=training).reports
     assert told["outcome"] == "unused"
 
 
 @pytest.mark.parametrize(
     ("kind", "arguments", "reason"),
     [
-        (StrikeParameters, {**FLIP, "tensor": "no.such"}, "no parameters that fit"),
-        (StrikeParameters, {**FLIP, "bit": 40}, "bits 0 to 31"),
-        (StrikeParameters, {**FLIP, "tensor": "norm.weight", "index": 8}, "8 elements"),
-        (StrikeActivations, {**FLIP, "layer": 9}, "no modules of layer 9"),
+        (InjectParameters, {**FLIP, "tensor": "no.such"}, "no parameters that fit"),
+        (InjectParameters, {**FLIP, "bit": 40}, "bits 0 to 31"),
+        (InjectParameters, {**FLIP, "tensor": "norm.weight", "index": 8}, "8 elements"),
+        (InjectActivations, {**FLIP, "layer": 9}, "no modules of layer 9"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_changed(kind, arguments, reason):
@@ -287,12 +287,12 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(kind, arguments, reaso
 def test_an_optimizer_without_state_is_refused():
     training = Training()
     with pytest.raises(EffectRefused, match="keeps no state"):
-        StrikeOptimizer(FLIP, training, training.reports.append).begin(1, "forward")
+        InjectOptimizer(FLIP, training, training.reports.append).begin(1, "forward")
 
 
 def test_without_a_training_it_is_refused():
     with pytest.raises(EffectRefused, match="does not train yet"):
-        StrikeParameters(FLIP, None, print).begin(1, "forward")
+        InjectParameters(FLIP, None, print).begin(1, "forward")
 
 
 @each_kind
@@ -305,7 +305,7 @@ def test_the_rank_does_not_die_of_a_mistake_of_ours(kind, monkeypatch):
         raise ZeroDivisionError("a mistake")
 
     training.before[STEP, "backward"] = lambda: monkeypatch.setattr(training, "tensors", break_down)
-    monkeypatch.setattr(chaos.inside.strike, "Mark", break_down) if kind is StrikeActivations else None
+    monkeypatch.setattr(chaos.inside.injection, "Mark", break_down) if kind is InjectActivations else None
     training.train(3)
     assert training.reports, "it is told"
     assert training.reports[0]["outcome"] in ("failed", "consumed")
@@ -314,7 +314,7 @@ def test_the_rank_does_not_die_of_a_mistake_of_ours(kind, monkeypatch):
 
 def test_a_new_epoch_brings_other_modules():
     training, other = Training(), Training()
-    training.begin(StrikeParameters, {**FLIP, "sticky": True, "tensor": "norm.weight"}, STEP, "commit")
+    training.begin(InjectParameters, {**FLIP, "sticky": True, "tensor": "norm.weight"}, STEP, "commit")
     training.train(STEP)
     other.model.load_state_dict(training.model.state_dict())
     training.effect.exposed(other)
@@ -329,26 +329,26 @@ def test_a_new_epoch_brings_other_modules():
 # ---- pure parts ----
 
 
-def test_what_the_peers_add_tells_whether_the_sum_contains_the_strike():
+def test_what_the_peers_add_tells_whether_the_sum_contains_the_injection():
     torch.manual_seed(0)
     own, peers = torch.randn(50) * 1e-3, torch.randn(50) * 1e-3
-    struck = own.clone()
-    struck[7] = 1.0
+    affected = own.clone()
+    affected[7] = 1.0
     index = torch.tensor([7])
-    assert is_carried(own, struck, struck + peers, index) is True
-    assert is_carried(own, struck, own + peers, index) is False
+    assert is_carried(own, affected, affected + peers, index) is True
+    assert is_carried(own, affected, own + peers, index) is False
     barely = own.clone()
     barely[7] += 1e-6
     assert is_carried(own, barely, barely + peers, index) is None
-    struck[7] = float("nan")
-    assert is_carried(own, struck, struck + peers, index) is True
-    assert is_carried(own, struck, own + peers, index) is False
+    affected[7] = float("nan")
+    assert is_carried(own, affected, affected + peers, index) is True
+    assert is_carried(own, affected, own + peers, index) is False
 
 
 def test_what_would_have_been_taken_in():
-    own, struck, peers = torch.tensor([1e-3, 2e-3]), torch.tensor([4e-3, 1e30]), torch.tensor([5e-3, 5e-3])
-    reduced = struck + peers
-    clean = would_be(own, struck, reduced, reduced * 0.5, 1e-3)
+    own, affected, peers = torch.tensor([1e-3, 2e-3]), torch.tensor([4e-3, 1e30]), torch.tensor([5e-3, 5e-3])
+    reduced = affected + peers
+    clean = would_be(own, affected, reduced, reduced * 0.5, 1e-3)
     assert clean[0].item() == pytest.approx(0.5 * 6e-3, rel=1e-4)
     assert clean[1].item() == pytest.approx(0.5 * 2e-3, rel=1e-4), "the peers' part is lost in rounding"
 
@@ -361,7 +361,7 @@ class OnGpu(torch.Tensor):
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_the_random_numbers_of_the_training_are_left_alone_where_it_computes(is_on_gpu, monkeypatch):
-    training = train(StrikeParameters, FLIP | {"tensor": "norm.weight"})
+    training = train(InjectParameters, FLIP | {"tensor": "norm.weight"})
     asked = []
     fork = torch.random.fork_rng
 

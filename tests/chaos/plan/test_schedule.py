@@ -407,8 +407,8 @@ class TestLifetimes:
 class TestTogether:
     def test_several_at_one_step(self):
         incidents = plan(kill(50, "node=1"), kill(50, "node=2"), kill(50), {"kind": "slow-rank", "at": "step=50"})
-        struck = [rank for i in incidents for rank in i.target.ranks]
-        assert len(struck) == len(set(struck)) == 7
+        affected = [rank for i in incidents for rank in i.target.ranks]
+        assert len(affected) == len(set(affected)) == 7
 
     def test_several_nodes_in_one_incident(self):
         (incident,) = plan(kill(50, "node=1+2"))
@@ -426,10 +426,10 @@ class TestTogether:
         ("fault", "on"),
         [("slow-rank", "rank=2"), ("slow-rank", "node=1"), ("drop-link", "link=2-5"), ("slow-rank", "rank=2+3")],
     )
-    def test_what_is_down_is_not_struck(self, fault, on):
-        struck = {"kind": fault, "on": on, "at": "step=60"}
-        assert "but faults[0] took it down at step=50" in refusal(kill(50, "node=1"), struck).message
-        assert len(plan(kill(50, "node=1"), {**struck, "at": "step=91"})) == 2
+    def test_what_is_down_is_not_affected(self, fault, on):
+        affected = {"kind": fault, "on": on, "at": "step=60"}
+        assert "but faults[0] took it down at step=50" in refusal(kill(50, "node=1"), affected).message
+        assert len(plan(kill(50, "node=1"), {**affected, "at": "step=91"})) == 2
 
     def test_what_is_slow_can_be_killed(self):
         assert len(plan({"kind": "slow-rank", "on": "rank=2", "at": "step=40"}, kill(50, "node=1"))) == 2
@@ -486,7 +486,7 @@ class TestLimits:
         down = {}
         for incident in made.incidents:
             if incident.is_loss and incident.target.ranks:
-                struck = {node for node, until in down.items() if until >= incident.trigger.step}
-                struck |= {rank // 2 for rank in incident.target.ranks}
-                assert len(struck) == 1
+                affected = {node for node, until in down.items() if until >= incident.trigger.step}
+                affected |= {rank // 2 for rank in incident.target.ranks}
+                assert len(affected) == 1
                 down |= dict.fromkeys((rank // 2 for rank in incident.target.ranks), incident.trigger.step + 40)

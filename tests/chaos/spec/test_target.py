@@ -267,7 +267,7 @@ class TestLinks:
             resolved("random:2", "link", cluster=cluster)
 
 
-def test_a_fault_of_checkpoints_strikes_nobody():
+def test_a_fault_of_checkpoints_affects_nobody():
     assert resolve(None, CLUSTER, "checkpoint", Random(0)) == ResolvedTarget()
     with pytest.raises(UsageError, match="has no target of its own: leave rank=1 out"):
         resolved("rank=1", "checkpoint")

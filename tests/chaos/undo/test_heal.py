@@ -148,8 +148,8 @@ class TestRefusal:
         for path in left.folder.glob("made-*"):
             path.unlink()
         with Ledger(left.ledger, left.run) as ledger:
-            ledger.strike(0, "make-file")
-            ledger.strike(1, "make-file")
+            ledger.close_entry(0, "make-file")
+            ledger.close_entry(1, "make-file")
         refuse_if_unclean()
         assert run_registry.registered() == ()
 

@@ -27,7 +27,7 @@ def path(tmp_path):
     return tmp_path / "ledger.jsonl"
 
 
-def test_an_entry_is_pending_from_prepared_to_struck(path):
+def test_an_entry_is_pending_from_prepared_to_affected(path):
     assert read_ledger(path).pending == ()
     with Ledger(path) as ledger:
         assert read_ledger(path).pending == ()
@@ -36,9 +36,9 @@ def test_an_entry_is_pending_from_prepared_to_struck(path):
         ledger.applied(0, "kill-node")
         assert read_ledger(path).pending == (Entry(0, "kill-node", "applied", RECORD),), "the record is kept"
         ledger.prepare(1, "kill-process", {})
-        ledger.strike(0, "kill-node")
+        ledger.close_entry(0, "kill-node")
         assert read_ledger(path).pending == (Entry(1, "kill-process", "prepared", {}),)
-        ledger.strike(1, "kill-process")
+        ledger.close_entry(1, "kill-process")
         assert read_ledger(path).pending == ()
 
 
@@ -54,7 +54,7 @@ def test_a_line_is_synced_before_the_call_returns(path, monkeypatch):
         for act in (
             lambda: ledger.prepare(0, "f", RECORD),
             lambda: ledger.applied(0, "f"),
-            lambda: ledger.strike(0, "f"),
+            lambda: ledger.close_entry(0, "f"),
         ):
             act()
             assert synced[-1] == path.read_bytes()
@@ -77,7 +77,7 @@ def test_an_old_ledger_is_continued(path):
     with Ledger(path) as ledger:
         ledger.prepare(0, "kill-node", RECORD)
     with Ledger(path) as ledger:
-        ledger.strike(0, "kill-node")
+        ledger.close_entry(0, "kill-node")
     assert read_ledger(path).pending == ()
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_written_is_not_to_be_applied(tmp_path):
         ledger.prepare(0, "kill-node", RECORD)
 
 
-ACTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["prepare", "applied", "strike"])), max_size=12)
+ACTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["prepare", "applied", "close_entry"])), max_size=12)
 
 
 @settings(max_examples=60)
@@ -106,7 +106,7 @@ def test_wherever_it_is_cut_off_nothing_pending_is_forgotten(tmp_path_factory, a
                 continue
             states[incident] = act
     assert {entry.incident for entry in read_ledger(path).pending} == {
-        i for i, act in states.items() if act != "strike"
+        i for i, act in states.items() if act != "close_entry"
     }
     assert all(entry.record == RECORD for entry in read_ledger(path).pending)
 
@@ -144,7 +144,7 @@ def test_an_entry_says_whose_it_is(path, tmp_path):
     assert entry.absent == (made,), "what was not there and is named by the record is what the fault is about to make"
 
 
-def test_undo_strikes_and_says_by_whom(path):
+def test_undo_affects_and_says_by_whom(path):
     with Ledger(path) as ledger, Ledger(path, by="watchdog") as other:
         ledger.prepare(0, "f", RECORD)
         assert other.undo(0, "f", RECORD, lambda record: {"undone": record}) == {"undone": RECORD, "by": "watchdog"}
@@ -156,7 +156,7 @@ def test_undo_strikes_and_says_by_whom(path):
 
 
 @pytest.mark.parametrize("error", [HealError("still there"), KeyError("pid")], ids=["failed", "broken"])
-def test_what_is_not_undone_is_not_struck(path, error):
+def test_what_is_not_undone_is_not_affected(path, error):
     def undo(record):
         raise error
 
@@ -240,7 +240,7 @@ def test_a_silent_holder_of_the_lock_does_not_keep_the_watchdog(path, monkeypatc
 def test_what_cannot_be_understood_is_dirty(path, line):
     with Ledger(path) as ledger:
         ledger.prepare(0, "f", RECORD)
-        ledger.strike(0, "f")
+        ledger.close_entry(0, "f")
     path.write_bytes(path.read_bytes() + line + b"\n")
     assert read_ledger(path).pending == ()
     assert read_ledger(path).problems == (f"{path}:3 is no entry of a ledger",)

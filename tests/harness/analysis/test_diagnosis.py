@@ -22,46 +22,46 @@ def renamed(events, **changes):
     return [shifted(event, **changes) if event.kind == "detected" else event for event in events]
 
 
-def struck_in(events):
+def affected_in(events):
     return next(event for event in events if event.kind == "injected").fields["ranks"]
 
 
-def test_who_names_all_that_was_struck_is_right():
+def test_who_names_all_that_was_affected_is_right():
     events = run()
     diagnoses = diagnoses_of(events)
     found = diagnoses.by_incident[0]
-    assert (found.score, found.named) == ("right", set(struck_in(events)))
+    assert (found.score, found.named) == ("right", set(affected_in(events)))
     assert found.seconds == pytest.approx(DETECT_SECONDS)
     assert (diagnoses.num_false, diagnoses.recall_ratio, diagnoses.precision_ratio) == (0, 1.0, 1.0)
 
 
 def test_who_names_a_part_of_it_is_partly_right():
     events = run()
-    struck = struck_in(events)
-    assert len(struck) > 1
-    diagnoses = diagnoses_of(renamed(events, lost=struck[:1]))
+    affected = affected_in(events)
+    assert len(affected) > 1
+    diagnoses = diagnoses_of(renamed(events, lost=affected[:1]))
     assert diagnoses.by_incident[0].score == "partly"
-    assert (diagnoses.recall_ratio, diagnoses.precision_ratio) == (1 / len(struck), 1.0)
+    assert (diagnoses.recall_ratio, diagnoses.precision_ratio) == (1 / len(affected), 1.0)
 
 
 def test_who_names_somebody_else_is_wrong():
     events = run()
-    struck = struck_in(events)
-    other = next(rank for rank in range(8) if rank not in struck)
+    affected = affected_in(events)
+    other = next(rank for rank in range(8) if rank not in affected)
     diagnoses = diagnoses_of(renamed(events, lost=[other]))
     assert diagnoses.by_incident[0].score == "wrong"
     assert diagnoses.by_incident[0].seconds is None
     assert (diagnoses.num_false, diagnoses.recall_ratio, diagnoses.precision_ratio) == (1, 0.0, 0.0)
-    both = diagnoses_of(renamed(events, lost=[*struck, other]))
+    both = diagnoses_of(renamed(events, lost=[*affected, other]))
     assert both.by_incident[0].score == "wrong"
-    assert both.precision_ratio == len(struck) / (len(struck) + 1)
+    assert both.precision_ratio == len(affected) / (len(affected) + 1)
 
 
 def test_who_names_the_link_has_named_both_of_its_ends():
     events = run()
-    struck = struck_in(events)
-    assert diagnoses_of(renamed(events, lost=struck[:1], cut_links=[struck])).by_incident[0].score == "right"
-    others = diagnoses_of(renamed(events, lost=struck[:1], cut_links=[[0, 1], [2, 3]]))
+    affected = affected_in(events)
+    assert diagnoses_of(renamed(events, lost=affected[:1], cut_links=[affected])).by_incident[0].score == "right"
+    others = diagnoses_of(renamed(events, lost=affected[:1], cut_links=[[0, 1], [2, 3]]))
     assert others.by_incident[0].score == "partly", "of several links, the ranks that were sent away count"
 
 

@@ -277,9 +277,9 @@ def test_a_rank_that_was_taken_for_lost_and_thaws_needs_no_repair():
 
 def test_the_regroup_for_another_fault_is_not_that_of_one_that_loses_nobody():
     events = run()
-    strike = {"incident": 1, "fault": "slow-data", "target": "rank=5", "ranks": [5], "goes_on": True}
+    inject = {"incident": 1, "fault": "slow-data", "target": "rank=5", "ranks": [5], "goes_on": True}
     beside = [
-        replace(event, fields=strike, monotonic_seconds=event.monotonic_seconds + 0.001)
+        replace(event, fields=inject, monotonic_seconds=event.monotonic_seconds + 0.001)
         for event in events
         if event.kind in ("injected", "verified")
     ]

@@ -166,8 +166,8 @@ class TestProcessExits:
 )
 def test_who_ends_of_itself_was_not_killed(fault, said):
     narrator = Narrator()
-    struck = {"ranks": [2], "processes": [{"pid": 7, "rank": 2}], "target": "rank=2"}
-    narrator.tell(event("injected", incident=0, fault=fault, is_loss=True, **struck))
+    affected = {"ranks": [2], "processes": [{"pid": 7, "rank": 2}], "target": "rank=2"}
+    narrator.tell(event("injected", incident=0, fault=fault, is_loss=True, **affected))
     assert narrator.tell(event("verified", incident=0, evidence="gone")) == said
 
 

@@ -127,7 +127,7 @@ def test_the_figures_are_those_of_the_summary(events):
 @example(
     [Fault(step=24, role="coordinator", node=1, repair_steps=None), Fault(step=27, node=2, repair_steps=None)], 0.0
 )
-def test_whatever_strikes_the_figures_are_those_of_the_summary(faults, jitter_ratio):
+def test_whatever_affects_the_figures_are_those_of_the_summary(faults, jitter_ratio):
     events = run(faults=sorted(faults, key=lambda fault: fault.step), jitter_ratio=jitter_ratio, twin=False)
     assert_agrees(fold(events), summarize(events))
 

@@ -206,13 +206,13 @@ def test_what_only_grows_and_is_beyond_its_limit_is_decided(status, gate, passed
     assert evaluate(Gate.parse(gate), stopped(status, steps_lost=2)).passed is passed
 
 
-def test_what_is_known_before_the_fault_is_final_once_it_struck():
+def test_what_is_known_before_the_fault_is_final_once_it_affected():
     gate, speed = Gate.parse("throughput_before > 1"), {"throughput_tokens_per_second": {"before": 2.0}}
     assert evaluate(gate, stopped("halted", 1.0, **speed)).passed is True
     assert evaluate(gate, stopped("halted", **speed)).passed is None
 
 
-def test_incidents_have_an_answer_once_every_planned_fault_has_struck():
+def test_incidents_have_an_answer_once_every_planned_fault_has_affected():
     gate = Gate.parse("recovery < 5")
     assert evaluate(gate, stopped("halted", 1.0)).passed is True
     assert evaluate(gate, stopped("halted", 6.0)).passed is False

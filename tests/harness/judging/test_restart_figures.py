@@ -51,7 +51,7 @@ def committed(step: int, began: float, epoch: int) -> Event:
 
 def log() -> list[Event]:
     experiment = {"name": "x", "twin": False, "job": {"strategy": "checkpoint"}}
-    struck = {"incident": 0, "fault": "kill-process", "ranks": [1], "is_loss": True, "target": "rank=1"}
+    affected = {"incident": 0, "fault": "kill-process", "ranks": [1], "is_loss": True, "target": "rank=1"}
     resumed = REGROUPED
     after = [*range(CHECKPOINT + 1, LOST_AT), *range(LOST_AT, LAST + 1)]
     end = resumed + len(after) * STEP_SECONDS
@@ -62,7 +62,7 @@ def log() -> list[Event]:
         event("layout", 0.6, epoch=1, reason="start", members=[0, 1], layout=LAYOUT),
         event("regrouped", 0.9, epoch=1, reason="start", members=[0, 1]),
         *(committed(step, 1.0 + (step - 1) * STEP_SECONDS, 1) for step in range(1, LOST_AT)),
-        event("injected", INJECTED, step=LOST_AT, phase="forward", **struck),
+        event("injected", INJECTED, step=LOST_AT, phase="forward", **affected),
         event("verified", INJECTED + 0.005, incident=0, evidence="gone"),
         event("detected", DETECTED, epoch=1, lost=[1], how="supervisor"),
         event("restarting", DETECTED + 0.02, epoch=1, ranks=[0, 1]),
@@ -89,7 +89,7 @@ def test_every_second_is_told_and_none_twice():
     assert badput["restart"] == pytest.approx(REGROUPED - DETECTED - TRANSFER)
     assert badput["transfer"] == pytest.approx(TRANSFER)
     assert badput["detection"] == pytest.approx(0.01)
-    # The step in flight when it struck, and those that had been committed before.
+    # The step in flight when it affected, and those that had been committed before.
     assert badput["repeated_work"] == pytest.approx(0.04 + num_redone * STEP_SECONDS)
     assert badput["regroup"] == badput["degraded_speed"] == 0
     assert summary["productive_seconds"] == pytest.approx(LAST * STEP_SECONDS)
@@ -148,8 +148,8 @@ def test_what_is_drawn_knows_that_all_ranks_were_away():
         assert second.since_seconds == pytest.approx(REGROUPED - 0.5)
     back = next(mark for mark in curves.marks if mark.kind == "rejoined")
     assert back.step == LOST_AT, "on an axis of steps not before its fault"
-    (struck,) = history.read(log()).struck
-    assert struck.until_seconds == pytest.approx(REGROUPED - 0.5)
+    (affected,) = history.read(log()).affected
+    assert affected.until_seconds == pytest.approx(REGROUPED - 0.5)
 
 
 def test_the_report_tells_when_it_was_where_it_had_been():

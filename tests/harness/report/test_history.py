@@ -59,13 +59,13 @@ def test_segments_fill_the_wall_clock():
 
 
 def test_a_fault_is_in_force_until_its_ranks_are_back():
-    (back,) = read(synthetic.run()).struck
+    (back,) = read(synthetic.run()).affected
     events = synthetic.run()
     rejoined = next(e for e in events if e.kind == "rejoined").monotonic_seconds
     started = next(e for e in events if e.kind == "job_started").monotonic_seconds
     assert back.until_seconds == pytest.approx(rejoined - started)
     past = read(synthetic.run(faults=[Fault(rejoins=False)]))
-    (never,) = past.struck
+    (never,) = past.affected
     assert never.until_seconds == past.end_seconds
 
 
@@ -77,7 +77,7 @@ def test_what_took_no_effect_is_nowhere_in_force():
 
 def test_faults_that_overlap_are_one_stretch():
     past = read(synthetic.run(faults=[Fault(step=20), Fault(step=25, node=2)]))
-    assert len(past.struck) == 2 and len(past.in_force) == 1
+    assert len(past.affected) == 2 and len(past.in_force) == 1
 
 
 def test_a_command_that_is_started_again_has_that_in_its_recovery():

@@ -174,7 +174,7 @@ def test_nobody_is_started_for_a_job_that_is_over(monkeypatch):
     asyncio.run(story())
 
 
-def test_what_strikes_while_it_stands_still_is_repaired_too(monkeypatch):
+def test_what_affects_while_it_stands_still_is_repaired_too(monkeypatch):
     async def story():
         job = FakeJob(2)
         restarting, events = conducted(job, Duration(steps=3), monkeypatch)

@@ -28,7 +28,7 @@ def is_suspected(unit: UnitState) -> bool:
     return not isfinite(float(unit.vital_sign()))
 
 
-def strike(unit: UnitState, where: str, value: float) -> None:
+def inject(unit: UnitState, where: str, value: float) -> None:
     getattr(unit, where)[1] = value
 
 
@@ -52,7 +52,7 @@ def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, v
     bank = trained_bank()
     unit = bank.units["layer.1"]
     assert not is_suspected(unit) and not unit.is_spoilt()
-    strike(unit, where, value)
+    inject(unit, where, value)
     assert (is_suspected(unit), unit.is_spoilt()) == (is_seen, True)
     bank.apply(1e-3, 1.0)
     assert not bool(unit.parameters.isfinite().all())
@@ -72,7 +72,7 @@ def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, v
 def test_state_that_is_merely_wrong_is_not_taken_for_spoilt(where: str, value: float) -> None:
     bank = trained_bank()
     unit = bank.units["layer.1"]
-    strike(unit, where, value)
+    inject(unit, where, value)
     assert not unit.is_spoilt()
     bank.apply(1e-3, 1.0)
     assert bool(unit.parameters.isfinite().all())

@@ -88,13 +88,13 @@ def create(fault, **parameters):
     return fault(fault.Parameters(**parameters))
 
 
-def struck(**more):
+def affected(**more):
     element = {"index": 3, "place": [0, 3], "before": 1.0, "after": 4.0, "bit": 24}
     told = {"tensor": "layer.1.up.weight", "count": 1, "elements": [element]}
     return {"struck": told, "is_changed": True, "step": 5, **more}
 
 
-CONSUMED = struck(outcome="consumed", update={"parameter_actual": 0.25, "parameter_clean": 0.5})
+CONSUMED = affected(outcome="consumed", update={"parameter_actual": 0.25, "parameter_clean": 0.5})
 
 
 def unfit(step, verdict="repeat"):
@@ -150,7 +150,7 @@ def test_what_changed_by_little_is_shown_to_have_changed():
 @pytest.mark.parametrize("verdict", ["repeat", "skip", "evict"])
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
 def test_a_step_that_the_job_found_unfit_is_evidence(outcome, verdict):
-    on = host(Inside(struck(outcome=outcome)))
+    on = host(Inside(affected(outcome=outcome)))
     evidence = inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(unfit(5, verdict)))
     assert f"step 5 was judged unfit: {verdict} (the gradient is not finite)" in evidence["summary"]
     assert evidence["ranks"][0]["judgement"]["suspects"] == [2]
@@ -158,20 +158,20 @@ def test_a_step_that_the_job_found_unfit_is_evidence(outcome, verdict):
 
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
 def test_a_step_that_was_left_without_a_judgement_is_none(outcome):
-    on = host(Inside(struck(outcome=outcome)))
+    on = host(Inside(affected(outcome=outcome)))
     with pytest.raises(EffectNotSeen, match="nobody judged the step"):
         inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(unfit(4)))
 
 
 def test_state_that_was_healed_before_it_was_read_is_evidence():
-    on = host(Inside(struck(outcome="restored")))
+    on = host(Inside(affected(outcome="restored")))
     evidence = inject(create(BitFlip, where="parameters"), on, meanwhile=lambda: on.watch.feed(unfit(8, "heal")))
     assert evidence["ranks"][0]["judgement"]["verdict"] == "heal"
 
 
 @pytest.mark.parametrize("outcome", ["otherwise", "unused", "failed"])
 def test_other_outcomes_are_no_evidence(outcome):
-    on = host(Inside(struck(outcome=outcome, reason="a mistake")))
+    on = host(Inside(affected(outcome=outcome, reason="a mistake")))
     with pytest.raises(EffectNotSeen, match=r"layer\.1\.up\.weight"):
         inject(create(BitFlip), on, meanwhile=lambda: on.watch.feed(unfit(5)))
 
@@ -202,17 +202,17 @@ def test_each_rank_and_incident_draws_for_itself():
 @pytest.mark.parametrize(
     ("fault", "parameters", "effect", "arguments"),
     [
-        (BitFlip, {}, "gradients:StrikeGradients", {"how": "flip", "bit": "drawn", "sticky": False}),
+        (BitFlip, {}, "gradients:InjectGradients", {"how": "flip", "bit": "drawn", "sticky": False}),
         (
             BitFlip,
             {"where": "parameters", "tensor": "layer.*", "bit": 30, "elements": 2},
-            "tensors:StrikeParameters",
+            "tensors:InjectParameters",
             {"how": "flip", "tensor": "layer.*", "bit": 30, "count": 2, "sticky": False},
         ),
-        (SetNan, {"where": "optimizer"}, "tensors:StrikeOptimizer", {"how": "fill", "number": "nan"}),
-        (SetInf, {"where": "activations", "share": 0.5}, "activations:StrikeActivations", {"share": 0.5}),
-        (Scale, {"factor": -2.0}, "gradients:StrikeGradients", {"how": "scale", "number": -2.0, "share": 1.0}),
-        (Scale, {"index": 4}, "gradients:StrikeGradients", {"how": "scale", "number": 1000.0, "index": 4}),
+        (SetNan, {"where": "optimizer"}, "tensors:InjectOptimizer", {"how": "fill", "number": "nan"}),
+        (SetInf, {"where": "activations", "share": 0.5}, "activations:InjectActivations", {"share": 0.5}),
+        (Scale, {"factor": -2.0}, "gradients:InjectGradients", {"how": "scale", "number": -2.0, "share": 1.0}),
+        (Scale, {"index": 4}, "gradients:InjectGradients", {"how": "scale", "number": 1000.0, "index": 4}),
         (StaleGradient, {"layer": 3}, "gradients:KeepGradients", {"layer": 3}),
     ],
 )

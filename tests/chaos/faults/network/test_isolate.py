@@ -1,4 +1,4 @@
-"""Hosts that are cut off: which links that means, who is said to be struck, and that it is seen from outside."""
+"""Hosts that are cut off: which links that means, who is said to be affected, and that it is seen from outside."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def act_of(fault, target, links: FakeLinks):
     return fault.prepare(target, host_with(links))
 
 
-def strike(fault, target, links: FakeLinks, run_folder: Path = Path("nowhere")) -> dict:
+def inject(fault, target, links: FakeLinks, run_folder: Path = Path("nowhere")) -> dict:
     async def run() -> dict:
         host = host_with(links, run_folder)
         act = fault.prepare(target, host)
@@ -88,7 +88,7 @@ def test_a_node_is_cut_off_from_everything_outside_and_nothing_inside():
     act = act_of(new(IsolateNode), NODE, FakeLinks())
     links = {tuple(link) for link in act.undo_record["links"]}
     assert links == {(here, there) for here in ("node-1", 2, 3) for there in ("coordinator", "node-0", 0, 1)}
-    # The others are at the far ends, but it is not they who are struck.
+    # The others are at the far ends, but it is not they who are affected.
     assert act.ranks == (2, 3)
 
 
@@ -136,7 +136,7 @@ def test_without_networks_it_cannot_be_done(kind):
 
 
 def test_what_is_the_same_on_many_links_is_said_once():
-    evidence = strike(new(IsolateNode), NODE, FakeLinks())
+    evidence = inject(new(IsolateNode), NODE, FakeLinks())
     assert evidence["summary"].startswith("12 links, ")
     assert "0 of 5 probes come back" in evidence["summary"]
     assert len(evidence["links"]) == 12
@@ -145,15 +145,15 @@ def test_what_is_the_same_on_many_links_is_said_once():
 @pytest.mark.parametrize("kind", [IsolateNode, DropCoordinatorLink])
 def test_rules_without_effect_are_no_fault(kind):
     with pytest.raises(EffectNotSeen):
-        strike(new(kind), NODE, FakeLinks(is_deaf=True))
+        inject(new(kind), NODE, FakeLinks(is_deaf=True))
 
 
 def test_a_link_is_reset_or_dropped_one_way_by_its_own_rule():
     target, links = ResolvedTarget(ranks=(0, 2), links=((0, 2),)), FakeLinks()
-    assert strike(new(ResetLink), target, links)["links"][0]["link"] == [0, 2]
+    assert inject(new(ResetLink), target, links)["links"][0]["link"] == [0, 2]
     assert links.rule == {"action": "reset"}
     links = FakeLinks()
-    strike(DropLink(DropLink.Parameters(way="in")), target, links)
+    inject(DropLink(DropLink.Parameters(way="in")), target, links)
     assert links.rule == {"action": "drop", "way": "in"}
 
 
@@ -164,9 +164,9 @@ def test_a_link_that_nccl_crosses_without_the_network_is_refused_before_a_rule_i
     links = FakeLinks()
     for fault, target in ((new(ResetLink), ResolvedTarget(ranks=(0, 2), links=((0, 2),))), (new(IsolateNode), NODE)):
         with pytest.raises(InjectionError, match=r"link 0-2 by SHM/direct/direct.*NCCL_SHM_DISABLE=1"):
-            strike(fault, target, links, tmp_path)
+            inject(fault, target, links, tmp_path)
     assert links.cut == set()
-    strike(new(ResetLink), ResolvedTarget(ranks=(0, 3), links=((0, 3),)), links, tmp_path)
+    inject(new(ResetLink), ResolvedTarget(ranks=(0, 3), links=((0, 3),)), links, tmp_path)
     assert links.cut
 
 
@@ -190,17 +190,17 @@ class ListedLinks(FakeLinks):
 
 def test_a_reset_ends_idle_connections_too_and_names_them():
     target, ends = ResolvedTarget(ranks=(0, 2), links=((0, 2),)), ("a:1-b:2", "b:2-a:1")
-    evidence = strike(new(ResetLink), target, ListedLinks(*ends))
+    evidence = inject(new(ResetLink), target, ListedLinks(*ends))
     assert evidence["links"][0]["connections_reset"] == list(ends)
     assert "reset (2 ends), none is left" in evidence["summary"]
     with pytest.raises(EffectNotSeen, match="still has connections: b:2-a:1"):
-        strike(new(ResetLink), target, ListedLinks(*ends, lasting=ends[1:]))
+        inject(new(ResetLink), target, ListedLinks(*ends, lasting=ends[1:]))
 
 
 def test_where_connections_cannot_be_ended_it_is_said_when_an_idle_one_notices():
     target = ResolvedTarget(ranks=(0, 2), links=((0, 2),))
     for links in (FakeLinks(), ListedLinks("a:1-b:2", refusal="not supported")):
-        (told,) = strike(new(ResetLink), target, links)["links"]
+        (told,) = inject(new(ResetLink), target, links)["links"]
         assert "an idle one notices when it is used" in told["summary"] or "not supported" in told["summary"]
         assert "connections_reset" not in told
 

@@ -83,7 +83,7 @@ def apply(fault, act, host=None):
     asyncio.run(fault.apply(act, host))
 
 
-async def strike(fault, act, host, reaped=()):
+async def inject(fault, act, host, reaped=()):
     """Apply and verify, with those who reap `reaped` telling how they ended."""
 
     async def tell(child):
@@ -214,7 +214,7 @@ class TestSignals:
     def test_it_says_by_which_signal_it_ended(self, host, children):
         wanted = create(KillProcess, signal="SIGUSR1")
         act = wanted.prepare(ResolvedTarget(ranks=(0,)), host)
-        evidence = asyncio.run(strike(wanted, act, host, reaped=[children[1]]))
+        evidence = asyncio.run(inject(wanted, act, host, reaped=[children[1]]))
         assert evidence["signal"] == "SIGUSR1"
         assert "ended by SIGUSR1" in evidence["summary"]
         assert [process["exit"] for process in evidence["processes"]] == [-signal.SIGUSR1]
@@ -224,7 +224,7 @@ class TestSignals:
         host = create_host([child] * 4)
         wanted = create(KillProcess, signal="term")
         act = wanted.prepare(ResolvedTarget(ranks=(0,)), host)
-        evidence = asyncio.run(strike(wanted, act, host, reaped=[child]))
+        evidence = asyncio.run(inject(wanted, act, host, reaped=[child]))
         assert "exit code 7" in evidence["summary"]
 
     @pytest.mark.parametrize(
@@ -271,15 +271,15 @@ class TestGrace:
     def node(self, start, *programs):
         return create_host([start(program) for program in programs])
 
-    def strike(self, host, children, grace):
+    def inject(self, host, children, grace):
         wanted = create(KillNode, grace=grace)
         act = wanted.prepare(ResolvedTarget(ranks=(0, 1), nodes=(0,)), host)
-        return act, asyncio.run(strike(wanted, act, host, reaped=children))
+        return act, asyncio.run(inject(wanted, act, host, reaped=children))
 
     def test_it_says_who_went_and_who_had_to_be_killed(self, start):
         children = [start(program) for program in (POLITE, POLITE, STUBBORN, POLITE)]
         host = create_host(children)
-        _, evidence = self.strike(host, children[:3], "3s")
+        _, evidence = self.inject(host, children[:3], "3s")
         supervisor, polite, stubborn, coordinator = children
         assert evidence["went_by_themselves"] == [polite.pid]
         # There was no time left to ask the supervisor.
@@ -290,7 +290,7 @@ class TestGrace:
 
     def test_nobody_is_killed_who_goes_in_time(self, start):
         children = [start(POLITE) for _ in range(4)]
-        _, evidence = self.strike(create_host(children), children[:3], "60s")
+        _, evidence = self.inject(create_host(children), children[:3], "60s")
         assert evidence["had_to_be_killed"] == []
         assert {process["exit"] for process in evidence["processes"]} == {7}
 

@@ -66,7 +66,7 @@ def create(kind, seed=0, **parameters):
     return created
 
 
-def strike(fault, host):
+def inject(fault, host):
     act = fault.prepare(ResolvedTarget(), host)
     asyncio.run(fault.apply(act, host))
     return act
@@ -89,7 +89,7 @@ def as_read(act):
 def test_the_reader_refuses_the_newest_one_by_name_until_it_is_put_back(kind, host):
     before = content(host.checkpoint_folder)
     fault = create(kind)
-    act = strike(fault, host)
+    act = inject(fault, host)
     evidence = look(fault, act, host)
     assert json.loads(json.dumps(evidence)) == evidence
     assert evidence["step"] == 20
@@ -127,7 +127,7 @@ def test_undo_harms_nothing_whenever_and_however_often_it_is_called(kind, host):
 @each_kind
 def test_undo_leaves_alone_what_the_job_has_removed(kind, host):
     fault = create(kind)
-    act = strike(fault, host)
+    act = inject(fault, host)
     for path in host.checkpoint_folder.iterdir():
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
     evidence = fault.undo(as_read(act))
@@ -139,7 +139,7 @@ def test_undo_leaves_alone_what_the_job_has_removed(kind, host):
 @pytest.mark.parametrize("kind", FILE_KINDS)
 def test_undo_leaves_alone_what_the_job_has_written_anew(kind, host):
     fault = create(kind)
-    act = strike(fault, host)
+    act = inject(fault, host)
     save(host.checkpoint_folder, 20, lineage="second")
     anew = content(host.checkpoint_folder)
     assert "anew" in fault.undo(as_read(act))["undone"]
@@ -175,7 +175,7 @@ def test_a_folder_that_is_hidden_half_is_put_back(host):
 
 def test_hidden_it_cannot_be_read_by_root_either(host):
     fault = create("hide-checkpoint")
-    act = strike(fault, host)
+    act = inject(fault, host)
     with pytest.raises(OSError, match="symbolic links"):
         list(Path(act.undo_record["struck"]).iterdir())
     assert [checkpoint.step for checkpoint in complete(host.checkpoint_folder)] == [10]
@@ -183,7 +183,7 @@ def test_hidden_it_cannot_be_read_by_root_either(host):
 
 def test_what_took_the_place_of_a_hidden_checkpoint_is_not_overwritten(host):
     fault = create("hide-checkpoint")
-    act = strike(fault, host)
+    act = inject(fault, host)
     folder = Path(act.undo_record["folder"])
     folder.unlink()
     folder.mkdir()
@@ -192,9 +192,9 @@ def test_what_took_the_place_of_a_hidden_checkpoint_is_not_overwritten(host):
     assert Path(act.undo_record["hidden"]).is_dir()
 
 
-def test_each_of_several_strikes_another_one_until_none_is_whole(host):
+def test_each_of_several_affects_another_one_until_none_is_whole(host):
     faults = [create("flip-checkpoint-bit", seed) for seed in (1, 2)]
-    acts = [strike(fault, host) for fault in faults]
+    acts = [inject(fault, host) for fault in faults]
     assert [act.undo_record["step"] for act in acts] == [20, 10]
     with pytest.raises(TargetNotFound, match=r"no checkpoint in .* is whole: .*step-00000020"):
         create("flip-checkpoint-bit").prepare(ResolvedTarget(), host)
@@ -235,7 +235,7 @@ def test_the_details_are_what_was_done(host):
     assert before[changed[0]] ^ after[changed[0]] == 1 << details["bit"]
     fault.undo(as_read(act))
     fault = create("truncate-checkpoint", keep_ratio=0.25)
-    act = strike(fault, host)
+    act = inject(fault, host)
     size = act.undo_record["details"]["num_bytes_before"]
     assert Path(act.undo_record["struck"]).stat().st_size == size // 4
     assert CheckpointFolder.open(step_folder(host.checkpoint_folder, 10)).step == 10

@@ -1,4 +1,4 @@
-"""What all effects on tensors have in common: where they strike is drawn once, and they tell once what came of it."""
+"""What all effects on tensors have in common: where they affect is drawn once, and they tell once what came of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Mark:
-    """Elements of one tensor that are struck: `before` and `after` the first time."""
+    """Elements of one tensor that are affected: `before` and `after` the first time."""
 
     def __init__(self, name: str, tensor: Tensor, indices: Tensor, settled: Settled) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Mark:
         """Whether anything is other than before."""
         return not is_same_bits(self.before, self.after)
 
-    def strike_again(self, tensor: Tensor) -> bool:
+    def inject_again(self, tensor: Tensor) -> bool:
         """Make the elements wrong once more; False when they still were."""
         values = read(tensor, self.indices)
         wrong = self._settled.again(values)
@@ -75,7 +75,7 @@ class Watcher:
         return getattr, (nullcontext(), "__exit__")
 
 
-class Strike(Effect):
+class TensorInjection(Effect):
     """Base of the effects on tensors.
 
     Arguments: those of `TensorSelector` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every use, until
@@ -91,9 +91,9 @@ class Strike(Effect):
         self._is_sticky = bool(arguments.get("sticky", False))
         self._hooks: list[RemovableHandle] = []
         self._owner_hooks: list[RemovableHandle] = []
-        self._num_strikes = 0
+        self._num_injections = 0
         self._is_told = False
-        # What was struck, once it is.
+        # What was affected, once it is.
         self._told: dict[str, Any] = {}
 
     def announced(self, step: int, phase: str) -> None:
@@ -115,9 +115,9 @@ class Strike(Effect):
         self._is_told, self._is_sticky = True, False
         self._unhook()
         self._leave_owner()
-        return {"num_strikes": self._num_strikes}
+        return {"num_strikes": self._num_injections}
 
-    # ---- for the kinds of strikes ----
+    # ---- for the kinds of affects ----
 
     @property
     def _trained(self) -> Subject:
@@ -142,7 +142,7 @@ class Strike(Effect):
         indices = self._selector.indices(tensor, self._rng)
         settled = Corruption.of(self.arguments).settle(read(tensor, indices), self._rng)
         mark = Mark(name, tensor, indices, settled)
-        self._num_strikes += 1
+        self._num_injections += 1
         return mark
 
     def _shadow(self, name: str, indices: Tensor) -> ReplayedOptimizer | None:

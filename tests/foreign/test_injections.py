@@ -1,4 +1,4 @@
-"""Effects on tensors in trainings that are built otherwise than ours: where they strike, and how it shows there."""
+"""Effects on tensors in trainings that are built otherwise than ours: where they affect, and how it shows there."""
 
 import copy
 import gc
@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from chaos.foreign.phase_tracker import PHASES
 from chaos.foreign.subject import ForeignSubject
-from chaos.inside.activations import StrikeActivations
-from chaos.inside.gradients import KeepGradients, StrikeGradients
-from chaos.inside.tensors import MAX_FORWARDS, StrikeOptimizer, StrikeParameters
+from chaos.inside.activations import InjectActivations
+from chaos.inside.gradients import InjectGradients, KeepGradients
+from chaos.inside.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
 
 pytestmark = pytest.mark.unit
 
@@ -51,7 +51,7 @@ def nothing_of_other_tests():
     gc.collect()
 
 
-def struck(kind, arguments, compute, optimizer, *, phase="forward", steps=4):
+def affected(kind, arguments, compute, optimizer, *, phase="forward", steps=4):
     """What the effect reports that is begun at (2, phase); `compute(inputs)` is the model, called or not."""
     reports = []
     effect = kind(arguments, ForeignSubject(lambda: [optimizer]), reports.append)
@@ -74,26 +74,26 @@ def struck(kind, arguments, compute, optimizer, *, phase="forward", steps=4):
     return told
 
 
-@pytest.mark.parametrize("kind", [StrikeGradients, KeepGradients, StrikeOptimizer, StrikeParameters])
+@pytest.mark.parametrize("kind", [InjectGradients, KeepGradients, InjectOptimizer, InjectParameters])
 @pytest.mark.parametrize("create", [torch.optim.Adam, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
 def test_a_model_that_is_a_single_module(kind, create):
     model = nn.Linear(4, 1)
-    told = struck(kind, SCALE, model, create(model.parameters()))
+    told = affected(kind, SCALE, model, create(model.parameters()))
     assert told["outcome"] == "consumed", told
     assert told["struck"]["tensor"].split(".")[0] in ("weight", "bias")
 
 
-@pytest.mark.parametrize("kind", [StrikeGradients, StrikeOptimizer, StrikeParameters])
+@pytest.mark.parametrize("kind", [InjectGradients, InjectOptimizer, InjectParameters])
 def test_a_parameter_of_the_outermost_module_itself(kind):
     model = Prefixed()
-    told = struck(kind, {**SCALE, "tensor": "token*"}, model, torch.optim.Adam(model.parameters()))
+    told = affected(kind, {**SCALE, "tensor": "token*"}, model, torch.optim.Adam(model.parameters()))
     assert told["outcome"] == "consumed", told
 
 
-@pytest.mark.parametrize("kind", [StrikeGradients, StrikeOptimizer])
+@pytest.mark.parametrize("kind", [InjectGradients, InjectOptimizer])
 def test_a_parameter_of_no_module(kind):
     weight = torch.ones(4, requires_grad=True)
-    told = struck(kind, SCALE, lambda x: x @ weight, torch.optim.Adam([weight]))
+    told = affected(kind, SCALE, lambda x: x @ weight, torch.optim.Adam([weight]))
     assert (told["outcome"], told["struck"]["tensor"].partition(".")[0]) == ("consumed", "parameter_0"), told
 
 
@@ -102,20 +102,20 @@ def test_a_parameter_of_no_module(kind):
 def test_a_parameter_whose_module_is_not_called_shows_in_its_gradient(name, phase):
     model = Attending()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told = struck(StrikeParameters, {**SCALE, "tensor": name}, model, optimizer, phase=phase)
+    told = affected(InjectParameters, {**SCALE, "tensor": name}, model, optimizer, phase=phase)
     assert (told["outcome"], told["receiver"].partition(":")[0]) == ("consumed", "its gradient is not zero"), told
 
 
-def test_a_gradient_of_before_the_strike_shows_nothing():
+def test_a_gradient_of_before_the_injection_shows_nothing():
     model = Attending()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     arguments = {**SCALE, "tensor": "attention.out_proj.weight"}
     with pytest.raises(ValueError, match="not enough values"):
-        struck(StrikeParameters, arguments, model, optimizer, phase="backward", steps=2)
+        affected(InjectParameters, arguments, model, optimizer, phase="backward", steps=2)
 
 
-@pytest.mark.parametrize("kind", [StrikeActivations, StrikeParameters])
-def test_a_script_may_copy_and_save_a_model_that_is_struck(kind):
+@pytest.mark.parametrize("kind", [InjectActivations, InjectParameters])
+def test_a_script_may_copy_and_save_a_model_that_is_affected(kind):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters())
     reports = []
@@ -133,7 +133,7 @@ def test_a_script_may_copy_and_save_a_model_that_is_struck(kind):
     assert reports[0]["outcome"] == "consumed"
 
 
-@pytest.mark.parametrize("kind", [StrikeActivations, StrikeParameters])
+@pytest.mark.parametrize("kind", [InjectActivations, InjectParameters])
 def test_what_goes_wrong_on_our_side_is_not_raised_in_the_script(kind, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     reports = []
@@ -154,12 +154,12 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", [StrikeGradients, KeepGradients, StrikeOptimizer, StrikeParameters, StrikeActivations])
+@pytest.mark.parametrize("kind", [InjectGradients, KeepGradients, InjectOptimizer, InjectParameters, InjectActivations])
 def test_tensors_that_are_spread_over_ranks(kind, mesh):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     parallelize_module(model, mesh, {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()})
     assert isinstance(model[0].weight, DTensor)
-    told = struck(kind, {**SCALE, "tensor": "[02]*"}, model, torch.optim.Adam(model.parameters(), foreach=False))
+    told = affected(kind, {**SCALE, "tensor": "[02]*"}, model, torch.optim.Adam(model.parameters(), foreach=False))
     assert told["outcome"] == "consumed", told
 
 
@@ -175,7 +175,7 @@ def announced(effect, step, *, since="forward"):
     return announce
 
 
-@pytest.mark.parametrize("kind", [StrikeGradients, KeepGradients, StrikeOptimizer])
+@pytest.mark.parametrize("kind", [InjectGradients, KeepGradients, InjectOptimizer])
 @pytest.mark.parametrize("since", ["forward", "optimizer"])
 @pytest.mark.parametrize("model", ["Critic", "Maker"])
 def test_of_two_optimizers_each_takes_in_what_is_its_own(kind, since, model):
@@ -209,7 +209,7 @@ def test_of_two_optimizers_each_takes_in_what_is_its_own(kind, since, model):
         assert told["update"]["parameter_actual"] == "nan"
 
 
-@pytest.mark.parametrize("kind", [StrikeGradients, KeepGradients, StrikeOptimizer])
+@pytest.mark.parametrize("kind", [InjectGradients, KeepGradients, InjectOptimizer])
 def test_optimizers_that_step_within_the_backward_pass_and_leave_no_gradient(kind):
     model = nn.Linear(4, 1)
     optimizers = {parameter: torch.optim.Adam([parameter]) for parameter in model.parameters()}
@@ -239,7 +239,7 @@ def test_a_model_whose_parameters_are_copied_for_the_optimizer_is_the_one_that_i
     subject = ForeignSubject(lambda: [optimizer], called=lambda: model)
     assert subject.modules()["Linear"] is model is not other
     reports = []
-    effect = StrikeParameters({**SCALE, "tensor": "weight"}, subject, reports.append)
+    effect = InjectParameters({**SCALE, "tensor": "weight"}, subject, reports.append)
     effect.begin(2, "forward")
     model(torch.ones(1, 4).bfloat16())
     assert reports[0]["outcome"] == "consumed"
@@ -257,7 +257,7 @@ def test_a_parameter_of_a_part_that_is_never_called_changes_nothing():
 
     model = Partly()
     optimizer = torch.optim.Adam(model.parameters())
-    told = struck(StrikeParameters, {**SCALE, "tensor": "unused.weight"}, model, optimizer, steps=MAX_FORWARDS + 4)
+    told = affected(InjectParameters, {**SCALE, "tensor": "unused.weight"}, model, optimizer, steps=MAX_FORWARDS + 4)
     assert told["outcome"] == "masked", told
 
 
@@ -274,7 +274,7 @@ def test_sparse_gradients_are_left_out():
 def test_a_gradient_that_no_optimizer_takes_in_is_said_to_be_so():
     model = nn.Linear(4, 1)
     reports = []
-    effect = StrikeGradients(SCALE, ForeignSubject(list, called=lambda: model), reports.append)
+    effect = InjectGradients(SCALE, ForeignSubject(list, called=lambda: model), reports.append)
     model(torch.ones(1, 4)).sum().backward()
     for phase in ("optimizer", "commit"):
         (effect.begin if phase == "optimizer" else effect.announced)(2, phase)
