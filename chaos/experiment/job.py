@@ -17,7 +17,7 @@ from mecefo_runtime.job.config import (
     CheckpointConfig,
     HealthConfig,
     JobConfig,
-    Unfit,
+    RejectedStepPolicy,
 )
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.system.devices import DeviceChoice
@@ -42,8 +42,8 @@ class Approximation(Said):
 class Health(Said):
     """What becomes of steps that are not fit to be committed; see `mecefo_runtime.job.config.HealthConfig`."""
 
-    nonfinite: Unfit = _DEFAULTS.health.nonfinite
-    outlier: Unfit = _DEFAULTS.health.outlier
+    nonfinite: RejectedStepPolicy = _DEFAULTS.health.nonfinite
+    outlier: RejectedStepPolicy = _DEFAULTS.health.outlier
     outlier_ratio: float = Field(default=_DEFAULTS.health.outlier_ratio, gt=1, allow_inf_nan=False)
     window_steps: int = Field(default=_DEFAULTS.health.window_steps, ge=1, le=10**6)
     max_repeats: int = Field(default=_DEFAULTS.health.max_repeats, ge=0, le=1000)

@@ -17,8 +17,8 @@ _LARGEST = torch.finfo(torch.float32).max ** 0.5
 class StallReason:
     """Follows the passes of a training from an effect to the first step that began after it and is committed.
 
-    A pass is a forward pass of the module that the script calls, with its backward pass, if there is one. It is spoilt
-    where the module's output, the loss or a gradient is not finite. Passes of which every one is spoilt, more than a
+    A pass is a forward pass of the module that the script calls, with its backward pass, if there is one. It is corrupted
+    where the module's output, the loss or a gradient is not finite. Passes of which every one is corrupted, more than a
     step has ever taken, and without a step, were left out by the script for what is wrong in them. One sound pass among
     them, and the script has another reason.
     """
@@ -27,8 +27,8 @@ class StallReason:
         self._fail = fail
         self._undo: Callable[[], None] = lambda: None
         self._is_watching = False
-        self._is_open = self._is_spoilt = self._is_elsewhere = False
-        self._num_spoilt = self._num_sound = 0
+        self._is_open = self._is_corrupted = self._is_elsewhere = False
+        self._num_corrupted = self._num_sound = 0
 
     @property
     def is_watching(self) -> bool:
@@ -51,19 +51,19 @@ class StallReason:
         if not torch.is_grad_enabled() or not module.training or self._is_elsewhere:
             return
         self._close()
-        self._is_open, self._is_spoilt = True, is_spoilt(tensors_in(output))
+        self._is_open, self._is_corrupted = True, is_corrupted(tensors_in(output))
 
     def computed_back(self, losses: object, gradients: Iterable[Tensor | None]) -> None:
         """A backward pass is over."""
         self._is_open = True
         given = (gradient for gradient in gradients if gradient is not None)
-        self._is_spoilt = self._is_spoilt or is_spoilt(tensors_in(losses)) or is_spoilt(given)
+        self._is_corrupted = self._is_corrupted or is_corrupted(tensors_in(losses)) or is_corrupted(given)
 
     def committed(self, *, began_after: bool) -> None:
         """A step is committed; one that `began_after` the effect answers the question."""
         if not self._is_watching:
             return
-        self._is_open, self._num_spoilt, self._num_sound = False, 0, 0
+        self._is_open, self._num_corrupted, self._num_sound = False, 0, 0
         if began_after:
             self.end()
 
@@ -78,16 +78,16 @@ class StallReason:
         self._close()
         if not self._is_watching:
             return 0
-        return self._num_spoilt if not self._num_sound and self._num_spoilt > most_passes else 0
+        return self._num_corrupted if not self._num_sound and self._num_corrupted > most_passes else 0
 
     def _close(self) -> None:
         if self._is_open:
-            self._num_spoilt += self._is_spoilt
-            self._num_sound += not self._is_spoilt
-        self._is_open = self._is_spoilt = False
+            self._num_corrupted += self._is_corrupted
+            self._num_sound += not self._is_corrupted
+        self._is_open = self._is_corrupted = False
 
 
-def is_spoilt(tensors: Iterable[Tensor]) -> bool:
+def is_corrupted(tensors: Iterable[Tensor]) -> bool:
     """Whether anything in them is not finite, or too large to be squared."""
     with torch.no_grad():
         # Written so that a comparison with not-a-number is one that fails.

@@ -30,7 +30,7 @@ class InjectActivations(TensorInjection):
         self._output: Tensor | None = None
         # What the model put out in the pass that was affected: whether anything in it was not finite, and whether a
         # gradient came back to any of it. Passes of the model since, that one included.
-        self._is_put_out_spoilt = self._is_used = False
+        self._is_output_corrupted = self._is_used = False
         self._num_passes = 0
         self._step, self._phase = step, phase
         self._watch(self._trained)
@@ -94,7 +94,7 @@ class InjectActivations(TensorInjection):
             self._tell_left_out()
         elif self._num_passes == 1:
             tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-            self._is_put_out_spoilt = not all(bool(local_part(tensor).isfinite().all()) for tensor in tensors)
+            self._is_output_corrupted = not all(bool(local_part(tensor).isfinite().all()) for tensor in tensors)
             for tensor in tensors:
                 self._hook(tensor.register_hook(self._watcher(self._on_use)))  # type: ignore[no-untyped-call]
 
@@ -103,7 +103,7 @@ class InjectActivations(TensorInjection):
 
     def _tell_left_out(self) -> bool:
         """Tell that the script made nothing of the pass, if it is one that shows why."""
-        if not self._is_put_out_spoilt or self._is_used:
+        if not self._is_output_corrupted or self._is_used:
             return False
         self._output = None
         receiver = "what the model put out was not finite, and the script left that pass out (no gradient came back)"

@@ -173,7 +173,7 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
         yield from _stall_claims(stall, steps)
-    for at in timeline.unfit:
+    for at in timeline.rejected:
         yield from _thrown_away(steps, at, None)
     for start, end in timeline.restarts:
         yield Claim(start, end, Strength.ABSENCE, "restart")

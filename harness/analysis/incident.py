@@ -13,7 +13,7 @@ class Incident:
 
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
     regroup that led to `committed`, the first committed step whose attempt began after the injection: a step that was
-    in flight and committed nevertheless is no recovery, and neither is one that was left out as unfit, which taught the
+    in flight and committed nevertheless is no recovery, and neither is one that was left out as rejected, which taught the
     model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step committed
     after it that had not been committed before, later than `committed` in a job that had gone back. `restored` is when
     throughput was back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, one that lost nobody

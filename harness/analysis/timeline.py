@@ -29,7 +29,7 @@ class Timeline:
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
-    for which training waited until the slowest rank had copied its part of one. `unfit` is when an attempt at a step
+    for which training waited until the slowest rank had copied its part of one. `rejected` is when an attempt at a step
     was found not fit to be committed. `attempts` and `restarts` are those of a command's job; `runtime` says what the
     job ran on. `not_due` are incidents that chance had planned and that did not fire, each with the reason.
     """
@@ -50,7 +50,7 @@ class Timeline:
     coordinator_downs: tuple[tuple[float, float], ...]
     checkpoints: tuple[tuple[float, float], ...]
     incidents: tuple[Incident, ...]
-    unfit: tuple[float, ...] = ()
+    rejected: tuple[float, ...] = ()
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
@@ -148,7 +148,7 @@ def build(events: Iterable[Event]) -> Timeline:
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=_checkpoints(main, steps.first),
         incidents=_read_incidents(main, steps, stalls, is_command),
-        unfit=tuple(event.monotonic_seconds for event in main if event.kind == "step_unfit"),
+        rejected=tuple(event.monotonic_seconds for event in main if event.kind == "step_unfit"),
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),

@@ -24,7 +24,7 @@ _HOW_NOTICED_ONE = {
     "health": "it spoilt the job's steps",
 }
 _NOTHING_TO_UNDO = "nothing to undo"
-_UNFIT = {
+_REJECTED = {
     "repeat": "it is computed again",
     "skip": "it is left out",
     "evict": "the rank has to go",
@@ -34,7 +34,7 @@ _UNFIT = {
 # Where in its sources gloo was, and its guesses at the cause: the log keeps them.
 _GLOO_NOISE = re.compile(r"\[\S*/gloo/\S*:\d+\] | This is typically caused by .*", re.DOTALL)
 # So many in a row are told one by one, and then each time that they have doubled.
-_UNFIT_TOLD = 4
+_REJECTED_TOLD = 4
 
 
 class Narrator:
@@ -46,8 +46,8 @@ class Narrator:
         self._killed_pids: set[int] = set()
         # All ranks of the main job are ending, to be started again.
         self._steps: dict[str, int] = {}
-        # How often in a row a step of a job was found unfit, and which was the last.
-        self._unfit: dict[str, tuple[int, int]] = {}
+        # How often in a row a step of a job was found rejected, and which was the last.
+        self._rejected: dict[str, tuple[int, int]] = {}
         self._ending: set[str] = set()
         # Jobs whose ranks all end, to be started again.
         self._restarting: set[str] = set()
@@ -152,16 +152,16 @@ class Narrator:
         return f"{ranks} connected anew{moved}"
 
     def _tell_step_unfit(self, event: Event, fields: Mapping[str, Any]) -> str | None:
-        number, last_step = self._unfit.get(event.job, (0, -1))
+        number, last_step = self._rejected.get(event.job, (0, -1))
         step = event.step or 0
         number = number + 1 if step - last_step <= 1 else 1
-        self._unfit[event.job] = (number, step)
+        self._rejected[event.job] = (number, step)
         sentence = (
-            f"the step is not fit to be committed ({fields.get('reason')}): {_UNFIT.get(str(fields.get('verdict')))}"
+            f"the step is not fit to be committed ({fields.get('reason')}): {_REJECTED.get(str(fields.get('verdict')))}"
         )
-        if number <= _UNFIT_TOLD:
+        if number <= _REJECTED_TOLD:
             return sentence
-        # A model that is spoilt for good spoils every step from then on.
+        # A model that is corrupted for good corrupts every step from then on.
         return f"{sentence}; {number} times in a row now" if number & (number - 1) == 0 else None
 
     def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:

@@ -74,7 +74,9 @@ def _steps(fold: Fold) -> Iterable[Metric]:
     yield from _counter("training_steps_repeated", text, steps.num_redone)
     if not fold.is_command:
         text = "Attempts at a step whose numbers were not fit to be committed, by what became of them."
-        yield from _counters("training_unfit_steps", text, ("verdict",), {(key,): n for key, n in fold.unfit.items()})
+        yield from _counters(
+            "training_unfit_steps", text, ("verdict",), {(key,): n for key, n in fold.rejected.items()}
+        )
         yield from _counter("training_checkpoints", "Checkpoints of which a part was written.", fold.num_checkpoints)
     yield from _counter("training_tokens", "Tokens of the committed steps, each step once.", steps.tokens)
     yield from _counter("training_samples", "Samples of the committed steps, each step once.", steps.samples)

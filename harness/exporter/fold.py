@@ -19,7 +19,7 @@ from harness.exporter.steps import StepCounts
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
 
-_UNFIT_VERDICTS = ("repeat", "skip", "evict", "heal")
+_REJECTED_VERDICTS = ("repeat", "skip", "evict", "heal")
 _REGROUP_REASONS = ("start", "loss", "rejoin", "retry", "balance", "heal")
 _MAX_DEVICES = 4096
 _RECENT_CHECKPOINTS = 64
@@ -47,7 +47,7 @@ class Fold:
         self.newest: Mapping[str, Any] = {}
         self.step_counts = [0] * (len(STEP_SECONDS_BUCKETS) + 1)
         self.step_seconds_sum = 0.0
-        self.unfit = dict.fromkeys(_UNFIT_VERDICTS, 0)
+        self.rejected = dict.fromkeys(_REJECTED_VERDICTS, 0)
         self.regroups = dict.fromkeys(_REGROUP_REASONS, 0)
         self.transfer_bytes = 0
         self.num_checkpoints = 0
@@ -201,8 +201,8 @@ class Fold:
 
     def _on_step_unfit(self, event: Event) -> None:
         verdict = str(event.fields["verdict"])
-        if verdict in self.unfit:
-            self.unfit[verdict] += 1
+        if verdict in self.rejected:
+            self.rejected[verdict] += 1
         self.badput.lost(event.monotonic_seconds)
 
     def _on_checkpoint_written(self, event: Event) -> None:

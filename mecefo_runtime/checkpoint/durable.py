@@ -51,6 +51,6 @@ def has_checkpoint(job: JobConfig) -> bool:
     return any(True for _ in complete_folders(Path(job.checkpoint.folder)))
 
 
-def unfit_checkpoints(job: JobConfig, after_step: int) -> list[str]:
+def rejected_checkpoints(job: JobConfig, after_step: int) -> list[str]:
     """What is wrong with the checkpoints in the job's folder of later steps than `after_step` that are not complete."""
     return [] if job.checkpoint is None else passed_over(Path(job.checkpoint.folder), after_step)

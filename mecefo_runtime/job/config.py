@@ -74,7 +74,7 @@ class ApproximationConfig:
             raise ValueError(f"down_projection must be left or right, not {self.down_projection!r}")
 
 
-Unfit = Literal["commit", "repeat", "skip", "evict"]
+RejectedStepPolicy = Literal["commit", "repeat", "skip", "evict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class HealthConfig:
     `nonfinite`: its loss or gradient is not finite. `outlier`: its gradient's norm is more than `outlier_ratio` times
     the median of the last `window_steps`. `repeat` computes it again, `max_repeats` times; if that does not help, a
     step that is not finite is skipped, and an outlier is committed for what it is. `skip` leaves it out at once.
-    `evict` repeats too, and then evicts the rank that spoilt it; if it is not known, it does as `repeat`. `commit`
+    `evict` repeats too, and then evicts the rank that corrupted it; if it is not known, it does as `repeat`. `commit`
     looks away. `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
     """
 
-    nonfinite: Unfit = "repeat"
-    outlier: Unfit = "repeat"
+    nonfinite: RejectedStepPolicy = "repeat"
+    outlier: RejectedStepPolicy = "repeat"
     outlier_ratio: float = 50.0
     window_steps: int = 20
     max_repeats: int = 1
@@ -97,8 +97,10 @@ class HealthConfig:
 
     def __post_init__(self) -> None:
         for name in ("nonfinite", "outlier"):
-            if getattr(self, name) not in get_args(Unfit):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(Unfit))}, not {getattr(self, name)!r}")
+            if getattr(self, name) not in get_args(RejectedStepPolicy):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(RejectedStepPolicy))}, not {getattr(self, name)!r}"
+                )
         if not self.outlier_ratio > 1:
             raise ValueError(f"outlier_ratio must be more than 1, not {self.outlier_ratio}")
         for name, least in (("window_steps", 1), ("max_repeats", 0), ("checksum_every_steps", 0)):

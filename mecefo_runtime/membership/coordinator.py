@@ -17,7 +17,7 @@ from mecefo_runtime.checkpoint.durable import (
     ForeignCheckpoint,
     has_checkpoint,
     newest_durable,
-    unfit_checkpoints,
+    rejected_checkpoints,
 )
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
@@ -67,7 +67,7 @@ class Coordinator:
                 takeover=job.takeover,
                 degraded_share_limit=job.degraded_share_limit,
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
-                unfit_checkpoints=lambda after_step: unfit_checkpoints(job, after_step),
+                rejected_checkpoints=lambda after_step: rejected_checkpoints(job, after_step),
                 stops_on_loss=stops_on_loss(job.strategy),
                 max_fruitless_restarts=job.max_fruitless_restarts,
             ),

@@ -201,7 +201,7 @@ class Epochs:
         told = {"group_backend": orders["device_way"], **layout_fields(plan, costs)}
         self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
         if plan.restore is not None:
-            for reason in self._rules.unfit_checkpoints(plan.restore.step):
+            for reason in self._rules.rejected_checkpoints(plan.restore.step):
                 self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
             self._effects.emit("checkpoint_restored", step=plan.restore.step, folder=plan.restore.folder)
 

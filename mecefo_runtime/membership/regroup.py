@@ -35,7 +35,7 @@ class Rules:
 
     `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
     another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those that
-    it is given; `unfit_checkpoints` says what is wrong with those of later steps than the one it is given that are not
+    it is given; `rejected_checkpoints` says what is wrong with those of later steps than the one it is given that are not
     complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
     checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come
     to no step that had not been committed before, the job ends.
@@ -46,7 +46,7 @@ class Rules:
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = 1.0
     newest_checkpoint: Callable[[Collection[Durable]], Durable | None] = lambda refused: None
-    unfit_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
+    rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
 
@@ -241,9 +241,9 @@ def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], targe
     if durable is None and rules.stops_on_loss and not survivors.refused:
         # All of them are fresh: as when the job began. What a save left half written counts for nothing.
         return RegroupPlan(members, target, Decision(0, None))
-    unfit = [*survivors.refused.values(), *rules.unfit_checkpoints(0)] if durable is None else []
-    if unfit:
-        raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(unfit)}")
+    rejected = [*survivors.refused.values(), *rules.rejected_checkpoints(0)] if durable is None else []
+    if rejected:
+        raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(rejected)}")
     if durable is None:
         raise CannotGoOn(
             f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"

@@ -86,7 +86,7 @@ class UnitState:
         """A scalar on the device that is not finite if any moment is not; a sum that overflows is none the worse."""
         return torch.dot(self.first_moments, self.second_moments)
 
-    def is_spoilt(self) -> bool:
+    def is_corrupted(self) -> bool:
         """Whether parameters are not finite, or would not be after AdamW's next step, whatever the gradient."""
         # Second moments and step counts, whose neighbours they are, are never negative; what is no number is not >= 0.
         end = 2 * self.num_parameters

@@ -2,7 +2,7 @@
 
 The leader judges every step in the commit exchange, from what each member says of its own part, and everybody obeys.
 A step that is not finite, or whose gradient is far larger than usual, is computed again, skipped, or costs the rank
-that spoilt it its place. Where parameters of two holders differ, the one that differs gets its peers'; so does one
+that corrupted it its place. Where parameters of two holders differ, the one that differs gets its peers'; so does one
 whose parameters are not finite, or would not be after the optimizer's next step.
 """
 
@@ -24,7 +24,7 @@ class StepVerdict(IntEnum):
     COMMIT = 0
     REPEAT = 1  # compute it again from unchanged parameters
     SKIP = 2  # commit it without touching parameters and optimizer
-    EVICT = 3  # compute it again without the rank that spoilt it
+    EVICT = 3  # compute it again without the rank that corrupted it
     HEAL = 4  # compute it again once every holder of a unit holds the same
 
 
@@ -33,18 +33,18 @@ class PartHealth:
     """What one member says of its own part of a step, before anything was summed.
 
     `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: something not finite came out of its
-    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_spoilt`: its
+    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_corrupted`: its
     parameters are not finite, or its optimizer state would make such in this step.
     """
 
     gradient_norm: float = 0.0
     is_origin: bool = False
     differs: bool = False
-    is_spoilt: bool = False
+    is_corrupted: bool = False
 
     def encode(self) -> list[float]:
         """As the numbers that the commit exchange carries."""
-        return [self.gradient_norm, float(self.is_origin) + 2.0 * self.differs + 4.0 * self.is_spoilt]
+        return [self.gradient_norm, float(self.is_origin) + 2.0 * self.differs + 4.0 * self.is_corrupted]
 
     @classmethod
     def decode(cls, numbers: Sequence[float]) -> PartHealth:
@@ -78,9 +78,9 @@ class Judge:
 
     def judge(self, step: int, loss_sum: float, squared_norm: float, parts: Mapping[int, PartHealth]) -> Judgement:
         """The verdict on `step`, whose gradients have been summed; `parts` by rank."""
-        spoilt = tuple(rank for rank, part in sorted(parts.items()) if part.is_spoilt)
-        if spoilt:
-            return self._spoilt(step, spoilt)
+        corrupted = tuple(rank for rank, part in sorted(parts.items()) if part.is_corrupted)
+        if corrupted:
+            return self._corrupted(step, corrupted)
         differing = tuple(rank for rank, part in sorted(parts.items()) if part.differs)
         if differing:
             return Judgement(StepVerdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")
@@ -89,7 +89,7 @@ class Judge:
             if config.nonfinite == "commit":
                 return Judgement(StepVerdict.COMMIT)
             suspects = origins_of(parts)
-            return self._unfit(step, config.nonfinite, suspects, "the gradient or the loss is not finite")
+            return self._rejected(step, config.nonfinite, suspects, "the gradient or the loss is not finite")
         norm = squared_norm**0.5
         usual = median(self._norms) if len(self._norms) == self._norms.maxlen else inf
         if config.outlier != "commit" and norm > config.outlier_ratio * usual:
@@ -98,20 +98,20 @@ class Judge:
             # With nobody to evict, and computed again, it is what the data says: else all that follow were skipped too.
             is_final = config.outlier == "skip" or (config.outlier == "evict" and bool(suspects))
             if is_final or self._repeats_of(step) < config.max_repeats:
-                return self._unfit(step, config.outlier, suspects, reason)
+                return self._rejected(step, config.outlier, suspects, reason)
         self._norms.append(norm)
         return Judgement(StepVerdict.COMMIT)
 
-    def _spoilt(self, step: int, suspects: tuple[int, ...]) -> Judgement:
+    def _corrupted(self, step: int, suspects: tuple[int, ...]) -> Judgement:
         reason = f"{_name(suspects)}: parameters or optimizer state are spoilt"
         num_heals = self._num_heals if self._healed_step == step else 0
         if num_heals <= self._config.max_repeats:
             self._healed_step, self._num_heals = step, num_heals + 1
             return Judgement(StepVerdict.HEAL, suspects, reason)
-        # Something spoils them again and again: the job must not stand still over it.
+        # Something corrupts them again and again: the job must not stand still over it.
         return self._given_up(self._config.nonfinite, suspects, f"{reason}, {num_heals + 1} times")
 
-    def _unfit(self, step: int, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
+    def _rejected(self, step: int, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
         if suspects:
             reason = f"{reason}; it came from {_name(suspects)}"
         if policy == "skip":

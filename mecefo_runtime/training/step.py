@@ -187,9 +187,9 @@ class Stepper:
         is_suspected = bool(origin[0]) or not isfinite(own[0])
         told = zip(signs, numbers[len(norms) :], strict=True)
         suspected = (name for name, sign in told if is_suspected or not isfinite(sign))
-        spoilt = frozenset(name for name in suspected if bank.units[name].is_spoilt())
-        self.distrusted |= spoilt
-        return PartHealth(own[0], bool(origin[0]), differs, bool(spoilt)), ready
+        corrupted = frozenset(name for name in suspected if bank.units[name].is_corrupted())
+        self.distrusted |= corrupted
+        return PartHealth(own[0], bool(origin[0]), differs, bool(corrupted)), ready
 
     def _vital_signs(self, bank: Bank, step: int) -> dict[str, Tensor]:
         """Of each unit that the optimizer is to step, whether that can go well."""

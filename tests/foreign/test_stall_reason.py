@@ -44,7 +44,7 @@ def compute(model, stall_reason, *, is_back=True):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("is_back", [False, True])
-def test_spoilt_passes_without_a_step_were_left_out(model, stall_reason, value, is_back):
+def test_corrupted_passes_without_a_step_were_left_out(model, stall_reason, value, is_back):
     model[2].bias.data.fill_(value)
     for _ in range(5):
         compute(model, stall_reason, is_back=is_back)
@@ -142,12 +142,12 @@ def told_of(effect_class, arguments, model, is_left_out):
     return reports
 
 
-def is_spoilt(loss):
+def is_corrupted(loss):
     return not torch.isfinite(loss)
 
 
 def test_the_last_modules_output_is_seen_where_the_script_leaves_the_pass_out(model):
-    (told,) = told_of(InjectActivations, {**NAN, "tensor": "2"}, model, is_spoilt)
+    (told,) = told_of(InjectActivations, {**NAN, "tensor": "2"}, model, is_corrupted)
     assert (told["outcome"], told["step"]) == ("consumed", 2)
     assert "left that pass out" in told["receiver"]
 
@@ -169,10 +169,10 @@ def test_an_output_that_nobody_reads_is_still_unused():
         def forward(self, x):
             return self.heads(x)["main"]
 
-    (told,) = told_of(InjectActivations, {**NAN, "tensor": "*other"}, Main(), is_spoilt)
+    (told,) = told_of(InjectActivations, {**NAN, "tensor": "*other"}, Main(), is_corrupted)
     assert told["outcome"] == "unused"
 
 
 def test_a_parameter_whose_module_is_not_called_shows_without_a_backward_pass():
-    (told,) = told_of(InjectParameters, {**NAN, "tensor": "attention.out_proj.weight"}, Attending(), is_spoilt)
+    (told,) = told_of(InjectParameters, {**NAN, "tensor": "attention.out_proj.weight"}, Attending(), is_corrupted)
     assert told["outcome"] == "consumed" and "put out what is no number" in told["receiver"]

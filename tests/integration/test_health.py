@@ -9,15 +9,15 @@ from tests.integration.runs import IN_RANKS, Finished, assert_holders_agree, run
 pytestmark = pytest.mark.integration
 
 STEPS = 16
-SPOILT_STEP = 8
-SPOILT_RANK = 2
+CORRUPT_STEP = 8
+CORRUPT_RANK = 2
 EXPERIMENT = """
 name: health
 job:
   {nodes: 2, gpus_per_node: 2, steps: %d, dilation: off, strategy: exact, health: {%s}}
 """
 # Something that is not finite comes out of the rank's forward pass: once, or whenever the step is computed.
-SPOIL = f"""{IN_RANKS}
+CORRUPT = f"""{IN_RANKS}
     from mecefo_runtime.training.pipeline import Pipeline
     from mecefo_runtime.state.state import Bank
 
@@ -25,7 +25,7 @@ SPOIL = f"""{IN_RANKS}
 
     def spoil(self, samples, announce):
         step = samples[0] // len(samples) + 1
-        if self._groups.rank == {SPOILT_RANK} and step == {SPOILT_STEP} and len(times) < MOST:
+        if self._groups.rank == {CORRUPT_RANK} and step == {CORRUPT_STEP} and len(times) < MOST:
             times.append(step)
             parameter = next(self._body[-1].parameters()).view(-1)
             kept = parameter[0].clone()
@@ -38,7 +38,7 @@ SPOIL = f"""{IN_RANKS}
 
     Pipeline.run = spoil
 """
-ONCE, ALWAYS = SPOIL.replace("MOST", "1"), SPOIL.replace("MOST", "99")
+ONCE, ALWAYS = CORRUPT.replace("MOST", "1"), CORRUPT.replace("MOST", "99")
 # One parameter of one rank changes behind everybody's back.
 FLIP = f"""{IN_RANKS}
     from mecefo_runtime.training.step import Stepper
@@ -48,7 +48,7 @@ FLIP = f"""{IN_RANKS}
     flipped = []
 
     def flip(self, epoch, step):
-        if step == {SPOILT_STEP} and self._rank == {SPOILT_RANK} and not flipped:
+        if step == {CORRUPT_STEP} and self._rank == {CORRUPT_RANK} and not flipped:
             flipped.append(step)
             next(iter(epoch.bank.units.values())).parameters[3] *= -1
         return run(self, epoch, step)
@@ -72,21 +72,21 @@ def losses_of(run: Finished) -> list[float]:
     return [event.fields["loss"] for event in run.of("step_committed")]
 
 
-def test_a_step_that_was_spoilt_once_is_computed_again_and_nothing_is_lost(tmp_path):
+def test_a_step_that_was_corrupted_once_is_computed_again_and_nothing_is_lost(tmp_path):
     run = train(tmp_path, ONCE)
-    (unfit,) = run.of("step_unfit")
-    assert unfit.step == SPOILT_STEP
-    assert (unfit.fields["verdict"], unfit.fields["suspects"]) == ("repeat", [SPOILT_RANK])
+    (rejected,) = run.of("step_unfit")
+    assert rejected.step == CORRUPT_STEP
+    assert (rejected.fields["verdict"], rejected.fields["suspects"]) == ("repeat", [CORRUPT_RANK])
     healthy = train(tmp_path / "healthy", "")
     assert not healthy.of("step_unfit")
     assert losses_of(run) == pytest.approx(losses_of(healthy), rel=1e-5)
     assert not any(event.fields["skipped"] for event in run.of("step_committed"))
 
 
-def test_a_step_that_stays_spoilt_is_left_out(tmp_path):
+def test_a_step_that_stays_corrupted_is_left_out(tmp_path):
     run = train(tmp_path, ALWAYS)
     assert [event.fields["verdict"] for event in run.of("step_unfit")] == ["repeat", "skip"]
-    assert [event.step for event in run.of("step_committed") if event.fields["skipped"]] == [SPOILT_STEP]
+    assert [event.step for event in run.of("step_committed") if event.fields["skipped"]] == [CORRUPT_STEP]
     assert len(run.of("layout")) == 1
 
 
@@ -94,15 +94,19 @@ def test_a_rank_that_spoils_a_step_for_good_has_to_go(tmp_path):
     run = train(tmp_path, ALWAYS, "nonfinite: evict, checksum_every_steps: 0")
     assert [event.fields["verdict"] for event in run.of("step_unfit")] == ["repeat", "evict"]
     (detected,) = run.of("detected")
-    assert (detected.fields["lost"], detected.fields["how"]) == ([SPOILT_RANK], "health")
-    assert SPOILT_RANK not in run.of("layout")[-1].fields["members"]
+    assert (detected.fields["lost"], detected.fields["how"]) == ([CORRUPT_RANK], "health")
+    assert CORRUPT_RANK not in run.of("layout")[-1].fields["members"]
     assert not any(event.fields["skipped"] for event in run.of("step_committed"))
 
 
 def test_a_rank_whose_state_differs_is_named_and_gets_its_peers(tmp_path):
     run = train(tmp_path, FLIP, "checksum_every_steps: 4")
-    (unfit,) = run.of("step_unfit")
-    assert (unfit.fields["verdict"], unfit.fields["suspects"], unfit.step) == ("heal", [SPOILT_RANK], SPOILT_STEP)
+    (rejected,) = run.of("step_unfit")
+    assert (rejected.fields["verdict"], rejected.fields["suspects"], rejected.step) == (
+        "heal",
+        [CORRUPT_RANK],
+        CORRUPT_STEP,
+    )
     layouts = run.of("layout")
     assert [event.fields["reason"] for event in layouts] == ["start", "heal"]
     assert layouts[1].fields["num_transfers"] == 1

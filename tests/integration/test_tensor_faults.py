@@ -94,11 +94,11 @@ def test_the_same_seed_affects_the_same_element_of_the_same_tensor(tmp_path):
 def test_a_gradient_that_is_no_number_is_computed_again_and_its_rank_named(tmp_path):
     run = train(tmp_path, "kind: set-nan, on: rank=3, at: {step: 8, phase: backward}, where: gradients")
     assert_passed(run)
-    (unfit,) = run.of("step_unfit")
-    assert (unfit.step, unfit.fields["verdict"], unfit.fields["suspects"]) == (8, "repeat", [3])
+    (rejected,) = run.of("step_unfit")
+    assert (rejected.step, rejected.fields["verdict"], rejected.fields["suspects"]) == (8, "repeat", [3])
     assert evidence(run)["judgement"] == {
         "step": 8,
-        **{key: unfit.fields[key] for key in ("verdict", "suspects", "reason")},
+        **{key: rejected.fields[key] for key in ("verdict", "suspects", "reason")},
     }
     assert not any(event.fields["skipped"] for event in run.of("step_committed"))
     assert_holders_agree(run)
@@ -112,8 +112,8 @@ def test_a_parameter_that_differs_is_found_by_comparison_and_healed(tmp_path):
     )
     assert_passed(run)
     assert evidence(run)["outcome"] == "consumed"
-    (unfit,) = run.of("step_unfit")
-    assert (unfit.step, unfit.fields["verdict"], unfit.fields["suspects"]) == (8, "heal", [2])
+    (rejected,) = run.of("step_unfit")
+    assert (rejected.step, rejected.fields["verdict"], rejected.fields["suspects"]) == (8, "heal", [2])
     assert_holders_agree(run)
     assert run.summary["diverged_units"] == 0
 

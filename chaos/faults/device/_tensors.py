@@ -1,7 +1,7 @@
 """What faults on tensors have in common: where they affect, how they begin in the ranks, and how they are judged.
 
 Seen is the effect when the training has used the wrong values (the optimizer took them in, a forward pass computed
-with them, somebody downstream received them), or when the job's own judge of steps has found the step unfit.
+with them, somebody downstream received them), or when the job's own judge of steps has found the step rejected.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TensorFault(InsideFault[ParametersT]):
 
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)
-        self._unfit: list[Event] = []
+        self._rejected: list[Event] = []
         self._listening: asyncio.Task[Event] | None = None
 
     async def apply(self, act: Act, host: Host) -> None:
@@ -92,7 +92,7 @@ class TensorFault(InsideFault[ParametersT]):
     def _note(self, event: Event) -> bool:
         """Keep what the judge of steps says; never what is waited for, so that no event between two waits is lost."""
         if event.kind == "step_unfit":
-            self._unfit.append(event)
+            self._rejected.append(event)
         return False
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class TensorFault(InsideFault[ParametersT]):
     async def _judgement(self, step: int, *, is_healed: bool) -> Event | None:
         """What the job's judge of steps said about `step` (or, of a state that was healed, about any step)."""
         for _ in range(int(JUDGEMENT_SECONDS / 0.05)):
-            for event in self._unfit:
+            for event in self._rejected:
                 if event.step == step or (is_healed and event.fields.get("verdict") == "heal"):
                     return event
             await asyncio.sleep(0.05)

@@ -265,12 +265,12 @@ def test_an_attempt_that_was_not_fit_is_thrown_away():
     ]
     step = next(event for event in late if event.kind == "step_committed" and event.step == 20)
     at = step.fields["began_monotonic"] - 0.01
-    unfit = replace(step, kind="step_unfit", monotonic_seconds=at, fields={"verdict": "repeat"})
-    assert badput([*late, unfit]) == pytest.approx(QUIET | {"repeated_work": 0.04})
+    rejected = replace(step, kind="step_unfit", monotonic_seconds=at, fields={"verdict": "repeat"})
+    assert badput([*late, rejected]) == pytest.approx(QUIET | {"repeated_work": 0.04})
 
 
 def left_out(events: list[Event], steps: range) -> list[Event]:
-    """The same, with `steps` left out as unfit."""
+    """The same, with `steps` left out as rejected."""
     return [shifted(e, skipped=True) if e.kind == "step_committed" and e.step in steps else e for e in events]
 
 

@@ -1,4 +1,4 @@
-"""The share of degraded samples x layers, and unfit steps, from a log."""
+"""The share of degraded samples x layers, and rejected steps, from a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.synthetic import run
 pytestmark = pytest.mark.unit
 
 
-def unfit(job: str) -> Event:
+def rejected(job: str) -> Event:
     return Event("step_unfit", "rank", 0.0, 0.0, 1, job=job, step=3, fields={"verdict": "repeat"})
 
 
@@ -36,9 +36,9 @@ def test_without_faults_nothing_is_degraded_and_without_steps_nothing_is_known()
     assert degraded_share_ratio([], []) is None
 
 
-def test_unfit_steps_of_the_job_are_counted_and_those_of_the_twin_are_not():
+def test_rejected_steps_of_the_job_are_counted_and_those_of_the_twin_are_not():
     assert count_unfit_steps(run()) == 0
-    assert count_unfit_steps([unfit(MAIN_JOB), unfit("twin")]) == 1
+    assert count_unfit_steps([rejected(MAIN_JOB), rejected("twin")]) == 1
 
 
 def test_a_summary_says_what_approximation_means_for_its_figures():

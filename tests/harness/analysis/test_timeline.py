@@ -75,7 +75,7 @@ def test_a_step_in_flight_that_commits_after_the_fault_is_no_recovery():
 
 
 def left_out(events: list[Event], last: int) -> list[Event]:
-    """The same, with every step from 20 to `last` left out as unfit."""
+    """The same, with every step from 20 to `last` left out as rejected."""
     steps = range(20, last + 1)
     return [
         shifted(e, skipped=True) if e.kind == "step_committed" and e.job == "main" and e.step in steps else e

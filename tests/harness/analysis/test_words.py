@@ -184,7 +184,7 @@ def test_a_repair_of_one_or_of_several(nodes, ranks, said):
     assert told == f"repair: {said} again"
 
 
-def test_steps_that_go_on_being_unfit_are_told_less_and_less():
+def test_steps_that_go_on_being_rejected_are_told_less_and_less():
     narrator = Narrator()
     found = [
         narrator.tell(replace(event("step_unfit", reason="not finite", verdict=verdict), step=step))

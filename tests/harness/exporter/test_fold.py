@@ -33,7 +33,7 @@ def undone_later(events):
 
 
 def left_out(events, steps):
-    """The same, with `steps` of the main job left out as unfit."""
+    """The same, with `steps` of the main job left out as rejected."""
     return [
         replace(e, fields={**e.fields, "skipped": True})
         if e.kind == "step_committed" and e.job != TWIN_JOB and e.step in steps

@@ -213,7 +213,7 @@ def test_a_command_that_goes_back_tells_its_attempts_by_its_processes():
     assert Told("steps_repeated <= 3").feed(log).ends == []
 
 
-def test_a_step_that_was_left_out_as_unfit_is_no_recovery():
+def test_a_step_that_was_left_out_as_rejected_is_no_recovery():
     events = [
         shifted(e, skipped=True) if e.kind == "step_committed" and e.job == "main" and e.step in (20, 21) else e
         for e in run()

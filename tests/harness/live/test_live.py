@@ -93,7 +93,7 @@ class TestPlainView:
         told = [line for line in plain(began_before) if "recovered" in line]
         assert [line.split()[2] for line in told] == ["21"]
 
-    def test_a_step_that_was_left_out_as_unfit_is_no_recovery(self):
+    def test_a_step_that_was_left_out_as_rejected_is_no_recovery(self):
         events = [
             synthetic.shifted(e, skipped=True) if e.kind == "step_committed" and e.step in (20, 21, 22) else e
             for e in synthetic.run(twin=False)

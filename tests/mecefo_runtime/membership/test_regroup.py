@@ -166,7 +166,7 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     with pytest.raises(CannotGoOn, match=r"no living rank holds layer.2, layer.3: .*there is no checkpoint"):
         after_loss(lost)
     with pytest.raises(CannotGoOn, match=r"layer.3: .*no checkpoint can be used: step-9 is cut short"):
-        damaged = rules(unfit_checkpoints=lambda after_step: ["step-9 is cut short"])
+        damaged = rules(rejected_checkpoints=lambda after_step: ["step-9 is cut short"])
         plan_epoch(damaged, survivors_of(WHOLE, EVERYBODY - lost), AT_TEN, "loss")
     newest = Durable(7, "step-7")
     survivors = survivors_of(WHOLE, EVERYBODY - lost)
@@ -175,7 +175,7 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     assert not plan.transfers and not plan.background
 
 
-def test_state_of_which_every_holder_is_spoilt_is_not_called_lost() -> None:
+def test_state_of_which_every_holder_is_corrupted_is_not_called_lost() -> None:
     survivors = survivors_of(WHOLE, EVERYBODY)
     holders = [rank for rank, report in survivors.reports.items() if "layer.3" in report["holdings"]]
     for rank in holders:

@@ -51,9 +51,9 @@ def inject(unit: UnitState, where: str, value: float) -> None:
 def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, value: float, is_seen: bool) -> None:
     bank = trained_bank()
     unit = bank.units["layer.1"]
-    assert not is_suspected(unit) and not unit.is_spoilt()
+    assert not is_suspected(unit) and not unit.is_corrupted()
     inject(unit, where, value)
-    assert (is_suspected(unit), unit.is_spoilt()) == (is_seen, True)
+    assert (is_suspected(unit), unit.is_corrupted()) == (is_seen, True)
     bank.apply(1e-3, 1.0)
     assert not bool(unit.parameters.isfinite().all())
     assert all(bool(other.parameters.isfinite().all()) for name, other in bank.units.items() if name != "layer.1")
@@ -69,11 +69,11 @@ def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, v
         ("step_counts", 0.0),
     ],
 )
-def test_state_that_is_merely_wrong_is_not_taken_for_spoilt(where: str, value: float) -> None:
+def test_state_that_is_merely_wrong_is_not_taken_for_corrupted(where: str, value: float) -> None:
     bank = trained_bank()
     unit = bank.units["layer.1"]
     inject(unit, where, value)
-    assert not unit.is_spoilt()
+    assert not unit.is_corrupted()
     bank.apply(1e-3, 1.0)
     assert bool(unit.parameters.isfinite().all())
 
@@ -83,4 +83,4 @@ def test_a_sum_that_overflows_is_only_a_suspicion() -> None:
     unit.first_moments.fill_(1e38)
     unit.second_moments.fill_(1e10)
     assert is_suspected(unit)
-    assert not unit.is_spoilt()
+    assert not unit.is_corrupted()

@@ -137,21 +137,23 @@ def test_outliers_among_ranks() -> None:
 
 
 @given(st.floats(0, 1e300) | st.just(nan) | st.just(inf), st.booleans(), st.booleans(), st.booleans())
-def test_what_a_member_says_survives_the_exchange(norm: float, is_origin: bool, differs: bool, is_spoilt: bool) -> None:
-    part = PartHealth(norm, is_origin, differs, is_spoilt)
+def test_what_a_member_says_survives_the_exchange(
+    norm: float, is_origin: bool, differs: bool, is_corrupted: bool
+) -> None:
+    part = PartHealth(norm, is_origin, differs, is_corrupted)
     assert repr(PartHealth.decode(part.encode())) == repr(part)
 
 
-def test_whose_optimizer_state_is_spoilt_is_healed_before_it_steps() -> None:
-    judgement = judge_of().judge(7, 1.0, 1.0, with_part(2, PartHealth(1.0, differs=True, is_spoilt=True)))
+def test_whose_optimizer_state_is_corrupted_is_healed_before_it_steps() -> None:
+    judgement = judge_of().judge(7, 1.0, 1.0, with_part(2, PartHealth(1.0, differs=True, is_corrupted=True)))
     assert (judgement.verdict, judgement.suspects) == (StepVerdict.HEAL, (2,))
     assert judgement.reason == "rank 2: parameters or optimizer state are spoilt"
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("repeat", StepVerdict.SKIP), ("evict", StepVerdict.EVICT)])
-def test_what_is_spoilt_again_and_again_does_not_stop_the_job(policy: str, expected: StepVerdict) -> None:
+def test_what_is_corrupted_again_and_again_does_not_stop_the_job(policy: str, expected: StepVerdict) -> None:
     judge = judge_of(nonfinite=policy, max_repeats=1)
-    parts = with_part(2, PartHealth(nan, is_origin=True, is_spoilt=True))
+    parts = with_part(2, PartHealth(nan, is_origin=True, is_corrupted=True))
     judgements = [judge.judge(7, nan, nan, parts) for _ in range(3)]
     assert [judgement.verdict for judgement in judgements] == [StepVerdict.HEAL, StepVerdict.HEAL, expected]
     assert judgements[-1].suspects == (2,)

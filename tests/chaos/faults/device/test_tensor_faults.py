@@ -97,7 +97,7 @@ def affected(**more):
 CONSUMED = affected(outcome="consumed", update={"parameter_actual": 0.25, "parameter_clean": 0.5})
 
 
-def unfit(step, verdict="repeat"):
+def rejected(step, verdict="repeat"):
     fields = {"verdict": verdict, "suspects": [2], "reason": "the gradient is not finite", "epoch": 1}
     return Event("step_unfit", "rank", 0.0, 0.0, 1, step=step, fields=fields)
 
@@ -149,9 +149,9 @@ def test_what_changed_by_little_is_shown_to_have_changed():
 
 @pytest.mark.parametrize("verdict", ["repeat", "skip", "evict"])
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
-def test_a_step_that_the_job_found_unfit_is_evidence(outcome, verdict):
+def test_a_step_that_the_job_found_rejected_is_evidence(outcome, verdict):
     on = host(Inside(affected(outcome=outcome)))
-    evidence = inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(unfit(5, verdict)))
+    evidence = inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(rejected(5, verdict)))
     assert f"step 5 was judged unfit: {verdict} (the gradient is not finite)" in evidence["summary"]
     assert evidence["ranks"][0]["judgement"]["suspects"] == [2]
 
@@ -160,12 +160,12 @@ def test_a_step_that_the_job_found_unfit_is_evidence(outcome, verdict):
 def test_a_step_that_was_left_without_a_judgement_is_none(outcome):
     on = host(Inside(affected(outcome=outcome)))
     with pytest.raises(EffectNotSeen, match="nobody judged the step"):
-        inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(unfit(4)))
+        inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(rejected(4)))
 
 
 def test_state_that_was_healed_before_it_was_read_is_evidence():
     on = host(Inside(affected(outcome="restored")))
-    evidence = inject(create(BitFlip, where="parameters"), on, meanwhile=lambda: on.watch.feed(unfit(8, "heal")))
+    evidence = inject(create(BitFlip, where="parameters"), on, meanwhile=lambda: on.watch.feed(rejected(8, "heal")))
     assert evidence["ranks"][0]["judgement"]["verdict"] == "heal"
 
 
@@ -173,7 +173,7 @@ def test_state_that_was_healed_before_it_was_read_is_evidence():
 def test_other_outcomes_are_no_evidence(outcome):
     on = host(Inside(affected(outcome=outcome, reason="a mistake")))
     with pytest.raises(EffectNotSeen, match=r"layer\.1\.up\.weight"):
-        inject(create(BitFlip), on, meanwhile=lambda: on.watch.feed(unfit(5)))
+        inject(create(BitFlip), on, meanwhile=lambda: on.watch.feed(rejected(5)))
 
 
 def test_memory_that_did_not_change_is_no_evidence():
