@@ -191,11 +191,11 @@ def draw(classes: tuple[FailureClass, ...], num_steps: int, rng: Random) -> Fail
 
     The failures of a Poisson process of which the number is given lie anywhere, each for itself: so are these drawn.
     """
-    lot = rng.random() * sum(failure.count for failure in classes)
+    rng_stream = rng.random() * sum(failure.count for failure in classes)
     step = 1 + int(rng.random() * num_steps)
     for failure in classes:
-        lot -= failure.count
-        if lot < 0:
+        rng_stream -= failure.count
+        if rng_stream < 0:
             return Failure(failure, step)
     return Failure(classes[-1], step)
 

@@ -190,7 +190,7 @@ class Injector:
     def _fault(self, incident: Incident) -> Fault[Any]:
         kind = self._faults[incident.fault]
         fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
-        fault.seed = _seed_of(self._seed, incident.lot)
+        fault.seed = _seed_of(self._seed, incident.rng_stream)
         return fault
 
     # ---- incidents ----

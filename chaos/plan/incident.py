@@ -37,7 +37,7 @@ class Incident:
     may_be_left_out: bool = False
 
     @property
-    def lot(self) -> int:
+    def rng_stream(self) -> int:
         """What its own random numbers are called: its number, or that of the incident which it repeats."""
         return self.incident if self.draw is None else self.draw
 
@@ -76,7 +76,7 @@ class Incident:
             "repair_steps": self.repair.steps if self.repair is not None else None,
             "repair_seconds": self.repair.seconds if self.repair is not None else None,
             "retrigger": self.retrigger,
-            "draw": self.lot,
+            "draw": self.rng_stream,
             "is_optional": self.is_optional,
         }
 

@@ -46,11 +46,11 @@ _PROFILE = "profile"
 class _Draft:
     """An incident of which it is not said yet whom exactly it affects.
 
-    `lot` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot be.
+    `rng_stream` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot be.
     """
 
     key: str
-    lot: str
+    rng_stream: str
     kind: type[Fault[Any]]
     on: Target | None
     trigger: Trigger
@@ -146,7 +146,7 @@ def _firings(
         _Draft(
             key=key,
             # The first firing draws as a fault does that fires once.
-            lot=f"{experiment.seed}:{index}" + (f":{firing}" if firing else ""),
+            rng_stream=f"{experiment.seed}:{index}" + (f":{firing}" if firing else ""),
             kind=kind,
             on=fault.on,
             trigger=trigger,
@@ -181,15 +181,15 @@ def _failures(
     num_failures = spec.num_failures(num_steps)
     drawn = []
     for number in range(num_failures):
-        lot = f"{experiment.seed}:profile:{number}"
-        drawn.append((draw(covered.classes, num_steps, _rng(f"{lot}:what")), lot))
+        rng_stream = f"{experiment.seed}:profile:{number}"
+        drawn.append((draw(covered.classes, num_steps, _rng(f"{rng_stream}:what")), rng_stream))
     drafts = []
-    for failure, lot in sorted(drawn, key=lambda pair: pair[0].step):
+    for failure, rng_stream in sorted(drawn, key=lambda pair: pair[0].step):
         kind = registry[failure.failure_class.kind]
         drafts.append(
             _Draft(
                 key=_PROFILE,
-                lot=lot,
+                rng_stream=rng_stream,
                 kind=kind,
                 on=failure.failure_class.target,
                 trigger=Trigger(step=failure.step),
@@ -259,7 +259,7 @@ def _inject_into(draft: _Draft, experiment: Experiment, cluster: Cluster, others
     taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)
     racks = experiment.job.nodes_per_rack
     try:
-        target = resolve(draft.on, cluster, kind.scope, _rng(draft.lot), unavailable=taken, nodes_per_rack=racks)
+        target = resolve(draft.on, cluster, kind.scope, _rng(draft.rng_stream), unavailable=taken, nodes_per_rack=racks)
     except UsageError as error:
         why = f" ({len(taken)} of {cluster.num_ranks} ranks are down then)" if taken else ""
         raise UsageError(f"{error.message}{why}", key=f"{draft.key}.on") from error
@@ -279,7 +279,7 @@ def _repair(fault: FaultSpec, kind: type[Fault[Any]]) -> Duration | None:
     return None if isinstance(fault.repair, str) else fault.repair
 
 
-def _rng(lot: str) -> Random:
+def _rng(rng_stream: str) -> Random:
     # Not hash(): Python's differs from process to process. One generator for each incident, so that a fault which is
     # added at the end changes none of the others.
-    return Random(int.from_bytes(hashlib.sha256(lot.encode()).digest()))
+    return Random(int.from_bytes(hashlib.sha256(rng_stream.encode()).digest()))

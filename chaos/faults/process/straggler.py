@@ -145,7 +145,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     async def _look(self, act: Act, host: Host, timeout_seconds: float) -> list[tuple[float, dict[OwnedProcess, bool]]]:
         """When, and who was stopped then; until there is enough to judge."""
         began = time.monotonic()
-        lots = random.Random(self.parameters.seed)
+        rng = random.Random(self.parameters.seed)
         looks: list[tuple[float, dict[OwnedProcess, bool]]] = []
         while len(looks) < NUM_SAMPLES or len(from_commit_to_commit(self._steps_since(host))) < NUM_STEPS:
             if time.monotonic() - began > timeout_seconds:
@@ -155,7 +155,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             if gone:
                 raise EffectNotSeen(f"{', '.join(map(str, gone))}: gone before it could be seen to be slow")
             looks.append((time.monotonic(), {owned: state == STOPPED for owned, state in states.items()}))
-            await asyncio.sleep(lots.uniform(*SAMPLE_SECONDS))
+            await asyncio.sleep(rng.uniform(*SAMPLE_SECONDS))
         return looks
 
     def _steps_since(self, host: Host) -> list[SeenStep]:

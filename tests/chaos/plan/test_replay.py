@@ -74,7 +74,7 @@ def test_a_single_incident():
 def test_what_the_fault_draws_itself_is_drawn_again():
     recording, planned = recorded({"kind": "kill-process", "at": "step=100"}, {"kind": "bit-flip", "at": "step=200"})
     _, (only,) = replayed(recording, only=[1])
-    assert (only.incident, only.lot) == (0, planned[1].lot)
+    assert (only.incident, only.rng_stream) == (0, planned[1].rng_stream)
     # Also of a replay of the replay.
     again, _ = recorded({**explicit_faults(recording, [1])[0]})
     assert explicit_faults(again)[0]["draw"] == 1
