@@ -59,7 +59,7 @@ def train(num_blocks: int, steps_per_block: int) -> dict[str, Any]:
 
 
 def _tracker() -> Any:
-    start = sys.modules.get("chaos.foreign.start")
+    start = sys.modules.get("chaos.external.start")
     return None if start is None else start.following()
 
 

@@ -1,4 +1,4 @@
-"""What does the idle agent cost in somebody else's script? `python -m benchmarks.foreign_agent [--json] [--quick]`.
+"""What does the idle agent cost in an external job? `python -m benchmarks.foreign_agent [--json] [--quick]`.
 
 One training script, followed as in a run by an agent that is told of a fault which never comes; blocks of steps in
 turns with the agent's hooks and without them, in one process. As the noise of a step is larger than what is looked for,
@@ -83,7 +83,7 @@ async def measure(num_blocks: int, steps_per_block: int, num_starts: int) -> Cos
     hub.agents = NeverReached()
     await hub.open()
     environment = {**os.environ, "CHAOS_RUN": "benchmark", "CHAOS_AGENT": hub.address, "CHAOS_TOKEN": token}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "chaos/foreign/site"), str(ROOT)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "chaos/external/site"), str(ROOT)])
     try:
         script = str(ROOT / "benchmarks/_foreign_training.py")
         told = json.loads(await _run([script, str(num_blocks), str(steps_per_block)], environment))

@@ -24,7 +24,7 @@ def step(
     if not (os.environ.get("CHAOS_AGENT") and os.environ.get("CHAOS_RUN")):
         return
     # Only here: ranks of our own runtime have no use for it, and without torch there is nothing to follow.
-    from chaos.foreign.start import step_ended
+    from chaos.external.start import step_ended
 
     figures: dict[str, float | int] = {}
     if loss is not None:

@@ -87,8 +87,8 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     model = checkpoint.identity.model
     for unit in unit_names(model.num_layers):
         parameters = checkpoint.load_parameters(unit)
-        for name, foreign_name in _names(unit).items():
-            tensors[foreign_name] = _to_halves(name, parameters[name], model)
+        for name, hf_name in _names(unit).items():
+            tensors[hf_name] = _to_halves(name, parameters[name], model)
     temporary = folder.absolute().with_name(f".{folder.absolute().name}.writing-{uuid.uuid4().hex}")
     try:
         temporary.mkdir(parents=True)
@@ -124,9 +124,9 @@ def import_checkpoint(folder: Path, root: Path) -> Checkpoint:
     for unit in unit_names(model.num_layers):
         state = UnitState(unit, job)
         for name, parameter in state.module.named_parameters():
-            path, foreign_name = sources[unit, name]
+            path, hf_name = sources[unit, name]
             with torch.no_grad(), safe_open(path, "pt") as file:
-                parameter.copy_(_to_pairs(name, file.get_tensor(foreign_name).float(), model))
+                parameter.copy_(_to_pairs(name, file.get_tensor(hf_name).float(), model))
         write_unit(step_folder(root, 0), unit, stamp, named_tensors(state, state.storage), state.checksum())
     return Checkpoint.open(step_folder(root, 0))
 
@@ -170,7 +170,7 @@ def _names(unit: str) -> Mapping[str, str]:
     if unit in _END_NAMES:
         return _END_NAMES[unit]
     layer = unit.removeprefix("layer.")
-    return {name: f"model.layers.{layer}.{foreign_name}" for name, foreign_name in _LAYER_NAMES.items()}
+    return {name: f"model.layers.{layer}.{hf_name}" for name, hf_name in _LAYER_NAMES.items()}
 
 
 def _num_rotated_heads(name: str, model: ModelConfig) -> int | None:
@@ -199,7 +199,7 @@ def _config_of(model: ModelConfig, sequence_length: int | None) -> dict[str, Any
     config = {
         "architectures": ["LlamaForCausalLM"],
         **_FIXED,
-        **{foreign_name: getattr(model, name) for name, foreign_name in _SHAPE_NAMES.items()},
+        **{hf_name: getattr(model, name) for name, hf_name in _SHAPE_NAMES.items()},
         "num_key_value_heads": model.num_key_value_heads,
         "head_dim": model.head_size,
         "rms_norm_eps": model.norm_epsilon,
@@ -226,7 +226,7 @@ def _model_of(path: Path, raw: Mapping[str, Any]) -> ModelConfig:
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         if rope_type != "default":
             raise HuggingFaceError(f"{path}: RoPE of type {rope_type!r}, only 'default' can be imported")
-        shape = {name: int(raw[foreign_name]) for name, foreign_name in _SHAPE_NAMES.items()}
+        shape = {name: int(raw[hf_name]) for name, hf_name in _SHAPE_NAMES.items()}
         shape["num_key_value_heads"] = int(raw.get("num_key_value_heads") or shape["num_heads"])
         if min(shape.values()) < 1:
             raise HuggingFaceError(f"{path}: sizes must be at least 1")

@@ -14,7 +14,7 @@ from chaos.errors import UsageError
 
 
 class CommandOfAJob(click.Command):
-    """A subcommand that hands on what stands behind `--`: the command of somebody else's job, as `command`."""
+    """A subcommand that hands on what stands behind `--`: the command of an external job, as `command`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Everything up to `--` is ours."""

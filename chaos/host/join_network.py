@@ -1,4 +1,4 @@
-"""Moves a rank of somebody else's job, as its Python starts, into the network that was made for it.
+"""Moves a rank of an external job, as its Python starts, into the network that was made for it.
 
 Whoever starts the ranks stays where the networks' holder is. To the ranks the job then looks like one of as many hosts:
 other ranks are reached by their addresses, and on the loopback there is nobody.

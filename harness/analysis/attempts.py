@@ -1,4 +1,4 @@
-"""The attempts of somebody else's job: its launcher ends all ranks and starts them again, from a checkpoint or not."""
+"""The attempts of an external job: its launcher ends all ranks and starts them again, from a checkpoint or not."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Timeline:
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     not_due: tuple[tuple[int, str], ...] = ()
-    # How many steps somebody else's job left out at its end, after the last one that it committed: its GradScaler ...
+    # How many steps an external job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
     # ... or the script itself, of which only the passes are known, none of them finite.
     spoilt_passes_left_out: int = 0

@@ -292,7 +292,7 @@ class Fold:
     def _on_repair_started(self, event: Event) -> None:
         self.incidents.tell(event, self.is_command)
 
-    # ---- changes of membership, and attempts of somebody else's job ----
+    # ---- changes of membership, and attempts of an external job ----
 
     def _open_stall(self, at: float, *, is_loss: bool = False, is_restart: bool = False) -> None:
         known = self._stall or Stall(at, at, None, 0.0, is_loss=False)

@@ -15,7 +15,7 @@ _MAX_EPOCHS = 256
 class Members:
     """The ranks of a job by state, and their layers.
 
-    `layers` and `degraded` count by rank; they are empty until there is a layout, and stay so in somebody else's job.
+    `layers` and `degraded` count by rank; they are empty until there is a layout, and stay so in an external job.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class StepCounts:
         self._baseline: tuple[CommittedStep, ...] | None = None
 
     def note_process(self, event: Event) -> None:
-        """Which attempt of somebody else's job the process belongs to: its own steps do not say it reliably."""
+        """Which attempt of an external job the process belongs to: its own steps do not say it reliably."""
         if "rank_attempt" in event.fields and event.fields.get("role") == "rank":
             self._epochs_of_pids[int(event.fields["started_pid"])] = int(event.fields["rank_attempt"])
             if len(self._epochs_of_pids) > _MAX_PROCESSES:

@@ -81,7 +81,7 @@ def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _of_the_command(summary: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
-    """What cannot be seen of somebody else's job, or is seen in another way than of ours."""
+    """What cannot be seen of an external job, or is seen in another way than of ours."""
     if timeline is None or timeline.runtime != COMMAND_RUNTIME:
         return []
     found: list[str] = []

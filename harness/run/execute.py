@@ -33,7 +33,7 @@ from harness.network.machine import why_no_networks
 from harness.report import html, junit
 from harness.run.conductor import Conductor
 from harness.store.runs import new_run_folder
-from mecefo_runtime.checkpoint.durable import ForeignCheckpoint, newest_durable
+from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.model.data import DataError, read_corpus
@@ -81,7 +81,7 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
             raise UsageError(str(error), key="job.data") from error
         if job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
             newest_durable(job)
-    except (LayoutError, ForeignCheckpoint) as error:
+    except (LayoutError, MismatchedCheckpoint) as error:
         raise UsageError(str(error)) from error
     return job, plan
 

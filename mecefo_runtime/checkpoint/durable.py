@@ -21,7 +21,7 @@ class Durable:
     lineage: str = ""
 
 
-class ForeignCheckpoint(RuntimeError):
+class MismatchedCheckpoint(RuntimeError):
     """A checkpoint is sound, but of another model or of other data."""
 
 
@@ -39,7 +39,7 @@ def newest_durable(job: JobConfig, refused: Collection[Durable] = ()) -> Durable
             try:
                 checkpoint.require(Identity.of(job, read_corpus(job.data)))
             except CheckpointMismatch as error:
-                raise ForeignCheckpoint(str(error)) from error
+                raise MismatchedCheckpoint(str(error)) from error
             return found
     return None
 

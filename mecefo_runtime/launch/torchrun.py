@@ -22,7 +22,7 @@ from typing import Any, get_args
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from mecefo_runtime.checkpoint.durable import ForeignCheckpoint, newest_durable
+from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
 from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.launch.worker import run_worker
@@ -131,7 +131,7 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
         require_device(job.device)
         read_corpus(job.data, sequence_length=job.sequence_length)
         newest_durable(job)
-    except (LayoutError, DataError, DeviceError, ForeignCheckpoint, ValueError) as error:
+    except (LayoutError, DataError, DeviceError, MismatchedCheckpoint, ValueError) as error:
         raise LaunchError(str(error)) from error
     return job
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mecefo_runtime.checkpoint.durable import (
     Durable,
-    ForeignCheckpoint,
+    MismatchedCheckpoint,
     has_checkpoint,
     newest_durable,
     rejected_checkpoints,
@@ -268,7 +268,7 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
 def _newest_or_stop(job: JobConfig, refused: Collection[Durable]) -> Durable | None:
     try:
         return newest_durable(job, refused)
-    except ForeignCheckpoint as error:
+    except MismatchedCheckpoint as error:
         raise CannotGoOn(str(error)) from error
 
 

@@ -44,7 +44,7 @@ def test_own_processes_are_not_others_and_others_are():
     with confined_to(1) as cores:
         with OtherLoad(cores) as with_waited:
             subprocess.run(work, check=True)
-        # Not waited for within the measurement, it is as foreign as any other process.
+        # Not waited for within the measurement, it is as external as any other process.
         process = subprocess.Popen(work)
         began = time.process_time()
         with OtherLoad(cores) as with_foreign:

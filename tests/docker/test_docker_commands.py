@@ -28,7 +28,7 @@ CLEAN_WITHIN_SECONDS = 120.0
 @pytest.fixture
 def folder(tmp_path):
     """The folder of somebody's scripts, in which `chaos` is called."""
-    for name in ("follower.py", "foreign_training.py"):
+    for name in ("follower.py", "external_training.py"):
         shutil.copy(HERE / name, tmp_path)
     return tmp_path
 
@@ -126,7 +126,7 @@ def test_killed_in_the_middle_nothing_is_left(folder):
 
 
 def test_torchrun_finds_the_other_nodes_and_starts_their_ranks_again(folder):
-    command = ("torchrun", "--max-restarts", "2", "foreign_training.py", "40", "checkpoint")
+    command = ("torchrun", "--max-restarts", "2", "external_training.py", "40", "checkpoint")
     options = ["run", "kill-process", "--at", "step=13", "--on", "rank=1", *TWO_NODES]
     with ChaosRun(folder, options, command=command) as chaos:
         code = chaos.wait(TORCHRUN_SECONDS)

@@ -52,8 +52,8 @@ SETTING_UP = (
 ELSEWHERE = {
     "mkdocs": "tests/manual/test_site.py",
     "sed": "tests/integration/test_start_page.py",
-    "export": "tests/integration/test_foreign_page.py",
-    "rm": "tests/integration/test_foreign_page.py",
+    "export": "tests/integration/test_external_page.py",
+    "rm": "tests/integration/test_external_page.py",
 }
 # Programs of others, whose options are theirs; those of torchrun are looked up.
 OF_DOCKER = ("--read-only", "--tmpfs", "--shm-size", "--security-opt", "--gpus", "--user", "--cap-drop", "--build-arg")

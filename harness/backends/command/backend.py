@@ -1,4 +1,4 @@
-"""The backend of somebody else's job on this machine: a command, with agents in it that say who its ranks are."""
+"""The backend of an external job on this machine: a command, with agents in it that say who its ranks are."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import chaos
 from chaos.experiment.command_job import CommandConfig, command_text
-from chaos.foreign.identity import NODE_VARIABLE
+from chaos.external.identity import NODE_VARIABLE
 from harness.backends.command.launcher_log import STORE_SETTING
 
-SITE_FOLDER = Path(chaos.__file__).parent / "foreign" / "site"
+SITE_FOLDER = Path(chaos.__file__).parent / "external" / "site"
 AGENT = "CHAOS_AGENT"
 # As a shell has it.
 NOT_STARTED = 127

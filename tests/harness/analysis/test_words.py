@@ -235,7 +235,7 @@ def test_a_run_that_failed_says_why():
 
 
 class TestCommands:
-    """What is said of somebody else's job."""
+    """What is said of an external job."""
 
     def test_whom_its_launcher_blames(self):
         named = event("culprit_named", ranks=[1], how="torchrun")

@@ -1,4 +1,4 @@
-"""What people see of somebody else's job: its unit, its attempts, steps that nobody knew beforehand."""
+"""What people see of an external job: its unit, its attempts, steps that nobody knew beforehand."""
 
 import io
 import re

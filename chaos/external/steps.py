@@ -1,4 +1,4 @@
-"""What a step of somebody else's training is: which of its optimizers' steps belong together."""
+"""What a step of an external job is: which of its optimizers' steps belong together."""
 
 from __future__ import annotations
 

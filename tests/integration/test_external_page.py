@@ -1,4 +1,4 @@
-"""The script of docs/foreign-jobs.md, and the page's first commands, as they stand there."""
+"""The script of docs/external-jobs.md, and the page's first commands, as they stand there."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Links of somebody else's job, whose ranks each get a network as their Python starts: `chaos run FAULT -- COMMAND`."""
+"""Links of an external job, whose ranks each get a network as their Python starts: `chaos run FAULT -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
 ]
 
-TRAINING = str(Path(__file__).parent / "foreign_training.py")
+TRAINING = str(Path(__file__).parent / "external_training.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 ONE_LAUNCHER = (*TORCHRUN, "--nproc-per-node", "2")
 RESTARTING = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
@@ -83,7 +83,7 @@ def test_a_link_that_is_slow_slows_them(tmp_path):
 
 
 def test_a_link_that_is_reset_ends_them_and_their_launcher_starts_them_again_over_the_same_link(tmp_path, monkeypatch):
-    # See tests/integration/test_foreign.py: without it all three restarts can fail.
+    # See tests/integration/test_external.py: without it all three restarts can fail.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     command = (*RESTARTING, *training(tmp_path, 30))
     # No longer than it takes to see it: they must not be back before it is over.

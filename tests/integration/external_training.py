@@ -46,7 +46,7 @@ def train(steps: int, checkpoint: Path) -> None:
 def main() -> None:
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")
-    # The model goes before its group: see tests/foreign/scripts/ddp.py.
+    # The model goes before its group: see tests/external/scripts/ddp.py.
     train(int(sys.argv[1]), Path(sys.argv[2]))
     if "RANK" in os.environ:
         torch.distributed.destroy_process_group()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 HERE = Path(__file__).parent
 FOLLOWER = (sys.executable, str(HERE / "follower.py"))
-TRAINING = str(HERE / "foreign_training.py")
+TRAINING = str(HERE / "external_training.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 NOTHING_APPLIED = """
 import sys

@@ -1,4 +1,4 @@
-"""What a foreign rank tells of itself: events, as the ranks of our own runtime send them."""
+"""What a external rank tells of itself: events, as the ranks of our own runtime send them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.foreign.identity import Identity
+from chaos.external.identity import Identity
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.wire import Guarded, connect, encode, limit_send_time
 

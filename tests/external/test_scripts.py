@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.foreign.jobs import ROOT, SCRIPTS, STAY, python, run_job, torchrun
+from tests.external.jobs import ROOT, SCRIPTS, STAY, python, run_job, torchrun
 
 pytestmark = pytest.mark.integration
 
@@ -246,7 +246,7 @@ def test_the_last_steps_before_a_process_replaces_itself_or_ends_at_once_are_tol
 
 
 def effect(name, **arguments):
-    return {"type": "begin", "handle": 1, "effect": f"tests.foreign.effects:{name}", "arguments": arguments}
+    return {"type": "begin", "handle": 1, "effect": f"tests.external.effects:{name}", "arguments": arguments}
 
 
 def test_an_effect_reaches_the_tensors(tmp_path):

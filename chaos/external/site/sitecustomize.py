@@ -69,10 +69,10 @@ def _watch(module: ModuleType) -> None:
 
 
 def _load() -> Any:
-    """`chaos.foreign.start.optimizer_created`."""
+    """`chaos.external.start.optimizer_created`."""
     # Whoever imports it before there is an optimizer means to call `chaos.agent.step`.
     is_explicit = "chaos.agent" in sys.modules
-    start = _import("chaos.foreign.start")
+    start = _import("chaos.external.start")
     start.begin(is_explicit=is_explicit)
     return start.optimizer_created
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.foreign.hooks import TorchHooks
-from chaos.foreign.steps import TAKEOVER_STEPS, Nesting, Rounds
+from chaos.external.hooks import TorchHooks
+from chaos.external.steps import TAKEOVER_STEPS, Nesting, Rounds
 
 pytestmark = pytest.mark.unit
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from chaos.foreign.figures import Figures
-from chaos.foreign.hooks import TorchHooks
-from chaos.foreign.identity import RANK_PID, Identity, identify, may_be_rank
-from chaos.foreign.report import Report
-from chaos.foreign.saving import Saves
-from chaos.foreign.stall_reason import StallReason
-from chaos.foreign.steps import Nesting, Rounds
-from chaos.foreign.subject import ForeignSubject
+from chaos.external.figures import Figures
+from chaos.external.hooks import TorchHooks
+from chaos.external.identity import RANK_PID, Identity, identify, may_be_rank
+from chaos.external.report import Report
+from chaos.external.saving import Saves
+from chaos.external.stall_reason import StallReason
+from chaos.external.steps import Nesting, Rounds
+from chaos.external.subject import ExternalSubject
 from chaos.inside.agent import Agent
 
 # What can be seen of a script without a line changed. `reduce` cannot: it goes on within `backward`.
@@ -30,7 +30,7 @@ _DATA, _FORWARD, _BACKWARD, _OPTIMIZER, _COMMIT = range(5)
 
 
 class PhaseTracker:
-    """The training of this process, a step of which is one of the leading optimizer (see `chaos.foreign.steps`).
+    """The training of this process, a step of which is one of the leading optimizer (see `chaos.external.steps`).
 
     A phase is announced when it is first seen in a step. One that a script does not show is announced with the next one
     that it does, so that no step passes in which a rank could not be held.
@@ -72,7 +72,7 @@ class PhaseTracker:
         self._is_over = False
         self.hooks = TorchHooks(self)
 
-    # ---- what the script does (`chaos.foreign.hooks.Observer`) ----
+    # ---- what the script does (`chaos.external.hooks.Observer`) ----
 
     def created(self, optimizer: Optimizer) -> None:
         """It has an optimizer more."""
@@ -294,7 +294,7 @@ class PhaseTracker:
             world_size=identity.world_size,
             local_rank=identity.local_rank,
         )
-        agent.expose(ForeignSubject(self._training_optimizers, self._is_step_unseen, self._called_module))
+        agent.expose(ExternalSubject(self._training_optimizers, self._is_step_unseen, self._called_module))
         self._report = Report(address, token, identity)
         agent.before_hold = self._report.flush
         self._report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")

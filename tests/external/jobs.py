@@ -20,7 +20,7 @@ from mecefo_runtime.system.wire import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-SITE = ROOT / "chaos/foreign/site"
+SITE = ROOT / "chaos/external/site"
 TOKEN = "a-token"
 # Much longer than a script takes on a busy machine, where torch alone is imported in half a minute.
 TIMEOUT_SECONDS = 600.0

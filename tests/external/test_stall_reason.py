@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.foreign.phase_tracker import PHASES
-from chaos.foreign.stall_reason import StallReason
-from chaos.foreign.subject import ForeignSubject
+from chaos.external.phase_tracker import PHASES
+from chaos.external.stall_reason import StallReason
+from chaos.external.subject import ExternalSubject
 from chaos.inside.activations import InjectActivations
 from chaos.inside.tensors import InjectParameters
-from tests.foreign.test_injections import Attending
+from tests.external.test_injections import Attending
 
 pytestmark = pytest.mark.unit
 
@@ -113,7 +113,7 @@ def told_of(effect_class, arguments, model, is_left_out):
     """What the effect tells that begins at step 2, of a script that leaves out a pass whose loss is `is_left_out`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reports = []
-    effect = effect_class(arguments, ForeignSubject(lambda: [optimizer]), reports.append)
+    effect = effect_class(arguments, ExternalSubject(lambda: [optimizer]), reports.append)
     step = 1
     announced = 0
 

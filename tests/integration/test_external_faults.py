@@ -1,4 +1,4 @@
-"""Faults inside somebody else's script under `chaos run FAULT -- COMMAND`: what is seen of them, and whom is blamed."""
+"""Faults inside an external job under `chaos run FAULT -- COMMAND`: what is seen of them, and whom is blamed."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from tests.integration.runs import run_chaos
 
 pytestmark = pytest.mark.integration
 
-TRAINING = str(Path(__file__).parent / "foreign_training.py")
+TRAINING = str(Path(__file__).parent / "external_training.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 RANKS = ("--nproc-per-node", "2")
 
@@ -43,7 +43,7 @@ def plain(tmp_path):
 @pytest.fixture
 def restarting(tmp_path, monkeypatch):
     """Two ranks under torchrun, which starts them again once, from a checkpoint."""
-    # See tests/integration/test_foreign.py.
+    # See tests/integration/test_external.py.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return (*TORCHRUN, *RANKS, "--max-restarts", "1", TRAINING, "30", str(tmp_path / "c.pt"))
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch.optim import Optimizer
 
-from chaos.foreign.identity import may_be_rank
-from chaos.foreign.phase_tracker import PhaseTracker
+from chaos.external.identity import may_be_rank
+from chaos.external.phase_tracker import PhaseTracker
 
 _tracker: PhaseTracker | None = None
 

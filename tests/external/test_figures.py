@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from chaos.foreign.figures import Figures, num_samples, num_tokens
+from chaos.external.figures import Figures, num_samples, num_tokens
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""A foreign training's tensors: the very ones, by the names of the script's own state dict."""
+"""A external training's tensors: the very ones, by the names of the script's own state dict."""
 
 import gc
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.foreign.phase_tracker import steps_of
-from chaos.foreign.subject import ForeignSubject
+from chaos.external.phase_tracker import steps_of
+from chaos.external.subject import ExternalSubject
 from chaos.inside.shadow import ReplayedOptimizer
 
 pytestmark = pytest.mark.unit
@@ -43,7 +43,7 @@ def nothing_of_other_tests():
 def trained(model, optimizer):
     model(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
-    return ForeignSubject(lambda: [optimizer])
+    return ExternalSubject(lambda: [optimizer])
 
 
 def test_names_are_those_of_the_state_dict_and_tensors_the_very_ones():
@@ -84,7 +84,7 @@ def test_of_several_models_each_has_its_name():
         torch.optim.SGD([*second.parameters(), *first.parameters()], lr=0.1),
         torch.optim.SGD(other.parameters(), lr=0.1),
     ]
-    parameters = ForeignSubject(lambda: optimizers).tensors("parameters")
+    parameters = ExternalSubject(lambda: optimizers).tensors("parameters")
     assert [name for name in parameters if name.endswith("weight")] == [
         "Linear.weight",
         "Linear.2.weight",
@@ -105,7 +105,7 @@ def test_parameters_of_no_module_have_their_place_in_the_optimizer():
     loose = torch.zeros(2, requires_grad=True)
     other = torch.zeros(2, requires_grad=True)
     optimizers = [torch.optim.SGD([{"params": [loose]}], lr=0.1), torch.optim.SGD([loose, other], lr=0.1)]
-    subject = ForeignSubject(lambda: optimizers)
+    subject = ExternalSubject(lambda: optimizers)
     assert list(subject.tensors("parameters")) == ["parameter_0", "parameter_1"]
     assert subject.tensors("gradients") == {}
 
@@ -113,7 +113,7 @@ def test_parameters_of_no_module_have_their_place_in_the_optimizer():
 def test_a_model_that_takes_the_place_of_another_is_found():
     models, optimizers = [nn.Linear(1, 1)], []
     optimizers.append(torch.optim.SGD(models[0].parameters(), lr=0.1))
-    subject = ForeignSubject(lambda: optimizers)
+    subject = ExternalSubject(lambda: optimizers)
     assert subject.modules()["Linear"] is models[0]
     models[:] = [nn.Conv1d(1, 1, 1)]
     optimizers[:] = [torch.optim.SGD(models[0].parameters(), lr=0.1)]
@@ -131,7 +131,7 @@ def test_who_updates_a_parameter():
     embedding = torch.optim.SGD(model.embed.parameters(), lr=0.1)
     body = torch.optim.Adam(model.body.parameters())
     wrapped = DistributedDataParallel(model)
-    subject = ForeignSubject(lambda: [embedding, body])
+    subject = ExternalSubject(lambda: [embedding, body])
     assert subject.updater("embed.weight") == (embedding, model.embed.weight, 0)
     optimizer, parameter, first = subject.updater("body.0.bias")
     assert optimizer is body and parameter is model.body[0].bias and first == 0
@@ -177,7 +177,7 @@ def test_of_an_optimizer_that_wraps_another_the_inner_one_updates():
     outer = Sharing(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     outer.step()
-    subject = ForeignSubject(lambda: [outer])
+    subject = ExternalSubject(lambda: [outer])
     assert subject.updater("weight")[0] is outer.optim
     assert sorted(subject.tensors("optimizer")) == ["weight.exp_avg", "weight.exp_avg_sq"]
     assert list(subject.tensors("gradients")) == ["weight", "bias"]

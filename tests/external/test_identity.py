@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from chaos.foreign.identity import NODE_VARIABLE, RANK_PID, Identity, attempt_of, identify, may_be_rank
+from chaos.external.identity import NODE_VARIABLE, RANK_PID, Identity, attempt_of, identify, may_be_rank
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""A foreign training as effects see it: its modules and tensors by name, found by way of its optimizers."""
+"""A external training as effects see it: its modules and tensors by name, found by way of its optimizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRAPPERS = {
 }
 
 
-class ForeignSubject:
+class ExternalSubject:
     """Looks when it is asked: nothing is kept alive that the script lets go, and no step pays for it.
 
     Names are those of the state dict of the script's model. Of several models, each one's begin with its class; a

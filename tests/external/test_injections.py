@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from chaos.foreign.phase_tracker import PHASES
-from chaos.foreign.subject import ForeignSubject
+from chaos.external.phase_tracker import PHASES
+from chaos.external.subject import ExternalSubject
 from chaos.inside.activations import InjectActivations
 from chaos.inside.gradients import InjectGradients, KeepGradients
 from chaos.inside.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
@@ -54,7 +54,7 @@ def nothing_of_other_tests():
 def affected(kind, arguments, compute, optimizer, *, phase="forward", steps=4):
     """What the effect reports that is begun at (2, phase); `compute(inputs)` is the model, called or not."""
     reports = []
-    effect = kind(arguments, ForeignSubject(lambda: [optimizer]), reports.append)
+    effect = kind(arguments, ExternalSubject(lambda: [optimizer]), reports.append)
     torch.manual_seed(0)
     for step in range(1, steps + 1):
         for name in PHASES[:5]:
@@ -119,7 +119,7 @@ def test_a_script_may_copy_and_save_a_model_that_is_affected(kind):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters())
     reports = []
-    effect = kind(SCALE, ForeignSubject(lambda: [optimizer]), reports.append)
+    effect = kind(SCALE, ExternalSubject(lambda: [optimizer]), reports.append)
     # As our connections have them: it can neither be copied nor pickled.
     effect.lock = threading.Lock()
     effect.begin(2, "commit")
@@ -137,7 +137,7 @@ def test_a_script_may_copy_and_save_a_model_that_is_affected(kind):
 def test_what_goes_wrong_on_our_side_is_not_raised_in_the_script(kind, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     reports = []
-    effect = kind(SCALE, ForeignSubject(lambda: [torch.optim.Adam(model.parameters())]), reports.append)
+    effect = kind(SCALE, ExternalSubject(lambda: [torch.optim.Adam(model.parameters())]), reports.append)
     effect.begin(2, "commit")
     for name in ("_received", "_is_there"):
         monkeypatch.setattr(effect, name, lambda *_: 1 / 0, raising=False)
@@ -188,7 +188,7 @@ def test_of_two_optimizers_each_takes_in_what_is_its_own(kind, since, model):
     critic, maker = Critic(4, 1), Maker(4, 4)
     critic_optimizer, maker_optimizer = torch.optim.RMSprop(critic.parameters()), torch.optim.Adam(maker.parameters())
     reports = []
-    subject = ForeignSubject(lambda: [critic_optimizer, maker_optimizer])
+    subject = ExternalSubject(lambda: [critic_optimizer, maker_optimizer])
     effect = kind({"how": "fill", "number": "nan", "seed": "3/0", "tensor": f"{model}.*"}, subject, reports.append)
     for step in range(1, 5):
         announce = announced(effect, step, since=since)
@@ -214,7 +214,7 @@ def test_optimizers_that_step_within_the_backward_pass_and_leave_no_gradient(kin
     model = nn.Linear(4, 1)
     optimizers = {parameter: torch.optim.Adam([parameter]) for parameter in model.parameters()}
     reports, announce = [], None
-    effect = kind(SCALE, ForeignSubject(lambda: list(optimizers.values())), reports.append)
+    effect = kind(SCALE, ExternalSubject(lambda: list(optimizers.values())), reports.append)
 
     def step_now(parameter):
         announce("optimizer")
@@ -236,7 +236,7 @@ def test_a_model_whose_parameters_are_copied_for_the_optimizer_is_the_one_that_i
     masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     other = copy.deepcopy(model)
     optimizer = torch.optim.SGD(masters, lr=0.1)
-    subject = ForeignSubject(lambda: [optimizer], called=lambda: model)
+    subject = ExternalSubject(lambda: [optimizer], called=lambda: model)
     assert subject.modules()["Linear"] is model is not other
     reports = []
     effect = InjectParameters({**SCALE, "tensor": "weight"}, subject, reports.append)
@@ -264,7 +264,7 @@ def test_a_parameter_of_a_part_that_is_never_called_changes_nothing():
 def test_sparse_gradients_are_left_out():
     model = nn.Sequential(nn.EmbeddingBag(8, 4, sparse=True), nn.Linear(4, 1))
     sparse, dense = torch.optim.SparseAdam(model[0].parameters()), torch.optim.Adam(model[1].parameters())
-    subject = ForeignSubject(lambda: [sparse, dense])
+    subject = ExternalSubject(lambda: [sparse, dense])
     model(torch.tensor([[1, 2]])).sum().backward()
     sparse.step()
     dense.step()
@@ -274,7 +274,7 @@ def test_sparse_gradients_are_left_out():
 def test_a_gradient_that_no_optimizer_takes_in_is_said_to_be_so():
     model = nn.Linear(4, 1)
     reports = []
-    effect = InjectGradients(SCALE, ForeignSubject(list, called=lambda: model), reports.append)
+    effect = InjectGradients(SCALE, ExternalSubject(list, called=lambda: model), reports.append)
     model(torch.ones(1, 4)).sum().backward()
     for phase in ("optimizer", "commit"):
         (effect.begin if phase == "optimizer" else effect.announced)(2, phase)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.foreign.jobs import python, run_job
+from tests.external.jobs import python, run_job
 
 pytestmark = pytest.mark.integration
 

@@ -1,4 +1,4 @@
-"""Where a foreign training shows what it does: the places of torch that call us, and how they are left as they were."""
+"""Where a external training shows what it does: the places of torch that call us, and how they are left as they were."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
-from chaos.foreign.imports import Awaiting
+from chaos.external.imports import Awaiting
 
 
 class Observer(Protocol):
