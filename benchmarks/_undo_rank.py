@@ -12,7 +12,7 @@ import socket
 import time
 from pathlib import Path
 
-from chaos.inside.agent import Agent
+from chaos.in_process.agent import Agent
 from chaos.spec.trigger import PHASES
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.events import Emitter, SocketSink

@@ -25,9 +25,9 @@ from chaos.faults import registry
 from chaos.faults.base import Fault, Host, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.host.process_table import thread_names
+from chaos.in_process.hang import WITNESS_NAME
 from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
-from chaos.inside.hang import WITNESS_NAME
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from chaos.inside.agent import Agent
+from chaos.in_process.agent import Agent
 
 
 def install(*, rank: int, node: int, attempt: int) -> Agent:

@@ -22,7 +22,7 @@ from chaos.external.saving import Saves
 from chaos.external.stall_reason import StallReason
 from chaos.external.steps import Nesting, Rounds
 from chaos.external.subject import ExternalSubject
-from chaos.inside.agent import Agent
+from chaos.in_process.agent import Agent
 
 # What can be seen of a script without a line changed. `reduce` cannot: it goes on within `backward`.
 PHASES = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from chaos.inside.injection import Watcher
-from chaos.inside.values import local_part, tensors_in
+from chaos.in_process.injection import Watcher
+from chaos.in_process.values import local_part, tensors_in
 
 # What is larger has no square: a loss that is computed outside of the model is not finite then.
 _LARGEST = torch.finfo(torch.float32).max ** 0.5

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from chaos.inside.base import TensorKind
-from chaos.inside.values import local_part
+from chaos.in_process.base import TensorKind
+from chaos.in_process.values import local_part
 
 # What wraps a model, by class, and the child under which the model itself then is: left out of names, as state dicts of
 # the unwrapped model do.

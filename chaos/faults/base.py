@@ -86,7 +86,7 @@ class ProcessHost(Protocol):
 
 
 class InsideHost(Protocol):
-    """The ability to act inside a rank, on its training thread (see `chaos.inside`)."""
+    """The ability to act inside a rank, on its training thread (see `chaos.in_process`)."""
 
     async def begin(self, rank: int, effect: str, arguments: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Begin `effect` (`module:class`) in a rank that is held; returns (handle, what the effect says it did).

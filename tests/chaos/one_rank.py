@@ -32,7 +32,7 @@ STEP_SECONDS = 6 * PHASE_SECONDS
 # with the announcement as `announce`.
 RANK = """
 import json, os, select, sys, time
-from chaos.inside.agent import Agent
+from chaos.in_process.agent import Agent
 from chaos.spec.trigger import PHASES
 
 SETUP = {setup!r}

@@ -1,9 +1,9 @@
 """Effects that tests begin inside scripts."""
 
-from chaos.inside.base import Effect
+from chaos.in_process.base import InProcessFault
 
 
-class Look(Effect):
+class Look(InProcessFault):
     """Says what there is, and makes the first parameter unmistakable."""
 
     def begin(self, step, phase):
@@ -17,7 +17,7 @@ class Look(Effect):
         }
 
 
-class Raise(Effect):
+class Raise(InProcessFault):
     """Ends the script by an exception in its training thread."""
 
     def begin(self, step, phase):

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from chaos.external.phase_tracker import PHASES
 from chaos.external.subject import ExternalSubject
-from chaos.inside.activations import InjectActivations
-from chaos.inside.gradients import InjectGradients, KeepGradients
-from chaos.inside.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
+from chaos.in_process.activations import InjectActivations
+from chaos.in_process.gradients import InjectGradients, KeepGradients
+from chaos.in_process.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ from torch import nn
 from chaos.external.phase_tracker import PHASES
 from chaos.external.stall_reason import StallReason
 from chaos.external.subject import ExternalSubject
-from chaos.inside.activations import InjectActivations
-from chaos.inside.tensors import InjectParameters
+from chaos.in_process.activations import InjectActivations
+from chaos.in_process.tensors import InjectParameters
 from tests.external.test_injections import Attending
 
 pytestmark = pytest.mark.unit

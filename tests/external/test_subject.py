@@ -8,7 +8,7 @@ from torch import nn
 
 from chaos.external.phase_tracker import steps_of
 from chaos.external.subject import ExternalSubject
-from chaos.inside.shadow import ReplayedOptimizer
+from chaos.in_process.shadow import ReplayedOptimizer
 
 pytestmark = pytest.mark.unit
 

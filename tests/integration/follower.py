@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from chaos.inside.agent import Agent
+from chaos.in_process.agent import Agent
 from mecefo_runtime.system.events import Emitter, SocketSink
 from mecefo_runtime.system.wire import connect, encode
 

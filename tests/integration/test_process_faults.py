@@ -139,8 +139,8 @@ NOTHING = {
 }
 # Those that act inside are told to, and do not.
 IDLE = """
-    import chaos.inside.crash, chaos.inside.hang, chaos.inside.memory
-    for effect in (chaos.inside.crash.Segfault, chaos.inside.hang.HangGil, chaos.inside.memory.LeakMemory):
+    import chaos.in_process.crash, chaos.in_process.hang, chaos.in_process.memory
+    for effect in (chaos.in_process.crash.Segfault, chaos.in_process.hang.HangGil, chaos.in_process.memory.LeakMemory):
         effect.released = lambda self: None
 """
 

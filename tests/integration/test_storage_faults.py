@@ -33,9 +33,9 @@ DO_NOTHING = f"""{IN_COMMAND}
     chaos.faults.storage.checkpoint.FlipCheckpointBit._damage = lambda self, path, details: None
     chaos.faults.storage.disk._fill = lambda ballast, limit_bytes: ballast.touch()
 {IN_RANKS}
-    import chaos.inside.slow
+    import chaos.in_process.slow
 
-    chaos.inside.slow.DelayPhase._sleep = lambda self, step, phase: None
+    chaos.in_process.slow.DelayPhase._sleep = lambda self, step, phase: None
 """
 
 

@@ -19,17 +19,17 @@ faults:
 # Nothing is written in the ranks, though all else is as ever.
 WRITE_NOTHING = """import sys
 if 'harness.backends.forkserver' in sys.orig_argv:
-    import chaos.inside.injection
+    import chaos.in_process.injection
 
-    chaos.inside.injection.write = lambda tensor, indices, values: None
+    chaos.in_process.injection.write = lambda tensor, indices, values: None
 """
 # The ranks know nothing of the effect; the injector thinks that it began.
 BEGIN_NOTHING = """import sys
 if 'harness.backends.forkserver' in sys.orig_argv:
-    import chaos.inside.gradients
+    import chaos.in_process.gradients
 
-    chaos.inside.gradients.StrikeGradients.begin = lambda self, step, phase: {}
-    chaos.inside.gradients.StrikeGradients.announced = lambda self, step, phase: None
+    chaos.in_process.gradients.StrikeGradients.begin = lambda self, step, phase: {}
+    chaos.in_process.gradients.StrikeGradients.announced = lambda self, step, phase: None
 """
 
 

@@ -26,10 +26,10 @@ JUDGEMENT_SECONDS = 5.0
 LISTEN_SECONDS = 3600.0
 
 EFFECTS: Mapping[Where, str] = {
-    "parameters": "chaos.inside.tensors:InjectParameters",
-    "gradients": "chaos.inside.gradients:InjectGradients",
-    "activations": "chaos.inside.activations:InjectActivations",
-    "optimizer": "chaos.inside.tensors:InjectOptimizer",
+    "parameters": "chaos.in_process.tensors:InjectParameters",
+    "gradients": "chaos.in_process.gradients:InjectGradients",
+    "activations": "chaos.in_process.activations:InjectActivations",
+    "optimizer": "chaos.in_process.tensors:InjectOptimizer",
 }
 BEFORE_REDUCTION = ("data", "forward", "backward", "reduce", "optimizer")
 # The phases of a step in which what is to be affected in this very step still lies ahead.

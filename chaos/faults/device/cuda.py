@@ -31,7 +31,7 @@ class DeviceAssert(InsideFault[NoParameters]):
     has_undo: ClassVar[bool] = False
 
     def _effect(self) -> tuple[str, dict[str, Any]]:
-        return "chaos.inside.cuda:FailAssertion", {}
+        return "chaos.in_process.cuda:FailAssertion", {}
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         if not told["is_sticky"]:
@@ -48,7 +48,7 @@ class GpuHang(InsideFault[HangParameters]):
     Parameters: ClassVar[type[BaseModel]] = HangParameters
 
     def _effect(self) -> tuple[str, dict[str, Any]]:
-        return "chaos.inside.cuda:Spin", self.parameters.model_dump(mode="json")
+        return "chaos.in_process.cuda:Spin", self.parameters.model_dump(mode="json")
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         watched = f"{told['watched_seconds']:.2g} s"
@@ -68,7 +68,7 @@ class GpuOom(InsideFault[NoParameters]):
     undo_summary: ClassVar[str] = "gives the memory back; it goes with the process, too"
 
     def _effect(self) -> tuple[str, dict[str, Any]]:
-        return "chaos.inside.cuda:FillMemory", {}
+        return "chaos.in_process.cuda:FillMemory", {}
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         if not told["taken_bytes"] or not told["error"]:

@@ -154,7 +154,7 @@ class StaleGradient(TensorFault[StaleParameters]):
     Parameters: ClassVar[type[BaseModel]] = StaleParameters
 
     def _effect(self) -> tuple[str, dict[str, Any]]:
-        return "chaos.inside.gradients:KeepGradients", self.parameters.model_dump(mode="json", exclude_none=True)
+        return "chaos.in_process.gradients:KeepGradients", self.parameters.model_dump(mode="json", exclude_none=True)
 
     @classmethod
     def phases_for(cls, parameters: BaseModel) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class _Crash(ProcessFault[ParametersT]):
-    """Begins an effect of `chaos.inside.crash` in every rank of the target; it affects when they are let go."""
+    """Begins an effect of `chaos.in_process.crash` in every rank of the target; it affects when they are let go."""
 
     scope: ClassVar[Scope] = "rank"
     is_loss: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class _Crash(ProcessFault[ParametersT]):
         """Ready in every rank."""
         for rank in act.ranks:
             self._handles[rank], _ = await host.inside.begin(
-                rank, f"chaos.inside.crash:{self.effect}", self.parameters.model_dump(mode="json")
+                rank, f"chaos.in_process.crash:{self.effect}", self.parameters.model_dump(mode="json")
             )
 
     async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:

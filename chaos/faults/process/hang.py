@@ -16,13 +16,13 @@ from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
 from chaos.faults.base import Act, Host, OwnedProcess
 from chaos.faults.process._processes import ProcessFault, recorded
 from chaos.host.process_table import STOPPED, thread_names, thread_states
-from chaos.inside.hang import PULSE_SECONDS, WITNESS_NAME
+from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
 from chaos.spec.quantities import SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
 from chaos.spec.trigger import Duration
 from mecefo_runtime.system.process import ProcessId
 
-EFFECT = "chaos.inside.hang:HangGil"
+EFFECT = "chaos.in_process.hang:HangGil"
 # Without a sign of life from any other Python thread for so long, the lock is held: 50 missed pulses of the witness.
 SILENT_SECONDS = 50 * PULSE_SECONDS
 POLL_SECONDS = 0.005

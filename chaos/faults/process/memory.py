@@ -18,7 +18,7 @@ from chaos.host.process_table import resident_bytes
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
 
-EFFECT = "chaos.inside.memory:LeakMemory"
+EFFECT = "chaos.in_process.memory:LeakMemory"
 # Touching gigabytes takes a while on a busy machine.
 LEAK_SECONDS = 60.0
 ENDING_SECONDS = 10.0

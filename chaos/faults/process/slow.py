@@ -19,7 +19,7 @@ from chaos.faults.watch import from_commit_to_commit
 from chaos.spec.quantities import SecondsFromZeroText, SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
 
-EFFECT = "chaos.inside.slow:DelayPhase"
+EFFECT = "chaos.in_process.slow:DelayPhase"
 MAX_DELAY_SECONDS = 60.0
 # Times of commits are rounded.
 CLOCK_SECONDS = 1e-5

@@ -222,7 +222,7 @@ def test_parameters_reach_the_effect(fault, parameters, effect, arguments):
     given = fault.Parameters(**parameters).model_dump(mode="json")
     inject(create(fault, **given), host(inside))
     ((_, name, told),) = inside.begun
-    assert name == f"chaos.inside.{effect}"
+    assert name == f"chaos.in_process.{effect}"
     assert arguments.items() <= told.items()
     assert ("share" in told) == ("share" in arguments)
 
@@ -280,13 +280,13 @@ def test_the_phases_at_which_it_still_lies_ahead(where, phases):
 def test_what_needs_a_gpu_says_so_and_is_refused_inside_a_rank_that_has_none(fault):
     from importlib import import_module
 
-    from chaos.inside.base import EffectRefused
+    from chaos.in_process.base import InProcessFaultRefused
 
     assert fault.needs == ("cuda",)
     effect, arguments = create(fault)._effect()
     module, _, name = effect.partition(":")
     training = Training()
-    with pytest.raises(EffectRefused, match="trains on no GPU"):
+    with pytest.raises(InProcessFaultRefused, match="trains on no GPU"):
         getattr(import_module(module), name)(arguments, training, training.reports.append).begin(1, "forward")
 
 

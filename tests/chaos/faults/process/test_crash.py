@@ -24,7 +24,7 @@ each_crash = pytest.mark.parametrize(
 )
 # What the effect is to do at the release is left out.
 HARMLESS = """
-from chaos.inside import crash
+from chaos.in_process import crash
 for effect in (crash.Segfault, crash.Abort, crash.Exit, crash.Raise):
     effect.released = lambda self: None
 """
@@ -59,7 +59,7 @@ def test_an_effect_that_does_nothing_is_not_verified(tmp_path, monkeypatch, faul
 
 
 def test_another_end_is_not_verified(tmp_path):
-    setup = "import chaos.inside.crash as c\nc.Segfault.released = c.Abort.released"
+    setup = "import chaos.in_process.crash as c\nc.Segfault.released = c.Abort.released"
     run = OneRank(tmp_path, Segfault, setup=setup).play()
     assert "gone, but not by a read from address 0" in run.reason()
     assert "SIGABRT" in run.reason()
@@ -89,7 +89,7 @@ def test_another_exception_is_not_verified(tmp_path):
     setup = (
         "def around(step, phase):\n    agent.announce(step, phase)\n    assert (step, phase) != (5, 'backward'), 'ours'"
     )
-    harmless = "import chaos.inside.crash as c\nc.Raise.released = lambda self: None\n"
+    harmless = "import chaos.in_process.crash as c\nc.Raise.released = lambda self: None\n"
     run = OneRank(tmp_path, Raise, setup=harmless + setup).play()
     assert "its log does not name RuntimeError('injected by chaos')" in run.reason()
 

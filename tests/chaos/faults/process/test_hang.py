@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 # Waits as long, but without the lock.
 LET_GO = "import ctypes\nctypes.PyDLL = ctypes.CDLL"
 # Does not wait at all.
-HARMLESS = "import chaos.inside.hang as h\nh.HangGil.released = lambda self: None"
+HARMLESS = "import chaos.in_process.hang as h\nh.HangGil.released = lambda self: None"
 
 
 def gates(folder):
@@ -52,7 +52,7 @@ def test_without_the_lock_held_it_is_not_verified(tmp_path, monkeypatch, setup):
 
 
 def test_a_stopped_rank_does_not_hang(tmp_path):
-    setup = "import chaos.inside.hang as h, os\nh.HangGil.released = lambda self: os.kill(os.getpid(), 19)"
+    setup = "import chaos.in_process.hang as h, os\nh.HangGil.released = lambda self: os.kill(os.getpid(), 19)"
     run = OneRank(tmp_path, HangGil, lifetime="1s", setup=setup)
     run.play(until="unverified")
     assert "stopped by a signal" in run.reason()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
 
 SMALL = {"limit": "64MiB", "block": "8MiB"}
 LIMIT_BYTES = 64 * 2**20
-HARMLESS = "import chaos.inside.memory as m\nm.LeakMemory.released = lambda self: None"
+HARMLESS = "import chaos.in_process.memory as m\nm.LeakMemory.released = lambda self: None"
 needs_group = pytest.mark.skipif(
     memory_limit.plan(ProcessId.of(os.getpid()), LIMIT_BYTES, may_group=True)["by"] != "cgroup",
     reason="no memory control group can be made here",
@@ -87,7 +87,7 @@ def test_a_leak_that_does_not_leak_is_not_verified_and_the_limit_is_lifted(tmp_p
 
 
 def test_an_end_of_something_else_is_not_verified(tmp_path):
-    setup = "import chaos.inside.memory as m, os\nm.LeakMemory.released = lambda self: os._exit(1)"
+    setup = "import chaos.in_process.memory as m, os\nm.LeakMemory.released = lambda self: os._exit(1)"
     run = OneRank(tmp_path, LeakMemory, setup=setup, **SMALL).play()
     assert "when it had grown by only 0 MiB of 64" in run.reason()
 

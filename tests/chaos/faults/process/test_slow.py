@@ -10,7 +10,7 @@ from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Host, OwnedProcess
 from chaos.faults.process.slow import EFFECT, DelayParameters, SlowCheckpoint, SlowData
 from chaos.faults.watch import Watch
-from chaos.inside.slow import DelayPhase
+from chaos.in_process.slow import DelayPhase
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId

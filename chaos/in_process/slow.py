@@ -6,10 +6,10 @@ import time
 from random import Random
 from typing import Any
 
-from chaos.inside.base import Effect
+from chaos.in_process.base import InProcessFault
 
 
-class DelayPhase(Effect):
+class DelayPhase(InProcessFault):
     """Sleeps before `phase`: `delay_seconds`, give or take up to `jitter_seconds` as `seed` draws it.
 
     Reports each sleep as it was measured: {step, asked_seconds, slept_seconds, woke_monotonic}.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from chaos.inside.base import Effect, EffectRefused, Subject, TensorKind
-from chaos.inside.shadow import ReplayedOptimizer
-from chaos.inside.tensor_selector import TensorSelector
-from chaos.inside.values import Corruption, Settled, describe, is_same_bits, most_different, read, write
+from chaos.in_process.base import InProcessFault, InProcessFaultRefused, Subject, TensorKind
+from chaos.in_process.shadow import ReplayedOptimizer
+from chaos.in_process.tensor_selector import TensorSelector
+from chaos.in_process.values import Corruption, Settled, describe, is_same_bits, most_different, read, write
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -75,7 +75,7 @@ class Watcher:
         return getattr, (nullcontext(), "__exit__")
 
 
-class TensorInjection(Effect):
+class TensorInjection(InProcessFault):
     """Base of the effects on tensors.
 
     Arguments: those of `TensorSelector` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every use, until
@@ -122,7 +122,7 @@ class TensorInjection(Effect):
     @property
     def _trained(self) -> Subject:
         if self.subject is None:
-            raise EffectRefused("this rank does not train yet")
+            raise InProcessFaultRefused("this rank does not train yet")
         return self.subject
 
     def _tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
@@ -187,7 +187,7 @@ class TensorInjection(Effect):
 
     def _fail(self, error: Exception) -> None:
         self._is_sticky = False
-        reason = str(error) if isinstance(error, EffectRefused) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, InProcessFaultRefused) else f"{type(error).__name__}: {error}"
         self._tell("failed", **self._told, reason=reason)
 
     def _watcher(self, call: Callable[..., None]) -> Watcher:

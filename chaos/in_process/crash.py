@@ -9,10 +9,10 @@ import os
 import sys
 from typing import Any
 
-from chaos.inside.base import Effect, EffectRefused
+from chaos.in_process.base import InProcessFault, InProcessFaultRefused
 
 
-class Segfault(Effect):
+class Segfault(InProcessFault):
     """Reads from address 0."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ class Segfault(Effect):
         ctypes.string_at(0)
 
 
-class Abort(Effect):
+class Abort(InProcessFault):
     """Calls abort(3), as a failed assertion in C++ does."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Abort(Effect):
         os.abort()
 
 
-class Exit(Effect):
+class Exit(InProcessFault):
     """Ends the process at once, without Python's clean-up; argument `code`."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Exit(Effect):
         os._exit(int(self.arguments["code"]))
 
 
-class Raise(Effect):
+class Raise(InProcessFault):
     """Raises an exception in the training thread, out of the announcement; arguments `exception`, `message`."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class Raise(Effect):
             wanted = getattr(importlib.import_module(module) if module else builtins, attribute)
             made = wanted(str(self.arguments["message"]))
         except (ImportError, AttributeError, TypeError) as error:
-            raise EffectRefused(f"{name}(message) cannot be made here: {error}") from error
+            raise InProcessFaultRefused(f"{name}(message) cannot be made here: {error}") from error
         if not isinstance(made, Exception):
-            raise EffectRefused(f"{name} is no exception")
+            raise InProcessFaultRefused(f"{name} is no exception")
         self._made = made
         return {"exception": type(made).__qualname__}
 

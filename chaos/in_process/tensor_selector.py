@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chaos.inside.base import EffectRefused
+from chaos.in_process.base import InProcessFaultRefused
 
 _SHOWN_NAMES = 6
 # As `TensorSelector` finds the number of a layer in the name of a tensor, ours and others'.
@@ -48,15 +48,15 @@ class TensorSelector:
         fitting = [name for name in known if self._fits(name)]
         if not fitting:
             if not known:
-                raise EffectRefused(f"this rank has no {what}")
+                raise InProcessFaultRefused(f"this rank has no {what}")
             wanted = f" of layer {self.layer}" if self.layer is not None else ""
             wanted += f" that fit {self.tensor!r}" if self.tensor is not None else ""
             layers = sorted({int(number) for name in known for number in _LAYER.findall(name)})
             if self.layer is not None and self.layer not in layers:
                 has = f"layer {', '.join(map(str, layers))}" if layers else "no layers"
-                raise EffectRefused(f"this rank has no {what}{wanted}; it has {has}")
+                raise InProcessFaultRefused(f"this rank has no {what}{wanted}; it has {has}")
             sample = ", ".join(known[:_SHOWN_NAMES]) + (", ..." if len(known) > _SHOWN_NAMES else "")
-            raise EffectRefused(f"this rank has no {what}{wanted}; it has {sample}")
+            raise InProcessFaultRefused(f"this rank has no {what}{wanted}; it has {sample}")
         return fitting
 
     def _fits(self, name: str) -> bool:
@@ -82,7 +82,7 @@ class TensorSelector:
         count = self.count if self.share is None else max(1, round(self.share * size))
         first = self.index or 0
         if first + count > size:
-            raise EffectRefused(f"the tensor has {size} elements: {count} from index {first} on are too many")
+            raise InProcessFaultRefused(f"the tensor has {size} elements: {count} from index {first} on are too many")
         if self.index is not None or count == size:
             return torch.arange(first, first + count, device=tensor.device)
         if self.share is None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chaos.inside.base import EffectRefused, Subject
-from chaos.inside.injection import TensorInjection
-from chaos.inside.shadow import ReplayedOptimizer
-from chaos.inside.values import describe, is_same_bits, most_different, read, shown
+from chaos.in_process.base import InProcessFaultRefused, Subject
+from chaos.in_process.injection import TensorInjection
+from chaos.in_process.shadow import ReplayedOptimizer
+from chaos.in_process.values import describe, is_same_bits, most_different, read, shown
 
 # Where a step still has the gradients before it. A job that does not say when it reduces has them at its optimizer.
 PHASES = ("reduce", "optimizer")
@@ -147,7 +147,7 @@ class _GradientInjection(TensorInjection):
 
     def _finish(self, watch: GradientWatch, phase: str) -> None:
         if phase == "commit" and not watch.has_optimizer:
-            raise EffectRefused(f"no optimizer is known that takes in the gradient of {watch.name}")
+            raise InProcessFaultRefused(f"no optimizer is known that takes in the gradient of {watch.name}")
         made = watch.after_optimizer(self._trained.tensors("gradients")[watch.name])
         if made is None:
             self._tell("left", **self._told, next_phase=phase, next_step=self._place[0])
@@ -164,7 +164,7 @@ class InjectGradients(_GradientInjection):
         """Choose the tensor; affect at once if this is the moment."""
         gradients = self._gradients()
         if not gradients and phase in PHASES:
-            raise EffectRefused("there are no gradients")
+            raise InProcessFaultRefused("there are no gradients")
         self.announced(step, phase)
         return {"tensor": self._name or None, "step": step, "phase": phase}
 
@@ -269,7 +269,7 @@ class KeepGradients(_GradientInjection):
         fresh = {name: gradients[name].clone() for name in self._kept if name in gradients}
         gaps = {name: float((own - self._kept[name]).abs().max()) for name, own in fresh.items()}
         if not gaps:
-            raise EffectRefused("this rank has other layers by now")
+            raise InProcessFaultRefused("this rank has other layers by now")
         for name in fresh:
             gradients[name].data.copy_(self._kept[name])
         self._num_injections += 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chaos.inside.base import Effect, EffectRefused, Subject
+from chaos.in_process.base import InProcessFault, InProcessFaultRefused, Subject
 
 # Parts of it have no types.
 _cuda: Any = torch.cuda
@@ -33,10 +33,10 @@ def device_of(subject: Subject | None) -> torch.device:
     for tensor in subject.tensors("parameters").values() if subject is not None else ():
         if tensor.is_cuda:
             return tensor.device
-    raise EffectRefused("this rank trains on no GPU")
+    raise InProcessFaultRefused("this rank trains on no GPU")
 
 
-class FailAssertion(Effect):
+class FailAssertion(InProcessFault):
     """A kernel's assertion fails: from then on every CUDA call of the process raises."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class FailAssertion(Effect):
         torch.cuda.synchronize(self._device)
 
 
-class Spin(Effect):
+class Spin(InProcessFault):
     """Kernels that do nothing for `seconds` on the stream that the training thread uses."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Spin(Effect):
         self.report({"is_busy": is_busy, "watched_seconds": time.monotonic() - began, "seconds": seconds})
 
 
-class FillMemory(Effect):
+class FillMemory(InProcessFault):
     """Takes all memory of the GPU that is free, cached or not, until it is lifted."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from chaos.inside.base import Effect, EffectRefused
+from chaos.in_process.base import InProcessFault, InProcessFaultRefused
 
 # The witness's thread is called so, and a running number: what other threads can still do shows from outside.
 WITNESS_NAME = "gil-witness"
@@ -20,7 +20,7 @@ _PR_SET_NAME = 15
 _POLLFD = "ihh"
 
 
-class HangGil(Effect):
+class HangGil(InProcessFault):
     """Waits in C, with the interpreter lock held, until the gate is opened or the time is up.
 
     Arguments: `gate`, a FIFO that the injector holds open: whatever is written to it ends the wait, and so does the
@@ -35,7 +35,7 @@ class HangGil(Effect):
         try:
             self._gate = os.open(str(self.arguments["gate"]), os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
-            raise EffectRefused(f"the gate that ends the wait cannot be opened: {error.strerror}") from error
+            raise InProcessFaultRefused(f"the gate that ends the wait cannot be opened: {error.strerror}") from error
         self._is_over, has_begun = threading.Event(), threading.Event()
         self._witness = threading.Thread(target=self._pulse, args=(has_begun,), daemon=True)
         self._witness.start()

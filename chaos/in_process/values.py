@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chaos.inside.base import EffectRefused
+from chaos.in_process.base import InProcessFaultRefused
 
 # Width in bits, and the bits of the mantissa; above them the exponent, the highest bit is the sign.
 _FORMATS: Mapping[torch.dtype, tuple[int, int]] = {
@@ -128,7 +128,7 @@ def as_integers(values: Tensor) -> Tensor:
         EffectRefused: they are no floating-point numbers that are known here.
     """
     if values.dtype not in _FORMATS:
-        raise EffectRefused(f"elements of {_name(values.dtype)} cannot be struck, only floating-point numbers")
+        raise InProcessFaultRefused(f"elements of {_name(values.dtype)} cannot be struck, only floating-point numbers")
     return values.contiguous().view(_INTEGERS[_FORMATS[values.dtype][0]])
 
 
@@ -172,11 +172,11 @@ def describe(name: str, tensor: Tensor, indices: Tensor, before: Tensor, after: 
 
 def _bit(wanted: int | str, dtype: torch.dtype, rng: Random) -> int:
     if dtype not in _FORMATS:
-        raise EffectRefused(f"elements of {_name(dtype)} cannot be struck, only floating-point numbers")
+        raise InProcessFaultRefused(f"elements of {_name(dtype)} cannot be struck, only floating-point numbers")
     width, mantissa = _FORMATS[dtype]
     if isinstance(wanted, int):
         if not 0 <= wanted < width:
-            raise EffectRefused(f"elements of {_name(dtype)} have the bits 0 to {width - 1}, not {wanted}")
+            raise InProcessFaultRefused(f"elements of {_name(dtype)} have the bits 0 to {width - 1}, not {wanted}")
         return wanted
     first, end = {
         "sign": (width - 1, width),

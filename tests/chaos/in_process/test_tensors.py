@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-import chaos.inside.injection
-from chaos.inside.activations import InjectActivations
-from chaos.inside.base import EffectRefused
-from chaos.inside.gradients import InjectGradients, KeepGradients, is_carried, would_be
-from chaos.inside.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
+import chaos.in_process.injection
+from chaos.in_process.activations import InjectActivations
+from chaos.in_process.base import InProcessFaultRefused
+from chaos.in_process.gradients import InjectGradients, KeepGradients, is_carried, would_be
+from chaos.in_process.tensors import MAX_FORWARDS, InjectOptimizer, InjectParameters
 from tests.chaos.tiny_training import PHASES, Training
 
 pytestmark = pytest.mark.unit
@@ -67,7 +67,7 @@ def test_other_seeds_injection_elsewhere():
 
 @each_kind
 def test_where_nothing_is_written_nothing_is_seen(kind, monkeypatch):
-    monkeypatch.setattr(chaos.inside.injection, "write", lambda *_: None)
+    monkeypatch.setattr(chaos.in_process.injection, "write", lambda *_: None)
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self) if kind is KeepGradients else None
     training = Training()
     training.begin(kind, FLIP, STEP, "forward")
@@ -278,7 +278,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(kind, arguments, reaso
     training = Training()
     training.train(1)
     before = {name: tensor.clone() for name, tensor in training.tensors("parameters").items()}
-    with pytest.raises(EffectRefused, match=reason):
+    with pytest.raises(InProcessFaultRefused, match=reason):
         kind(arguments, training, training.reports.append).begin(2, "forward")
     assert all(torch.equal(tensor, training.tensors("parameters")[name]) for name, tensor in before.items())
     assert hooks_of(training) == []
@@ -286,12 +286,12 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(kind, arguments, reaso
 
 def test_an_optimizer_without_state_is_refused():
     training = Training()
-    with pytest.raises(EffectRefused, match="keeps no state"):
+    with pytest.raises(InProcessFaultRefused, match="keeps no state"):
         InjectOptimizer(FLIP, training, training.reports.append).begin(1, "forward")
 
 
 def test_without_a_training_it_is_refused():
-    with pytest.raises(EffectRefused, match="does not train yet"):
+    with pytest.raises(InProcessFaultRefused, match="does not train yet"):
         InjectParameters(FLIP, None, print).begin(1, "forward")
 
 
@@ -305,7 +305,7 @@ def test_the_rank_does_not_die_of_a_mistake_of_ours(kind, monkeypatch):
         raise ZeroDivisionError("a mistake")
 
     training.before[STEP, "backward"] = lambda: monkeypatch.setattr(training, "tensors", break_down)
-    monkeypatch.setattr(chaos.inside.injection, "Mark", break_down) if kind is InjectActivations else None
+    monkeypatch.setattr(chaos.in_process.injection, "Mark", break_down) if kind is InjectActivations else None
     training.train(3)
     assert training.reports, "it is told"
     assert training.reports[0]["outcome"] in ("failed", "consumed")

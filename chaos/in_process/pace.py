@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from chaos.inside.base import Effect
+from chaos.in_process.base import InProcessFault
 
 
 class Pacer(Protocol):
@@ -24,7 +24,7 @@ class Paced(Protocol):
     pacer: Pacer
 
 
-class SlowPace(Effect):
+class SlowPace(InProcessFault):
     """Pads `factor` times more, where the rank's compute is padded at all; else it does nothing."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:

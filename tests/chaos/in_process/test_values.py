@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.inside.base import EffectRefused
-from chaos.inside.tensor_selector import TensorSelector
-from chaos.inside.values import Corruption, as_integers, describe, is_same_bits, most_different, read, write
+from chaos.in_process.base import InProcessFaultRefused
+from chaos.in_process.tensor_selector import TensorSelector
+from chaos.in_process.values import Corruption, as_integers, describe, is_same_bits, most_different, read, write
 
 pytestmark = pytest.mark.unit
 
@@ -60,7 +60,7 @@ def test_a_part_of_a_number_has_its_bits(dtype, part, bits):
 
 @pytest.mark.parametrize(("dtype", "bit"), [(torch.bfloat16, 16), (torch.float32, 32), (torch.int64, 3)])
 def test_a_bit_that_is_not_there_is_refused(dtype, bit):
-    with pytest.raises(EffectRefused, match=r"bits 0 to|floating-point"):
+    with pytest.raises(InProcessFaultRefused, match=r"bits 0 to|floating-point"):
         Corruption("flip", bit=bit).settle(torch.ones(1, dtype=dtype), Random(0))
 
 
@@ -139,11 +139,11 @@ def test_elements_are_drawn_alike_from_all_tensors():
 
 
 def test_what_is_not_there_is_refused_with_what_is():
-    with pytest.raises(EffectRefused, match=r"no parameters that fit 'layer.7.\*'; it has embedding.weight"):
+    with pytest.raises(InProcessFaultRefused, match=r"no parameters that fit 'layer.7.\*'; it has embedding.weight"):
         TensorSelector(tensor="layer.7.*").tensor_of(NAMES, "parameters", Random(0))
-    with pytest.raises(EffectRefused, match=r"no parameters of layer 2; it has layer 1, 11$"):
+    with pytest.raises(InProcessFaultRefused, match=r"no parameters of layer 2; it has layer 1, 11$"):
         TensorSelector(layer=2).tensor_of(NAMES, "parameters", Random(0))
-    with pytest.raises(EffectRefused, match="16 elements: 3 from index 14"):
+    with pytest.raises(InProcessFaultRefused, match="16 elements: 3 from index 14"):
         TensorSelector(index=14, count=3).indices(NAMES["layer.1.up.weight"], Random(0))
 
 

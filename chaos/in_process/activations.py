@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from chaos.inside.base import EffectRefused, Subject
-from chaos.inside.injection import Mark, TensorInjection
-from chaos.inside.tensors import MAX_FORWARDS
-from chaos.inside.values import is_same_bits, local_part, read, tensors_in
+from chaos.in_process.base import InProcessFaultRefused, Subject
+from chaos.in_process.injection import Mark, TensorInjection
+from chaos.in_process.tensors import MAX_FORWARDS
+from chaos.in_process.values import is_same_bits, local_part, read, tensors_in
 
 
 class InjectActivations(TensorInjection):
@@ -64,7 +64,7 @@ class InjectActivations(TensorInjection):
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         whole = output[0] if isinstance(output, tuple) and output else output
         if not isinstance(whole, Tensor):
-            raise EffectRefused(f"{self._name} puts out no tensor")
+            raise InProcessFaultRefused(f"{self._name} puts out no tensor")
         first = local_part(whole)
         if self._affected is not None:
             if (

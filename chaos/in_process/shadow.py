@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chaos.inside.base import EffectRefused
-from chaos.inside.values import is_same_bits, local_part, read, shown, write
+from chaos.in_process.base import InProcessFaultRefused
+from chaos.in_process.values import is_same_bits, local_part, read, shown, write
 
 # Vectorised and single elements may be rounded differently: so many units in the last place.
 _TOLERANCE_ULPS = 16
@@ -226,7 +226,7 @@ class ReplayedOptimizer:
             return "consumed", {"receiver": f"the optimizer took it in: {became}"}
         if found is None:
             name = type(self._optimizer).__name__
-            raise EffectRefused(f"what {name} makes of it cannot be computed beside the training ({reason})")
+            raise InProcessFaultRefused(f"what {name} makes of it cannot be computed beside the training ({reason})")
         return found
 
     def _floats(self) -> Iterator[Tensor]:

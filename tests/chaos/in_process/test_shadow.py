@@ -5,9 +5,9 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from chaos.inside.base import EffectRefused
-from chaos.inside.shadow import ReplayedOptimizer, Update
-from chaos.inside.values import read
+from chaos.in_process.base import InProcessFaultRefused
+from chaos.in_process.shadow import ReplayedOptimizer, Update
+from chaos.in_process.values import read
 
 pytestmark = pytest.mark.unit
 
@@ -144,7 +144,9 @@ def test_of_one_that_evaluates_the_model_only_what_is_no_number_shows():
     outcome, shows = shadow.judge(affected, clean)
     assert outcome == "consumed" and "the parameter became nan, and was" in shows["receiver"]
     shadow, affected, clean = affected_and_stepped(torch.optim.LBFGS, 50.0, **closure)
-    with pytest.raises(EffectRefused, match=r"what LBFGS makes of it cannot be computed .*calls the script's closure"):
+    with pytest.raises(
+        InProcessFaultRefused, match=r"what LBFGS makes of it cannot be computed .*calls the script's closure"
+    ):
         shadow.judge(affected, clean)
 
 
@@ -159,7 +161,7 @@ def test_one_that_steps_another_is_not_made_to():
 
     shadow, affected, clean = affected_and_stepped(Around, 50.0)
     after = shadow.now()
-    with pytest.raises(EffectRefused, match="one of other tensors too"):
+    with pytest.raises(InProcessFaultRefused, match="one of other tensors too"):
         shadow.judge(affected, clean)
     assert torch.equal(shadow.now(), after)
 

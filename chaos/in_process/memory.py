@@ -6,12 +6,12 @@ import mmap
 import time
 from typing import Any
 
-from chaos.inside.base import Effect
+from chaos.in_process.base import InProcessFault
 
 PAUSE_SECONDS = 0.01
 
 
-class LeakMemory(Effect):
+class LeakMemory(InProcessFault):
     """Allocates and touches block after block of `block_bytes`, `most_bytes` in all, from its release on.
 
     `most_bytes` is a little above the limit that is to end the process: should the limit fail, the machine is safe.

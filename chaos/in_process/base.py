@@ -33,11 +33,11 @@ class Subject(Protocol):
         ...
 
 
-class EffectRefused(Exception):
+class InProcessFaultRefused(Exception):
     """The effect cannot be had in this rank; the message says why."""
 
 
-class Effect(ABC):
+class InProcessFault(ABC):
     """One effect in one rank. All methods are called on the training thread.
 
     It is lifted when the injector says so, and also when the connection to the injector ends.

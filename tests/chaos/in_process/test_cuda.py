@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-import chaos.inside.cuda as inside
-from chaos.inside.base import EffectRefused
-from chaos.inside.cuda import FailAssertion, FillMemory, Spin
+import chaos.in_process.cuda as inside
+from chaos.in_process.base import InProcessFaultRefused
+from chaos.in_process.cuda import FailAssertion, FillMemory, Spin
 
 pytestmark = pytest.mark.unit
 
@@ -108,7 +108,7 @@ def test_only_an_error_that_stays_is_one_of_the_context(monkeypatch, num_errors)
 def test_a_rank_on_a_cpu_has_none_of_it():
     subject: Any = SimpleNamespace(tensors=lambda kind: {"weight": torch.zeros(1)})
     for kind in (FailAssertion, Spin, FillMemory):
-        with pytest.raises(EffectRefused, match="no GPU"):
+        with pytest.raises(InProcessFaultRefused, match="no GPU"):
             kind({}, subject, pytest.fail).begin(7, "forward")
-        with pytest.raises(EffectRefused, match="no GPU"):
+        with pytest.raises(InProcessFaultRefused, match="no GPU"):
             kind({}, None, pytest.fail).begin(7, "forward")

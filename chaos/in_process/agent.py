@@ -18,7 +18,7 @@ from chaos.spec.trigger import OUTSIDE_PHASES
 from mecefo_runtime.system.wire import Connection, Message, WireError
 
 if TYPE_CHECKING:
-    from chaos.inside.base import Effect, Subject
+    from chaos.in_process.base import InProcessFault, Subject
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 
@@ -32,7 +32,7 @@ class Agent:
         hello["pid"] = os.getpid()
         self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._effects: dict[int, Effect] = {}
+        self._effects: dict[int, InProcessFault] = {}
         self._subject: Subject | None = None
         self._holds: set[tuple[int, str]] = set()
         # Phases outside of steps: whenever they come, from a step on.
@@ -124,16 +124,16 @@ class Agent:
                 self._send({"type": "lifted", "handle": message["handle"], "told": told})
 
     def _begin(self, message: Message, step: int, phase: str) -> bool:
-        from chaos.inside.base import EffectRefused
+        from chaos.in_process.base import InProcessFaultRefused
 
         handle = message["handle"]
         module, _, name = message["effect"].partition(":")
         try:
-            effect: Effect = getattr(importlib.import_module(module), name)(
+            effect: InProcessFault = getattr(importlib.import_module(module), name)(
                 message["arguments"], self._subject, lambda told: self._report(handle, told)
             )
             told = effect.begin(step, phase)
-        except EffectRefused as refusal:
+        except InProcessFaultRefused as refusal:
             self._send({"type": "refused", "handle": handle, "reason": str(refusal)})
             return False
         except Exception as error:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chaos.inside.base import EffectRefused, Subject
-from chaos.inside.gradients import PHASES
-from chaos.inside.injection import TensorInjection
-from chaos.inside.shadow import ReplayedOptimizer
-from chaos.inside.values import is_same_bits, local_part, most_different, read, shown, tensors_in, write
+from chaos.in_process.base import InProcessFaultRefused, Subject
+from chaos.in_process.gradients import PHASES
+from chaos.in_process.injection import TensorInjection
+from chaos.in_process.shadow import ReplayedOptimizer
+from chaos.in_process.values import is_same_bits, local_part, most_different, read, shown, tensors_in, write
 
 # A value that changed no output of so many forward passes is called masked.
 MAX_FORWARDS = 16
@@ -203,11 +203,11 @@ class InjectOptimizer(TensorInjection):
         """Strike."""
         tensors = self._tensors("optimizer")
         if not tensors:
-            raise EffectRefused("the optimizer keeps no state of its parameters, or not before its first step")
+            raise InProcessFaultRefused("the optimizer keeps no state of its parameters, or not before its first step")
         self._name = self._selector.tensor_of(tensors, "optimizer state", self._rng)
         parameter = self._name.rpartition(".")[0]
         if self._shadow(parameter, torch.tensor([0])) is None:
-            raise EffectRefused(f"no optimizer is known to update {parameter}")
+            raise InProcessFaultRefused(f"no optimizer is known to update {parameter}")
         mark = self._affected = self._mark(self._name, tensors[self._name])
         self._told = {"struck": mark.description, "is_changed": mark.is_changed}
         self._present, self._clean = mark.after, mark.before
