@@ -50,7 +50,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class TensorInjection:
-    """A fault and the ranks that it affected; `end_seconds` is when it was undone, or its begin when it was over then."""
+    """A fault and its ranks; `end_seconds` is when it was undone, or its begin when it was over then."""
 
     begin_seconds: float
     end_seconds: float

@@ -12,8 +12,8 @@ from mecefo_runtime.system.process import ProcessId
 class Knowledge:
     """The state of a job as its events tell it, a moment late: so it errs on the side of those that are lost.
 
-    A rank that was affected counts as lost until another process of it, or the same one after it woke up, is in an epoch
-    that began later.
+    A rank that was affected counts as lost until another process of it, or the same one after it woke up, is in an
+    epoch that began later.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from chaos.commands.stored import read_run
 @JSON_OPTION
 @click.option("--dry-run", is_flag=True, help="Say what would be done, without starting anything.")
 def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_run: bool) -> int:
-    """Repeat a run from its log: the same faults on the same ranks at the steps at which they affected.
+    """Repeat a run from its log: the same faults on the same ranks at the steps at which they fired.
 
     What the seed, a rate or a profile drew is not drawn again. RUN is `latest`, a name, name/time, or a path.
     """

@@ -1,4 +1,4 @@
-"""How real clusters fail: kinds of faults by their published counts, and how much faster a run is affected than they are.
+"""How real clusters fail: kinds of faults by published counts, and how much more often a run fails than they do.
 
 The counts of `llama3` are those of 54 days of Llama 3 405B's pre-training on 16,384 GPUs: 419 unexpected interruptions
 (Llama Team, "The Llama 3 Herd of Models", 2024, section 3.3.4 and table 5). They are classed here by what a job sees.

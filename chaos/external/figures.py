@@ -1,4 +1,4 @@
-"""What one sees of a external step without a line changed: loss, samples, tokens. What is unknown is not told."""
+"""What one sees of an external step without a line changed: loss, samples, tokens. What is unknown is not told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a external training shows what it does: the places of torch that call us, and how they are left as they were."""
+"""Where an external training shows what it does: the places of torch that call us, left as they were afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a external rank tells of itself: events, as the ranks of our own runtime send them."""
+"""What an external rank tells of itself: events, as the ranks of our own runtime send them."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ _LARGEST = torch.finfo(torch.float32).max ** 0.5
 class StallReason:
     """Follows the passes of a training from an effect to the first step that began after it and is committed.
 
-    A pass is a forward pass of the module that the script calls, with its backward pass, if there is one. It is corrupted
-    where the module's output, the loss or a gradient is not finite. Passes of which every one is corrupted, more than a
-    step has ever taken, and without a step, were left out by the script for what is wrong in them. One sound pass among
-    them, and the script has another reason.
+    A pass is a forward pass of the module that the script calls, with its backward pass, if there is one. It is
+    corrupted where the module's output, the loss or a gradient is not finite. Passes of which every one is corrupted,
+    more than a step has ever taken, and without a step, were left out by the script for what is wrong in them. One
+    sound pass among them, and the script has another reason.
     """
 
     def __init__(self, fail: Callable[[Exception], None]) -> None:

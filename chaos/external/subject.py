@@ -1,4 +1,4 @@
-"""A external training as effects see it: its modules and tensors by name, found by way of its optimizers."""
+"""An external training as effects see it: its modules and tensors by name, found by way of its optimizers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Agent:
     """One rank's agent; `announce` is called on the training thread before every phase."""
 
     def __init__(self, address: str, token: str, *, rank: int, node: int, attempt: int, **more: int) -> None:
-        """`more` is said with the rest of who this is: a external job's ranks are known from nowhere else."""
+        """`more` is said with the rest of who this is: an external job's ranks are known from nowhere else."""
         hello: Message = {"token": token, "role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
         hello["pid"] = os.getpid()
         self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)

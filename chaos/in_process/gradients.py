@@ -1,4 +1,4 @@
-"""Injections into gradients, after the backward pass and before the reduction; what the optimizer took in is the proof."""
+"""Injections into gradients, between backward pass and reduction; what the optimizer took in is the proof."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DROWNED_RATIO = 0.01
 
 
 class GradientWatch:
-    """Follows a affected gradient through reduction and optimizer.
+    """Follows an affected gradient through reduction and optimizer.
 
     `own` is all of the tensor as it was before, `indices` are the elements to look at, of which `before` and `after`
     are told apart.
@@ -84,7 +84,8 @@ def is_carried(own: Tensor, affected: Tensor, reduced: Tensor, indices: Tensor) 
     own, affected, reduced = own.double().reshape(-1), affected.double().reshape(-1), reduced.double().reshape(-1)
     is_same = own == affected
     if not bool(is_same.any()):
-        # All is affected: what is added to the affected tensor must be as small as what is added elsewhere, unknown here.
+        # All is affected: what is added to the affected tensor must be as small as what is added elsewhere, unknown
+        # here.
         return None
     usual = _PEERS_SLACK * float((reduced - own)[is_same].abs().nan_to_num(0.0, 0.0, 0.0).max())
     most = indices[most_different(own[indices], affected[indices])[0]]

@@ -78,8 +78,8 @@ class Watcher:
 class TensorInjection(InProcessFault):
     """Base of the effects on tensors.
 
-    Arguments: those of `TensorSelector` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every use, until
-    it is lifted. It reports once: `outcome` in a word, and what else there is to know.
+    Arguments: those of `TensorSelector` and (of what corrupts) `Corruption`, `seed`, and `sticky`: again before every
+    use, until it is lifted. It reports once: `outcome` in a word, and what else there is to know.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ from chaos.in_process.values import is_same_bits, local_part, read, shown, write
 _TOLERANCE_ULPS = 16
 
 Consumption = Literal["consumed", "masked", "unchanged", "otherwise"]
-"""What a step did with a affected value: used it; used it, but the result is the same to the last place as it would have
-been; did not change the elements at all; or did something that neither explains."""
+"""What a step did with an affected value: used it; used it, but the result is the same to the last place as without it;
+did not change the elements at all; or did something that neither explains."""
 
 
 class _OnlyBeside(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -196,7 +196,7 @@ class ReplayedOptimizer:
     def judge(
         self, gradient: Tensor, clean_gradient: Tensor, clean_state: Mapping[str, Tensor] | None = None
     ) -> tuple[Consumption, dict[str, Any]]:
-        """What became of a affected value in the step that is over, and what shows it.
+        """What became of an affected value in the step that is over, and what shows it.
 
         `gradient` is what the step took in; without the affect it would have been `clean_gradient`, with `clean_state`.
         By elements, and where that does not explain the step (Muon, Adafactor), by the whole tensor.

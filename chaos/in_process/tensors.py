@@ -1,4 +1,4 @@
-"""Injections into what lives from step to step: parameters, seen by the next forward pass, and the optimizer's state."""
+"""Injections into what lives from step to step: parameters, read by the next forward pass, and optimizer state."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class InjectParameters(TensorInjection):
             self._tell("masked", struck=self._affected.description, num_forwards=self._num_passes)
 
     def _is_put_out(self, output: Any) -> bool:
-        """Whether a affected value that is not finite made the model put out what is no number."""
+        """Whether an affected value that is not finite made the model put out what is no number."""
         is_cause = bool(self._clean.isfinite().all()) and not bool(self._present.isfinite().all())
         if not is_cause or not any(bool(local_part(tensor).isnan().any()) for tensor in tensors_in(output)):
             return False

@@ -46,7 +46,8 @@ _PROFILE = "profile"
 class _Draft:
     """An incident of which it is not said yet whom exactly it affects.
 
-    `rng_stream` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot be.
+    `rng_stream` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot
+    be.
     """
 
     key: str

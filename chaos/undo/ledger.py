@@ -123,8 +123,8 @@ class Ledger:
     ) -> dict[str, Any]:
         """Undo one incident and affect it, nobody else undoing meanwhile; returns the evidence, with `by`.
 
-        What somebody else has affected is left alone. `lapse`: leave it pending as lapsed, for its injector lives and may
-        still act; that injector being silent, perhaps while it holds the lock, the lock is not waited for long.
+        What somebody else has affected is left alone. `lapse`: leave it pending as lapsed, for its injector lives and
+        may still act; that injector being silent, perhaps while it holds the lock, the lock is not waited for long.
 
         Raises:
             HealError: something of it is still there, or the undo broke down; it stays pending.

@@ -13,9 +13,9 @@ def assign_detections(
 ) -> dict[int, float]:
     """For every incident the time of the first detection at or after its injection that is its own.
 
-    A lost rank counts for the incident that affected it last; a detection that names no affected rank (an eviction, say)
-    counts for the incident injected last, unless that one has no ranks (the coordinator is no member), was detected
-    already, or was over: `recoveries` are the times of those that the job recovered from.
+    A lost rank counts for the incident that affected it last; a detection that names no affected rank (an eviction,
+    say) counts for the incident injected last, unless that one has no ranks (the coordinator is no member), was
+    detected already, or was over: `recoveries` are the times of those that the job recovered from.
     """
     assigned: dict[int, float] = {}
     for event in detections:
@@ -37,8 +37,8 @@ def assign_detections(
 def own_stalls(incident: int, detections: Mapping[int, float], stalls: Sequence[Stall]) -> tuple[Stall, ...]:
     """The stalls that may be of `incident`: not those that others brought about, over before it was detected.
 
-    A rank that is slow, or whose numbers are wrong, is lost to nobody; what is affected with it may be. A link that comes
-    and goes may be noticed long after a rank that died at the same moment.
+    A rank that is slow, or whose numbers are wrong, is lost to nobody; what is affected with it may be. A link that
+    comes and goes may be noticed long after a rank that died at the same moment.
     """
     detected = detections.get(incident)
     return tuple(

@@ -23,7 +23,7 @@ _NAMING: Mapping[str, str] = {"detected": "lost", "step_unfit": "suspects", "cul
 class Diagnosis:
     """Whom the job named for one incident.
 
-    `seconds` is injection -> the first naming of a affected rank (or of the coordinator), None when there was none.
+    `seconds` is injection -> the first naming of an affected rank (or of the coordinator), None when there was none.
     """
 
     affected: frozenset[Culprit]

@@ -13,13 +13,13 @@ class Incident:
 
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
     regroup that led to `committed`, the first committed step whose attempt began after the injection: a step that was
-    in flight and committed nevertheless is no recovery, and neither is one that was left out as rejected, which taught the
-    model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step committed
-    after it that had not been committed before, later than `committed` in a job that had gone back. `restored` is when
-    throughput was back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began, one that lost nobody
-    was undone (or, over in an instant, those were back whom the job had given up for it), the coordinator was back, a
-    command's job, which nobody repairs, was at work again, or a job that had started all its ranks again was where it
-    had been.
+    in flight and committed nevertheless is no recovery, and neither is one that was left out as rejected, which taught
+    the model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step
+    committed after it that had not been committed before, later than `committed` in a job that had gone back.
+    `restored` is when throughput was back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began,
+    one that lost nobody was undone (or, over in an instant, those were back whom the job had given up for it), the
+    coordinator was back, a command's job, which nobody repairs, was at work again, or a job that had started all its
+    ranks again was where it had been.
     """
 
     incident: int

@@ -1,7 +1,7 @@
 """The wall clock of a job as stretches from one commit to the next, each shared out among causes when it is over.
 
-What `accounting` does for a whole log, as it goes. News that come late (a fault that is detected, or seen to
-have taken effect, some steps after it affected) change the stretches that they are about, as far back as those are kept.
+What `accounting` does for a whole log, as it goes. News that come late (a fault that is detected, or seen to have taken
+effect, some steps after it affected) change the stretches that they are about, as far back as those are kept.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ class Rules:
 
     `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
     another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those that
-    it is given; `rejected_checkpoints` says what is wrong with those of later steps than the one it is given that are not
-    complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
-    checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come
-    to no step that had not been committed before, the job ends.
+    it is given; `rejected_checkpoints` says what is wrong with those of later steps than the one it is given that are
+    not complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
+    checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come to no step
+    that had not been committed before, the job ends.
     """
 
     cluster: Cluster

@@ -33,8 +33,8 @@ class PartHealth:
     """What one member says of its own part of a step, before anything was summed.
 
     `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: something not finite came out of its
-    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_corrupted`: its
-    parameters are not finite, or its optimizer state would make such in this step.
+    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_corrupted`:
+    its parameters are not finite, or its optimizer state would make such in this step.
     """
 
     gradient_norm: float = 0.0

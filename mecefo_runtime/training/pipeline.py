@@ -67,8 +67,8 @@ class Pipeline:
 
         Gradients accumulate in the bank. Afterwards `is_origin` says whether something that is not finite came out of
         this rank though all that went in was, and `loss_sum` is that of the step stats: scalars on the device, so that
-        nobody waits for it. Returns what this rank's head consumed, but for the loss; an empty step stats where there is no
-        head.
+        nobody waits for it. Returns what this rank's head consumed, but for the loss; an empty step stats where there
+        is no head.
 
         Raises:
             mecefo_runtime.comm.groups.EpochBroken: a neighbour is gone.

@@ -258,7 +258,7 @@ class Stepper:
         return outcome
 
     def _contribution(self, epoch: Epoch, part: PartHealth) -> Tensor:
-        """What this rank adds to the exchange; each unit and the step stats count by the lowest of their holders only."""
+        """What this rank adds to the exchange; units and step stats count by their lowest holder only."""
         ready = self.progress.ready
         assert ready is not None
         norms, holders = ready["norms"], epoch.bank.holders

@@ -1,9 +1,9 @@
 """What a step consumed and how well it did: loss, tokens, samples and a checksum over the samples.
 
 A step stats rides behind the head's gradients through the same sum over replicas. So whoever has the head's reduced
-gradients has the step's step stats, and a step that survivors commit after a loss is known as well as any other. The sum is
-done in float32, where large whole numbers would be rounded: they travel as limbs of 12 bits, which stay exact for 4096
-replicas.
+gradients has the step's step stats, and a step that survivors commit after a loss is known as well as any other. The
+sum is done in float32, where large whole numbers would be rounded: they travel as limbs of 12 bits, which stay exact
+for 4096 replicas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A external training's tensors: the very ones, by the names of the script's own state dict."""
+"""An external training's tensors: the very ones, by the names of the script's own state dict."""
 
 import gc
 

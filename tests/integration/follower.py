@@ -1,4 +1,4 @@
-"""A script that takes steps and no torch: it tells of them as the agent in a external script does.
+"""A script that takes steps and no torch: it tells of them as the agent in an external script does.
 
 `follower.py STEPS [--resume-from FILE] [--silent] [--stubborn]`: FILE keeps the step of the last checkpoint, one every
 fifth step. Started on several nodes, it is one rank on each, which waits for none of the others.

@@ -271,7 +271,7 @@ def assert_time_adds_up(figures: Mapping[str, Any]) -> None:
 def assert_survived(
     run: Finished, steps: int, *, at: int | None, phase: str = "forward", incident: int = 0, repaired: bool = True
 ) -> None:
-    """That the run passed, and that its incident affected at exactly (step, phase), was seen to, and was recovered from.
+    """That the run passed, and that its incident fired at exactly (step, phase), was verified, and was recovered from.
 
     `at` None: at a time. `repaired`: the target is back at the end.
     """

@@ -1,4 +1,4 @@
-"""Injections into tensors in a small real training: what they change, what they tell, and that nothing of them stays."""
+"""Injections into tensors in a small real training: what they change, what they tell, that nothing of them stays."""
 
 import json
 
