@@ -49,7 +49,7 @@ class Repairs:
         return bool(self._due) or self._num_timed > 0
 
     def on_injected(self, number: int, step: int) -> None:
-        """An incident affected at `step`: its repair begins to count."""
+        """An incident fired at `step`: its repair begins to count."""
         incident = self._incidents.get(number)
         # Unknown: the injector fires one of them once more, at a later attempt of a command, which nobody repairs.
         if incident is None or incident.repair is None:
