@@ -34,7 +34,19 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *("huggingface", "__main__"),
     ),
     "chaos": (
-        *("errors", "spec", "host", "in_process", "faults", "external", "undo", "experiment", "plan", "injection", "agent"),
+        *(
+            "errors",
+            "spec",
+            "host",
+            "in_process",
+            "faults",
+            "external",
+            "undo",
+            "experiment",
+            "plan",
+            "injection",
+            "agent",
+        ),
         *("commands", "cli", "__main__"),
     ),
     "harness": (
