@@ -28,7 +28,7 @@ from mecefo_runtime.checkpoint.unit import write_unit
 from mecefo_runtime.job.config import JobConfig, ModelConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD
 from mecefo_runtime.model.model import build_unit
-from mecefo_runtime.state.state import UnitState
+from mecefo_runtime.state.units import UnitState
 
 ENVIRONMENT_EXIT_CODE = 3
 USAGE_EXIT_CODE = 4

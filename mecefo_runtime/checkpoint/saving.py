@@ -14,7 +14,7 @@ from mecefo_runtime.model.data import read_corpus
 from mecefo_runtime.system.events import Emitter
 
 if TYPE_CHECKING:
-    from mecefo_runtime.state.state import UnitState
+    from mecefo_runtime.state.units import UnitState
 
 # Reading and writing checkpoints imports torch.distributed.checkpoint, which takes most of a second: a job that has
 # none does without.

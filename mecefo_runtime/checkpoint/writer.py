@@ -16,7 +16,7 @@ from torch import Tensor
 from mecefo_runtime.checkpoint.checkpoint import named_tensors, step_folder
 from mecefo_runtime.checkpoint.manifest import Identity, Stamp
 from mecefo_runtime.checkpoint.unit import write_unit
-from mecefo_runtime.state.state import UnitState
+from mecefo_runtime.state.units import UnitState
 
 
 @dataclass(frozen=True, slots=True)

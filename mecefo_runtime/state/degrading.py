@@ -6,10 +6,10 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Span, layer_unit
 from mecefo_runtime.model.approximate import bases, degrade, is_degraded, refresh, restore, set_recompute
 from mecefo_runtime.model.low_rank import compute_bases
-from mecefo_runtime.state.state import Bank
+from mecefo_runtime.state.model_state import ModelState
 
 
-def degrade_layers(layout: Layout, rank: int, bank: Bank, job: JobConfig) -> None:
+def degrade_layers(layout: Layout, rank: int, state: ModelState, job: JobConfig) -> None:
     """Let the layers of `rank` run as `layout` says, now that their weights are in place.
 
     With `average_rest` every holder of a layer that some replica degrades gets the same bases, whether it degrades the
@@ -18,7 +18,7 @@ def degrade_layers(layout: Layout, rank: int, bank: Bank, job: JobConfig) -> Non
     config, seed = job.approximation, job.seed
     span = _span(layout, rank)
     for layer in span.layers:
-        block = bank.units[layer_unit(layer)].module
+        block = state.units[layer_unit(layer)].module
         if layer not in span.degraded or config.average_rest:
             restore(block)
         if layer not in span.degraded:
@@ -27,19 +27,19 @@ def degrade_layers(layout: Layout, rank: int, bank: Bank, job: JobConfig) -> Non
             set_recompute(block, layer in span.recomputed)
         else:
             degrade(block, config, recompute=layer in span.recomputed, seed=seed)
-    for name in bank.rest_units if config.average_rest else ():
-        block = bank.units[name].module
-        bank.bases[name] = bases(block) if is_degraded(block) else compute_bases(block, config, seed)
+    for name in state.rest_units if config.average_rest else ():
+        block = state.units[name].module
+        state.bases[name] = bases(block) if is_degraded(block) else compute_bases(block, config, seed)
 
 
-def refresh_bases(layout: Layout, rank: int, bank: Bank, job: JobConfig) -> None:
+def refresh_bases(layout: Layout, rank: int, state: ModelState, job: JobConfig) -> None:
     """Follow the weights, which have turned since the bases were computed; all holders do so in the same steps."""
     for layer in _span(layout, rank).degraded:
-        refresh(bank.units[layer_unit(layer)].module)
-    for name, previous in bank.bases.items():
-        block = bank.units[name].module
+        refresh(state.units[layer_unit(layer)].module)
+    for name, previous in state.bases.items():
+        block = state.units[name].module
         new = bases(block) if is_degraded(block) else compute_bases(block, job.approximation, job.seed, previous)
-        bank.bases[name] = new
+        state.bases[name] = new
 
 
 def _span(layout: Layout, rank: int) -> Span:

@@ -10,7 +10,9 @@ from torch import Tensor
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.job.background import Background
-from mecefo_runtime.state.state import STATE_TAG, Bank, StateCorrupt, UnitState
+from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.transfer import STATE_TAG, StateCorrupt
+from mecefo_runtime.state.units import UnitState
 
 # Above the tags of what moves before an epoch.
 _FETCH_TAG = 2 * STATE_TAG
@@ -19,10 +21,10 @@ _FETCH_TAG = 2 * STATE_TAG
 class Fetching:
     """One rank's part of an epoch's background transfers. `received` are the units that have arrived whole."""
 
-    def __init__(self, background: Background, groups: Groups, bank: Bank) -> None:
+    def __init__(self, background: Background, groups: Groups, state: ModelState) -> None:
         self._background = background
         self._groups = groups
-        self._bank = bank
+        self._state = state
         self._begun_step = 0
         self._sending: list[tuple[Operation, _Checksum, int, int]] = []
         self._receiving: list[tuple[UnitState, Tensor, int, tuple[Operation, Operation]]] = []
@@ -37,12 +39,12 @@ class Fetching:
         for index, shadow in enumerate(self._background.transfers(step)):
             tag = _FETCH_TAG + 2 * index
             if shadow.source == self._groups.rank:
-                unit = self._bank.units[shadow.unit]
+                unit = self._state.units[shadow.unit]
                 work = self._groups.send(unit.storage, shadow.rank, tag)
                 self._sending.append((work, _Checksum(unit), shadow.rank, tag + 1))
             elif shadow.rank == self._groups.rank:
                 assert shadow.source is not None
-                unit = self._bank.units[shadow.unit]
+                unit = self._state.units[shadow.unit]
                 checksum = torch.empty(1, dtype=torch.int64)
                 works = (
                     self._groups.start_receive(unit.storage, shadow.source, tag),

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mecefo_runtime.state.state import Bank
+from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import Pacer
 
 TensorKind = Literal["parameters", "gradients", "optimizer"]
@@ -20,15 +20,15 @@ class Inspection:
     `pacer` is the rank's, the same in all epochs.
     """
 
-    def __init__(self, bank: Bank, pacer: Pacer) -> None:
-        self._bank = bank
+    def __init__(self, state: ModelState, pacer: Pacer) -> None:
+        self._state = state
         self.pacer = pacer
 
     def modules(self) -> Mapping[str, nn.Module]:
         """All modules of the units that this rank computes with, by their names in the unit: `layer.3.attention.q`."""
         found: dict[str, nn.Module] = {}
-        for name in self._bank.computed:
-            for inner, module in self._bank.units[name].module.named_modules(prefix=name):
+        for name in self._state.computed:
+            for inner, module in self._state.units[name].module.named_modules(prefix=name):
                 found[inner] = module
         return found
 
@@ -38,7 +38,7 @@ class Inspection:
         Gradients are this rank's own until the step's reduction, and the reduced ones after it.
         """
         found: dict[str, Tensor] = {}
-        for unit_name, unit in self._bank.units.items():
+        for unit_name, unit in self._state.units.items():
             for name, parameter in unit.module.named_parameters(prefix=unit_name):
                 if kind == "parameters":
                     found[name] = parameter.data
@@ -58,9 +58,9 @@ class Inspection:
         Raises:
             LookupError: there is no such parameter here.
         """
-        for unit_name, unit in self._bank.units.items():
+        for unit_name, unit in self._state.units.items():
             parameter = dict(unit.module.named_parameters(prefix=unit_name)).get(name)
             if parameter is not None:
                 first = int(parameter.storage_offset() - unit.parameters.storage_offset())
-                return self._bank.updater(unit_name, first)
+                return self._state.updater(unit_name, first)
         raise LookupError(f"no unit of this rank has a parameter {name}")

@@ -19,7 +19,7 @@ from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
 from mecefo_runtime.model.data import Corpus, checksum
 from mecefo_runtime.model.model import Head
-from mecefo_runtime.state.state import Bank
+from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.training.step_stats import StepStats
 
@@ -30,7 +30,7 @@ class Pipeline:
     def __init__(
         self,
         layout: Layout,
-        bank: Bank,
+        state: ModelState,
         groups: Groups,
         corpus: Corpus,
         pacer: Pacer,
@@ -54,21 +54,21 @@ class Pipeline:
         self._num_behind = len(replica.spans) - 1 - position
         self._previous = replica.spans[position - 1].rank if position else None
         self._next = replica.spans[position + 1].rank if self._num_behind else None
-        self._body = [bank.units[name].module for name in bank.computed if name != HEAD]
-        self._head = cast(Head, bank.units[HEAD].module) if HEAD in bank.computed else None
-        self._has_embedding = EMBEDDING in bank.computed
-        self._hidden_size = bank.hidden_size
-        self._device = bank.device
+        self._body = [state.units[name].module for name in state.computed if name != HEAD]
+        self._head = cast(Head, state.units[HEAD].module) if HEAD in state.computed else None
+        self._has_embedding = EMBEDDING in state.computed
+        self._hidden_size = state.hidden_size
+        self._device = state.device
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.is_origin = torch.zeros((), dtype=torch.bool, device=self._device)
 
     def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> StepStats:
         """Forward and backward of this replica's share of `samples`, which are the whole step's.
 
-        Gradients accumulate in the bank. Afterwards `is_origin` says whether something that is not finite came out of
-        this rank though all that went in was, and `loss_sum` is that of the step stats: scalars on the device, so that
-        nobody waits for it. Returns what this rank's head consumed, but for the loss; an empty step stats where there
-        is no head.
+        Gradients accumulate in the model state. Afterwards `is_origin` says whether something that is not finite came
+        out of this rank though all that went in was, and `loss_sum` is that of the step stats: scalars on the device,
+        so that nobody waits for it. Returns what this rank's head consumed, but for the loss; empty step stats where
+        there is no head.
 
         Raises:
             mecefo_runtime.comm.groups.EpochBroken: a neighbour is gone.

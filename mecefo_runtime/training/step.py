@@ -19,7 +19,7 @@ from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import samples_of_step
 from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.fetch import Fetching
-from mecefo_runtime.state.state import Bank
+from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.wire import Message
@@ -54,7 +54,7 @@ class Epoch:
     layout: Layout
     members: tuple[int, ...]
     groups: Groups
-    bank: Bank
+    state: ModelState
     fetching: Fetching
     pipeline: Pipeline | None
 
@@ -117,35 +117,35 @@ class Stepper:
         def announce(phase: str) -> None:
             self.announce(step, phase)
 
-        bank = epoch.bank
-        bank.enter_step(step)
+        state = epoch.state
+        state.enter_step(step)
         epoch.fetching.begin(step)
         self._compare_state(epoch, step)
-        bank.gradients.zero_()
+        state.gradients.zero_()
         pipeline, stats = epoch.pipeline, StepStats()
         if pipeline is not None:
             stats = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
         # Before this rank says how its own gradients are: what a hook does to them is done to this rank's part.
         announce("reduce")
-        own_norm = bank.gradient_norm()
-        bank.stats.copy_(stats.encode()[: bank.stats.numel()], non_blocking=True)
-        if pipeline is not None and bank.stats.numel():
-            bank.stats[0].copy_(pipeline.loss_sum)
-        reductions = [epoch.groups.start_all_reduce(bank.gradients[b.first : b.end], b.holders) for b in bank.buckets]
+        own_norm = state.gradient_norm()
+        state.stats.copy_(stats.encode()[: state.stats.numel()], non_blocking=True)
+        if pipeline is not None and state.stats.numel():
+            state.stats[0].copy_(pipeline.loss_sum)
+        reductions = [epoch.groups.start_all_reduce(state.gradients[b.first : b.end], b.holders) for b in state.buckets]
         # While the gradients are on their way.
-        signs = self._vital_signs(bank, step)
+        signs = self._vital_signs(state, step)
         wait_all(reductions)
-        bank.restore_means()
-        part, self.progress.ready = self._read(bank, step, own_norm, signs, pipeline)
+        state.restore_means()
+        part, self.progress.ready = self._read(state, step, own_norm, signs, pipeline)
         return self._agree(epoch, step, part)
 
-    def apply(self, bank: Bank, step: int, totals: Message) -> None:
+    def apply(self, state: ModelState, step: int, totals: Message) -> None:
         """The optimizer step that `totals` ask for."""
         if totals["verdict"] == StepVerdict.SKIP:
             return
         norm = totals["squared_norm"] ** 0.5
         clip = self._job.clip_grad_norm
-        bank.apply(learning_rate(step, self._job), min(1.0, clip / norm) if norm > 0 else 1.0)
+        state.apply(learning_rate(step, self._job), min(1.0, clip / norm) if norm > 0 else 1.0)
 
     def finish(self, epoch_number: int, step: int, totals: Message) -> None:
         """`step` is applied: it is this rank's last one."""
@@ -169,17 +169,17 @@ class Stepper:
     # ---- the parts of a step ----
 
     def _read(
-        self, bank: Bank, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
+        self, state: ModelState, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
     ) -> tuple[PartHealth, dict[str, Any]]:
         """What the commit needs to know of the step, brought to the host at one go: (this rank's part, `ready`)."""
-        norms = bank.squared_norms()
+        norms = state.squared_norms()
         is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
-        own, origin, stats, *others = read_numbers([own_norm, is_origin, bank.stats, *norms.values(), *signs.values()])
+        own, origin, stats, *others = read_numbers([own_norm, is_origin, state.stats, *norms.values(), *signs.values()])
         numbers = [number for (number,) in others]
         ready = {
             "step": step,
             "norms": dict(zip(norms, numbers[: len(norms)], strict=True)),
-            "tally": asdict(StepStats.decode(stats)) if bank.has_live_stats else None,
+            "tally": asdict(StepStats.decode(stats)) if state.has_live_stats else None,
             "totals": None,
         }
         differs = bool(self.distrusted)
@@ -187,25 +187,25 @@ class Stepper:
         is_suspected = bool(origin[0]) or not isfinite(own[0])
         told = zip(signs, numbers[len(norms) :], strict=True)
         suspected = (name for name, sign in told if is_suspected or not isfinite(sign))
-        corrupted = frozenset(name for name in suspected if bank.units[name].is_corrupted())
+        corrupted = frozenset(name for name in suspected if state.units[name].is_corrupted())
         self.distrusted |= corrupted
         return PartHealth(own[0], bool(origin[0]), differs, bool(corrupted)), ready
 
-    def _vital_signs(self, bank: Bank, step: int) -> dict[str, Tensor]:
+    def _vital_signs(self, state: ModelState, step: int) -> dict[str, Tensor]:
         """Of each unit that the optimizer is to step, whether that can go well."""
         if self._job.health.nonfinite == "commit":
             return {}
-        return {name: bank.units[name].vital_sign() for name in bank.settled_units(step)}
+        return {name: state.units[name].vital_sign() for name in state.settled_units(step)}
 
     def _compare_state(self, epoch: Epoch, step: int) -> None:
         """Every so many steps: find out whether all holders of each unit hold the same."""
         every = self._job.health.checksum_every_steps
         if not every or step % every:
             return
-        bank = epoch.bank
+        state = epoch.state
         with self._pacer:
-            checksums = {name: bank.units[name].checksum() for name in bank.settled_units(step)}
-        for holders, names in bank.units_by_holders(step).items():
+            checksums = {name: state.units[name].checksum() for name in state.settled_units(step)}
+        for holders, names in state.units_by_holders(step).items():
             mine = torch.tensor([checksums[name] for name in names], dtype=torch.int64)
             theirs = epoch.groups.all_gather(mine, holders)
             for index, name in enumerate(names):
@@ -252,7 +252,7 @@ class Stepper:
         epoch.fetching.finish()
         self.announce(step, "optimizer")
         with self._pacer:
-            self.apply(epoch.bank, step, totals)
+            self.apply(epoch.state, step, totals)
         self.finish(epoch.number, step, totals)
         self.announce(step, "commit")
         return outcome
@@ -261,7 +261,7 @@ class Stepper:
         """What this rank adds to the exchange; units and step stats count by their lowest holder only."""
         ready = self.progress.ready
         assert ready is not None
-        norms, holders = ready["norms"], epoch.bank.holders
+        norms, holders = ready["norms"], epoch.state.holders
         numbers = [0.0] * (_PARTS + PART_SIZE * len(epoch.members))
         numbers[_WANTS_BOUNDARY] = float(self._wants_boundary())
         numbers[_IS_BUSY] = float(self._is_busy())

@@ -19,7 +19,9 @@ from mecefo_runtime.job.layout import Layout, Transfer
 from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.fetch import Fetching
-from mecefo_runtime.state.state import Bank, UnitState, move_units
+from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.transfer import move_units
+from mecefo_runtime.state.units import UnitState
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.system.events import Emitter
@@ -73,7 +75,7 @@ class Trainer:
         self._given_away: dict[str, UnitState] = {}
         # Units that this rank has made room for and does not have yet.
         self._awaited: set[str] = set()
-        self._bank: Bank | None = None
+        self._state: ModelState | None = None
         self._layout: Layout | None = None
         self._members: tuple[int, ...] = ()
         self._status = "fresh"
@@ -205,17 +207,17 @@ class Trainer:
             # What comes in goes to new memory: if the transfer breaks off, what was here must still be whole.
             incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
             held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
-            bank = Bank(self._job, layout, self._rank, held, STEP_STATS_SIZE, background, self._device)
+            state = ModelState(self._job, layout, self._rank, held, STEP_STATS_SIZE, background, self._device)
             if orders["transfers"]:
                 self._hooks.announce(orders["resume_step"], "transfer")
-            transfer_seconds, transfer_bytes = self._fill(orders, groups, bank, held)
+            transfer_seconds, transfer_bytes = self._fill(orders, groups, state, held)
             with self._pacer:
-                degrade_layers(layout, self._rank, bank, self._job)
+                degrade_layers(layout, self._rank, state, self._job)
             pipeline = None
             if layout.find(self._rank) is not None:
                 pipeline = Pipeline(
                     layout,
-                    bank,
+                    state,
                     groups,
                     self._corpus,
                     self._pacer,
@@ -230,17 +232,17 @@ class Trainer:
                 layout=layout,
                 members=members,
                 groups=groups,
-                bank=bank,
-                fetching=Fetching(background, groups, bank),
+                state=state,
+                fetching=Fetching(background, groups, state),
                 pipeline=pipeline,
             )
         finally:
             self._forming = None
             if self._epoch is None:
                 groups.close()
-        self._bank, self._units = bank, bank.units
-        self._hooks.expose(Inspection(bank, self._pacer))
-        self._given_away = {name: unit for name, unit in held.items() if name not in bank.units}
+        self._state, self._units = state, state.units
+        self._hooks.expose(Inspection(state, self._pacer))
+        self._given_away = {name: unit for name, unit in held.items() if name not in state.units}
         self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, members, orders["lineage"]
@@ -275,13 +277,13 @@ class Trainer:
             if name not in self._awaited and name not in self._stepper.distrusted
         }
 
-    def _fill(self, orders: Message, groups: Groups, bank: Bank, held: dict[str, UnitState]) -> tuple[float, int]:
+    def _fill(self, orders: Message, groups: Groups, state: ModelState, held: dict[str, Any]) -> tuple[float, int]:
         """Put in place the state that the epoch begins with; returns (seconds, bytes moved)."""
         if orders["restore"] is None:
-            return move_units(groups, bank, held, [Transfer(*transfer) for transfer in orders["transfers"]])
+            return move_units(groups, state, held, [Transfer(*transfer) for transfer in orders["transfers"]])
         began = time.monotonic()
-        load_units(orders["restore"], bank.units)
-        return time.monotonic() - began, sum(unit.storage.nbytes for unit in bank.units.values())
+        load_units(orders["restore"], state.units)
+        return time.monotonic() - began, sum(unit.storage.nbytes for unit in state.units.values())
 
     def _leave(self) -> None:
         epoch, self._epoch = self._epoch, None
@@ -346,7 +348,7 @@ class Trainer:
             step = self._stepper.progress.committed_step + 1
             if step % self._job.approximation.refresh_steps == 0:
                 with self._pacer:
-                    refresh_bases(epoch.layout, self._rank, epoch.bank, self._job)
+                    refresh_bases(epoch.layout, self._rank, epoch.state, self._job)
             outcome = self._stepper.run(epoch, step)
             if outcome.verdict in (StepVerdict.EVICT, StepVerdict.HEAL):
                 self._await_call(epoch, outcome)
@@ -369,7 +371,7 @@ class Trainer:
             self._saving.tell(is_leader=self._rank == epoch.leader)
             if self._saving.is_due(step) and outcome.can_save:
                 self._stepper.announce(step, "checkpoint")
-                self._saving.save(step, epoch.layout, epoch.bank.units, self._rank, self._lineage)
+                self._saving.save(step, epoch.layout, epoch.state.units, self._rank, self._lineage)
             elif self._saving.is_due(step) and self._rank == epoch.leader:
                 self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
         if self._rank == epoch.leader and step == self._background_step:
@@ -402,8 +404,8 @@ class Trainer:
         """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
         progress = self._stepper.progress
         if commit is not None and progress.ready is not None and progress.committed_step < commit["step"]:
-            assert self._bank is not None
-            self._stepper.apply(self._bank, commit["step"], commit["totals"])
+            assert self._state is not None
+            self._stepper.apply(self._state, commit["step"], commit["totals"])
             self._stepper.finish(self._membership.epoch, commit["step"], commit["totals"])
             self._given_away.clear()
         # Whatever was ready is applied by now or will be repeated.

@@ -19,7 +19,7 @@ from mecefo_runtime.checkpoint.checkpoint import newest, prune, unit_names, veri
 from mecefo_runtime.checkpoint.manifest import Identity
 from mecefo_runtime.checkpoint.writer import CheckpointWriter
 from mecefo_runtime.job.config import JobConfig, ModelConfig
-from mecefo_runtime.state.state import UnitState
+from mecefo_runtime.state.units import UnitState
 
 torch.set_num_threads(1)
 root, num_kills = Path(sys.argv[1]), int(sys.argv[2])

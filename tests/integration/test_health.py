@@ -19,7 +19,7 @@ job:
 # Something that is not finite comes out of the rank's forward pass: once, or whenever the step is computed.
 CORRUPT = f"""{IN_RANKS}
     from mecefo_runtime.training.pipeline import Pipeline
-    from mecefo_runtime.state.state import Bank
+    from mecefo_runtime.state.model_state import ModelState
 
     run, times = Pipeline.run, []
 
@@ -50,7 +50,7 @@ FLIP = f"""{IN_RANKS}
     def flip(self, epoch, step):
         if step == {CORRUPT_STEP} and self._rank == {CORRUPT_RANK} and not flipped:
             flipped.append(step)
-            next(iter(epoch.bank.units.values())).parameters[3] *= -1
+            next(iter(epoch.state.units.values())).parameters[3] *= -1
         return run(self, epoch, step)
 
     Stepper.run = flip

@@ -47,7 +47,7 @@ DIVERGE = f"""{IN_RANKS}
 
     def diverge(self, epoch, number):
         if number == 15 and self._rank == max(epoch.members):
-            epoch.bank.units["head"].parameters.mul_(1.001)
+            epoch.state.units["head"].parameters.mul_(1.001)
         return run(self, epoch, number)
 
     Stepper.run = diverge

@@ -26,7 +26,7 @@ from mecefo_runtime.huggingface import (
 )
 from mecefo_runtime.job.config import JobConfig, ModelConfig
 from mecefo_runtime.model.model import Block, Embedding, Head, build_unit
-from mecefo_runtime.state.state import UnitState
+from mecefo_runtime.state.units import UnitState
 
 pytestmark = pytest.mark.unit
 

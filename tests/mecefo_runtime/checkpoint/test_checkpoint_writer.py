@@ -13,7 +13,7 @@ from mecefo_runtime.checkpoint.checkpoint import newest, unit_names, verify
 from mecefo_runtime.checkpoint.manifest import Identity
 from mecefo_runtime.checkpoint.writer import CheckpointWriter
 from mecefo_runtime.job.config import JobConfig, ModelConfig
-from mecefo_runtime.state.state import UnitState
+from mecefo_runtime.state.units import UnitState
 
 pytestmark = pytest.mark.unit
 

@@ -23,7 +23,7 @@ from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import lanes
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.layout import Transfer
-from mecefo_runtime.state.state import STATE_TAG
+from mecefo_runtime.state.transfer import STATE_TAG
 from tests.mecefo_runtime.comm.test_groups import (
     DEADLINE_SECONDS,
     LAYOUT,

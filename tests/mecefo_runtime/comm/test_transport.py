@@ -17,7 +17,7 @@ from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import Lane, Staged, lanes
 from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.layout import Cluster, Transfer
-from mecefo_runtime.state.state import STATE_TAG
+from mecefo_runtime.state.transfer import STATE_TAG
 from mecefo_runtime.system.devices import choose_way
 from tests.mecefo_runtime.comm.test_groups import (
     DEADLINE_SECONDS,

@@ -12,7 +12,8 @@ from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.fetch import Fetching
-from mecefo_runtime.state.state import Bank, StateCorrupt
+from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.transfer import StateCorrupt
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
@@ -72,8 +73,8 @@ class Side:
     def __init__(self, wire: Wire, rank: int) -> None:
         self.groups = wire.of(rank)
         self.wire = wire
-        self.bank = Bank(JOB, LAYOUT, rank, {}, STEP_STATS_SIZE, BACKGROUND)
-        self.fetching = Fetching(BACKGROUND, self.groups, self.bank)
+        self.state = ModelState(JOB, LAYOUT, rank, {}, STEP_STATS_SIZE, BACKGROUND)
+        self.fetching = Fetching(BACKGROUND, self.groups, self.state)
 
     def deliver(self) -> None:
         """What was sent arrives."""
@@ -86,7 +87,7 @@ class Side:
 def both() -> tuple[Side, Side]:
     wire = Wire()
     source, destination = Side(wire, 0), Side(wire, 1)
-    for unit in source.bank.units.values():
+    for unit in source.state.units.values():
         unit.storage.normal_()
     return source, destination
 
@@ -103,7 +104,7 @@ def test_each_unit_comes_in_its_step_and_counts_when_it_is_there() -> None:
         destination.fetching.finish()
         assert destination.fetching.received == there
         for unit in there:
-            assert torch.equal(destination.bank.units[unit].storage, source.bank.units[unit].storage)
+            assert torch.equal(destination.state.units[unit].storage, source.state.units[unit].storage)
     assert source.fetching.received == frozenset()
 
 
@@ -125,7 +126,7 @@ def test_what_arrives_damaged_is_refused() -> None:
         side.fetching.begin(3)
     source.fetching.finish()
     destination.deliver()
-    destination.bank.units["layer.1"].storage[7] += 1.0
+    destination.state.units["layer.1"].storage[7] += 1.0
     with pytest.raises(StateCorrupt, match=r"layer\.1 arrived damaged from rank 0"):
         destination.fetching.finish()
     assert destination.fetching.received == frozenset()

@@ -4,7 +4,7 @@ import pytest
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
-from mecefo_runtime.state.state import Bank
+from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import NO_DILATION, Pacer
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
@@ -15,12 +15,12 @@ LAYOUT = Layout(4, (Replica(0, (Span(0, 0, 2), Span(1, 2, 4)), 12),))
 
 
 @pytest.fixture
-def bank():
-    return Bank(JobConfig(), LAYOUT, 1, {}, STEP_STATS_SIZE)
+def state():
+    return ModelState(JobConfig(), LAYOUT, 1, {}, STEP_STATS_SIZE)
 
 
-def test_names_are_those_of_the_units_and_all_tensors_have_an_owner(bank):
-    inspection = Inspection(bank, Pacer(NO_DILATION))
+def test_names_are_those_of_the_units_and_all_tensors_have_an_owner(state):
+    inspection = Inspection(state, Pacer(NO_DILATION))
     parameters, modules = inspection.tensors("parameters"), inspection.modules()
     assert parameters.keys() == inspection.tensors("gradients").keys()
     assert {name.rpartition(".")[0] for name in parameters} <= modules.keys()
@@ -28,8 +28,8 @@ def test_names_are_those_of_the_units_and_all_tensors_have_an_owner(bank):
     assert inspection.tensors("optimizer").keys() == states
 
 
-def test_who_updates_a_parameter_is_told_with_its_place(bank):
-    inspection = Inspection(bank, Pacer(NO_DILATION))
+def test_who_updates_a_parameter_is_told_with_its_place(state):
+    inspection = Inspection(state, Pacer(NO_DILATION))
     parameters, states = inspection.tensors("parameters"), inspection.tensors("optimizer")
     for number, (name, parameter) in enumerate(parameters.items()):
         parameter.fill_(number + 1)
@@ -41,18 +41,18 @@ def test_who_updates_a_parameter_is_told_with_its_place(bank):
         assert any(flat is known for group in optimizer.param_groups for known in group["params"])
 
 
-def test_it_is_that_one_which_the_step_goes_by(bank):
-    inspection = Inspection(bank, Pacer(NO_DILATION))
+def test_it_is_that_one_which_the_step_goes_by(state):
+    inspection = Inspection(state, Pacer(NO_DILATION))
     name = next(name for name in inspection.tensors("parameters") if name.endswith("ffn.up.weight"))
-    bank.gradients.fill_(1e-3)
+    state.gradients.fill_(1e-3)
     optimizer, flat, first = inspection.updater(name)
     before = flat[first].item()
-    bank.apply(0.01, 1.0)
+    state.apply(0.01, 1.0)
     assert inspection.tensors("parameters")[name].view(-1)[0] == flat[first] != before
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
 @pytest.mark.parametrize("name", ["no.such", "layer", "layer.0.ffn.up.weight", "layer.3.no.weight", "layer.3.ffn"])
-def test_what_is_not_here_is_nobodys(bank, name):
+def test_what_is_not_here_is_nobodys(state, name):
     with pytest.raises(LookupError):
-        Inspection(bank, Pacer(NO_DILATION)).updater(name)
+        Inspection(state, Pacer(NO_DILATION)).updater(name)

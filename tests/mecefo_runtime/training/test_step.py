@@ -17,7 +17,7 @@ from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.fetch import Fetching
-from mecefo_runtime.state.state import Bank
+from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training import step as step_module
 from mecefo_runtime.training.health import Judgement, PartHealth, StepVerdict
@@ -55,10 +55,12 @@ class Rank:
         self.judgements: list[Judgement] = []
         self.phases: list[str] = []
         groups: Any = Alone()
-        bank = Bank(job, LAYOUT, 0, {}, STEP_STATS_SIZE)
+        state = ModelState(job, LAYOUT, 0, {}, STEP_STATS_SIZE)
         pacer = pacer_for(CPU, 1.0)
-        pipeline = Pipeline(LAYOUT, bank, groups, CORPUS, pacer, job.microbatch_size, job.tokens_per_step, lambda: None)
-        self.epoch = Epoch(1, 0, LAYOUT, members, groups, bank, Fetching(Background(), groups, bank), pipeline)
+        pipeline = Pipeline(
+            LAYOUT, state, groups, CORPUS, pacer, job.microbatch_size, job.tokens_per_step, lambda: None
+        )
+        self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, Fetching(Background(), groups, state), pipeline)
         self.stepper = Stepper(
             job,
             0,
@@ -72,11 +74,11 @@ class Rank:
 
     @property
     def unit(self) -> Any:
-        return self.epoch.bank.units["layer.1"]
+        return self.epoch.state.units["layer.1"]
 
     @property
     def parameters(self) -> Tensor:
-        return torch.cat([unit.parameters for unit in self.epoch.bank.units.values()]).clone()
+        return torch.cat([unit.parameters for unit in self.epoch.state.units.values()]).clone()
 
     def run(self, step: int) -> Outcome:
         return self.stepper.run(self.epoch, step)
@@ -145,7 +147,7 @@ def test_parameters_that_are_not_finite_are_named_in_the_step_that_computes_with
     assert rank.stepper.distrusted == {"layer.1"}
     # Not committed now, and not by a regroup either.
     assert (rank.stepper.progress.committed_step, rank.stepper.progress.ready) == (1, None)
-    rank.unit.parameters[5] = kept[rank.epoch.bank.offsets["layer.1"] + 5]
+    rank.unit.parameters[5] = kept[rank.epoch.state.offsets["layer.1"] + 5]
     assert torch.equal(rank.parameters, kept)
 
 
@@ -155,7 +157,7 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
 
     def spoil(self: Pipeline, samples: Any, announce: Any) -> Any:
         stats = run(self, samples, announce)
-        rank.epoch.bank.gradients[0] = nan
+        rank.epoch.state.gradients[0] = nan
         return stats
 
     monkeypatch.setattr(Pipeline, "run", spoil)
@@ -187,8 +189,8 @@ def test_what_is_not_trusted_is_said_again_until_it_is_replaced() -> None:
 def test_gradients_are_clipped_to_the_norm_and_never_stretched(norm: float, ratio: float) -> None:
     rank = Rank()
     applied: list[tuple[float, float]] = []
-    rank.epoch.bank.apply = lambda rate, clip: applied.append((rate, clip))  # type: ignore[method-assign]
-    rank.stepper.apply(rank.epoch.bank, 3, {"squared_norm": norm**2, "verdict": 0})
+    rank.epoch.state.apply = lambda rate, clip: applied.append((rate, clip))  # type: ignore[method-assign]
+    rank.stepper.apply(rank.epoch.state, 3, {"squared_norm": norm**2, "verdict": 0})
     assert applied == [(learning_rate(3, JOB), ratio)]
 
 

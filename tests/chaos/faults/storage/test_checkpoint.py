@@ -19,7 +19,7 @@ from mecefo_runtime.checkpoint.folder import CheckpointFolder
 from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, Identity
 from mecefo_runtime.checkpoint.writer import CheckpointWriter
 from mecefo_runtime.job.config import JobConfig, ModelConfig
-from mecefo_runtime.state.state import UnitState
+from mecefo_runtime.state.units import UnitState
 
 pytestmark = pytest.mark.unit
 

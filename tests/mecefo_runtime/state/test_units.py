@@ -8,7 +8,8 @@ import pytest
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
-from mecefo_runtime.state.state import Bank, UnitState
+from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.units import UnitState
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
@@ -16,12 +17,12 @@ pytestmark = pytest.mark.unit
 JOB = JobConfig(nodes=1, gpus_per_node=1, data_parallel=1, pipeline=1)
 
 
-def trained_bank() -> Bank:
+def trained_state() -> ModelState:
     layout = Layout(JOB.model.num_layers, (Replica(0, (Span(0, 0, JOB.model.num_layers),), 1),))
-    bank = Bank(JOB, layout, 0, {}, STEP_STATS_SIZE)
-    bank.gradients.normal_(std=1e-3)
-    bank.apply(1e-3, 1.0)
-    return bank
+    state = ModelState(JOB, layout, 0, {}, STEP_STATS_SIZE)
+    state.gradients.normal_(std=1e-3)
+    state.apply(1e-3, 1.0)
+    return state
 
 
 def is_suspected(unit: UnitState) -> bool:
@@ -49,14 +50,14 @@ def inject(unit: UnitState, where: str, value: float) -> None:
     ],
 )
 def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, value: float, is_seen: bool) -> None:
-    bank = trained_bank()
-    unit = bank.units["layer.1"]
+    state = trained_state()
+    unit = state.units["layer.1"]
     assert not is_suspected(unit) and not unit.is_corrupted()
     inject(unit, where, value)
     assert (is_suspected(unit), unit.is_corrupted()) == (is_seen, True)
-    bank.apply(1e-3, 1.0)
+    state.apply(1e-3, 1.0)
     assert not bool(unit.parameters.isfinite().all())
-    assert all(bool(other.parameters.isfinite().all()) for name, other in bank.units.items() if name != "layer.1")
+    assert all(bool(other.parameters.isfinite().all()) for name, other in state.units.items() if name != "layer.1")
 
 
 @pytest.mark.parametrize(
@@ -70,16 +71,16 @@ def test_state_that_would_spoil_parameters_is_known_before_it_does(where: str, v
     ],
 )
 def test_state_that_is_merely_wrong_is_not_taken_for_corrupted(where: str, value: float) -> None:
-    bank = trained_bank()
-    unit = bank.units["layer.1"]
+    state = trained_state()
+    unit = state.units["layer.1"]
     inject(unit, where, value)
     assert not unit.is_corrupted()
-    bank.apply(1e-3, 1.0)
+    state.apply(1e-3, 1.0)
     assert bool(unit.parameters.isfinite().all())
 
 
 def test_a_sum_that_overflows_is_only_a_suspicion() -> None:
-    unit = trained_bank().units["layer.1"]
+    unit = trained_state().units["layer.1"]
     unit.first_moments.fill_(1e38)
     unit.second_moments.fill_(1e10)
     assert is_suspected(unit)

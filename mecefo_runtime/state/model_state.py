@@ -1,100 +1,26 @@
-"""What a rank holds: parameters and optimizer state by unit, their gradients, and how units move between ranks.
+"""What a rank holds under one layout: its units, their gradients and the optimizer.
 
-A unit's parameters, both AdamW moments and step counts live in one flat tensor, so that moving a unit is one message
-and checking it one checksum. The gradients of all units that a rank holds live in one flat tensor in pipeline order,
-so that neighbouring units with the same holders are reduced by one operation.
+The gradients of all units that a rank holds live in one flat tensor in pipeline order, so that neighbouring units with
+the same holders are reduced by one operation.
 """
 
 from __future__ import annotations
 
 import math
-import time
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mecefo_runtime.comm.groups import Groups
-from mecefo_runtime.comm.operations import EpochBroken, wait_all
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.layout import HEAD, Layout, Transfer, unit_layer
+from mecefo_runtime.job.layout import HEAD, Layout, unit_layer
 from mecefo_runtime.model.low_rank import Bases, correct_, projections
-from mecefo_runtime.model.model import Segment, build_unit, segments
 from mecefo_runtime.model.optimizer import EagerAdamW
-from mecefo_runtime.system.devices import host_bytes
+from mecefo_runtime.state.units import CPU, UnitState
 
-# Tags of state messages start here: activations use the lower ones.
-STATE_TAG = 1 << 20
 _NORM_PIECE_ELEMENTS = 1 << 16
-CPU = torch.device("cpu")
-
-
-class StateCorrupt(RuntimeError):
-    """State arrived with another checksum than it was sent with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A segment's place in its unit's flat tensors, elements `first` up to without `end`."""
-
-    first: int
-    end: int
-    is_attention: bool
-    is_decayed: bool
-
-
-class UnitState:
-    """One unit: its module, whose parameters are views into `storage`, on `device`.
-
-    `storage` is flat: parameters, first moments, second moments (n elements each), then one step count per segment.
-    """
-
-    def __init__(self, unit: str, config: JobConfig, device: torch.device = CPU) -> None:
-        self.unit = unit
-        self.module: nn.Module = build_unit(unit, config.model, config.seed, device=device)
-        parts = segments(self.module)
-        self.num_parameters = sum(parameter.numel() for part in parts for parameter in part.parameters)
-        n = self.num_parameters
-        self.storage = torch.zeros(3 * n + len(parts), device=device)
-        self.parameters, self.first_moments, self.second_moments = (self.storage[i * n : (i + 1) * n] for i in range(3))
-        self.step_counts = self.storage[3 * n :]
-        self.slices = tuple(self._place(parts))
-        self._parameters = [parameter for part in parts for parameter in part.parameters]
-
-    def _place(self, parts: Sequence[Segment]) -> Iterable[Slice]:
-        offset = 0
-        for part in parts:
-            first = offset
-            for parameter in part.parameters:
-                view = self.parameters[offset : offset + parameter.numel()].view(parameter.shape)
-                view.copy_(parameter.data)
-                parameter.data = view
-                offset += parameter.numel()
-            yield Slice(first, offset, part.is_attention, part.is_decayed)
-
-    def bind_gradients(self, gradients: Tensor) -> None:
-        """Make `gradients` (flat, `num_parameters` elements) what autograd accumulates into."""
-        offset = 0
-        for parameter in self._parameters:
-            parameter.grad = gradients[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
-
-    def vital_sign(self) -> Tensor:
-        """A scalar on the device that is not finite if any moment is not; a sum that overflows is none the worse."""
-        return torch.dot(self.first_moments, self.second_moments)
-
-    def is_corrupted(self) -> bool:
-        """Whether parameters are not finite, or would not be after AdamW's next step, whatever the gradient."""
-        # Second moments and step counts, whose neighbours they are, are never negative; what is no number is not >= 0.
-        end = 2 * self.num_parameters
-        return not (bool(self.storage[:end].isfinite().all()) and bool((self.storage[end:] >= 0).all()))
-
-    def checksum(self) -> int:
-        """CRC-32 of parameters and optimizer state."""
-        return zlib.crc32(host_bytes(self.storage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +44,7 @@ class AttentionShare:
     scale: float | None
 
 
-class Bank:
+class ModelState:
     """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
     `stats_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
@@ -328,45 +254,3 @@ def _squared_norm(gradient: Tensor) -> Tensor:
         return norm.double().square()
     pieces = torch.split(gradient, _NORM_PIECE_ELEMENTS)
     return torch.tensor(math.fsum(float(torch.dot(piece, piece)) for piece in pieces), dtype=torch.float64)
-
-
-def move_units(
-    groups: Groups, bank: Bank, previous: dict[str, UnitState], transfers: Sequence[Transfer]
-) -> tuple[float, int]:
-    """Carry out this rank's part of `transfers`; returns (seconds, bytes sent and received).
-
-    All messages are under way at once, from and to any number of peers; the checksum travels behind each unit.
-
-    Raises:
-        EpochBroken: a peer died meanwhile.
-        StateCorrupt: a unit arrived damaged.
-    """
-    began = time.monotonic()
-    moved_bytes = 0
-    sending, receiving, kept = [], [], []
-    for index, transfer in enumerate(transfers):
-        tag = STATE_TAG + 2 * index
-        if transfer.source == groups.rank:
-            unit = previous.get(transfer.unit) or bank.units.get(transfer.unit)
-            if unit is None:
-                raise EpochBroken(f"asked to send {transfer.unit}, which this rank does not hold")
-            checksum = torch.tensor([unit.checksum()], dtype=torch.int64)
-            kept.append(checksum)
-            sending.append(groups.send(unit.storage, transfer.destination, tag))
-            sending.append(groups.send(checksum, transfer.destination, tag + 1))
-            moved_bytes += unit.storage.nbytes
-        elif transfer.destination == groups.rank:
-            unit = bank.units[transfer.unit]
-            checksum = torch.empty(1, dtype=torch.int64)
-            works = (
-                groups.start_receive(unit.storage, transfer.source, tag),
-                groups.start_receive(checksum, transfer.source, tag + 1),
-            )
-            receiving.append((unit, checksum, transfer.source, works))
-            moved_bytes += unit.storage.nbytes
-    for unit, checksum, source, works in receiving:
-        wait_all(works)
-        if unit.checksum() != int(checksum[0]):
-            raise StateCorrupt(f"{unit.unit} arrived damaged from rank {source}")
-    wait_all(sending)
-    return time.monotonic() - began, moved_bytes
