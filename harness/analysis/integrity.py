@@ -17,7 +17,7 @@ LOSS_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class LossComparison:
     """Cross-entropy in nats per token. None: no such step, no twin, or a loss that is not a finite number.
 
     `final` and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a twin:
@@ -33,7 +33,7 @@ class Losses:
     first_non_finite_step: int | None
 
 
-def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> Losses:
+def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> LossComparison:
     """The main job's losses and how far they are from the twin's."""
     ours = {step.step: step.loss for step in main if step.loss is not None}
     theirs = {step.step: step.loss for step in twin if step.loss is not None}
@@ -42,7 +42,7 @@ def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep])
     final = _finite(fmean(ours[step] for step in last)) if last else None
     twin_loss = _finite(fmean(theirs[step] for step in last)) if last and theirs else None
     deviations = [_deviation(ours[step], theirs[step]) for step in both]
-    return Losses(
+    return LossComparison(
         final=final,
         twin=twin_loss,
         deviation_ratio=None if final is None or twin_loss is None else _deviation(final, twin_loss),

@@ -22,7 +22,7 @@ from typing import Any
 from harness.network.plan import NETWORKS_VARIABLE, Networks
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.membership.coordinator import run_coordinator
-from mecefo_runtime.membership.succession import Succession
+from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
 from mecefo_runtime.system.sinks import connect_sink
@@ -44,7 +44,7 @@ class ForkServer:
         self._replies = replies
         self._buffer = b""
         self._listeners: dict[str, socket.socket] = {}
-        self._successions: dict[str, Succession] = {}
+        self._coordinator_checkpoints: dict[str, CoordinatorCheckpoint] = {}
         self._children: dict[int, ProcessId] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -77,7 +77,7 @@ class ForkServer:
                 # meanwhile.
                 listener = self._listen(int(command.get("port", 0)))
                 self._listeners[command["job"]] = listener
-                self._successions[command["job"]] = Succession()
+                self._coordinator_checkpoints[command["job"]] = CoordinatorCheckpoint()
                 host, port = listener.getsockname()
                 self._reply({"reply": "listening", "job": command["job"], "address": f"{host}:{port}"})
             case "supervisor":
@@ -105,7 +105,7 @@ class ForkServer:
 
                 self._start(command, f"node-{node}", supervise)
             case "coordinator":
-                listener, succession = self._listeners[command["job"]], self._successions[command["job"]]
+                listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
 
                 def coordinate() -> int:
                     os.setsid()
@@ -115,7 +115,7 @@ class ForkServer:
                     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
                     sink, attempt = connect_sink(environment), int(command["attempt"])
                     emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
-                    return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
+                    return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
 
                 self._start(command, "coordinator", coordinate)
             case "command":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mecefo_runtime.comm import nccl
+from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.comm.groups import Formation, Groups
-from mecefo_runtime.comm.member import Membership
 from mecefo_runtime.comm.operations import Owner
 from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import Transport, lanes
@@ -27,7 +27,7 @@ def form_groups(
     background: Background,
     job: JobConfig,
     device: torch.device,
-    membership: Membership,
+    client: CoordinatorClient,
     host: str,
 ) -> Groups:
     """Form the groups of the epoch that `orders` describe, as `rank`, whose tensors lie on `device`.
@@ -37,18 +37,18 @@ def form_groups(
     """
     epoch, members = int(orders["epoch"]), tuple(orders["members"])
     uses_nccl = orders["device_way"] == "nccl"
-    membership.forget_values()
+    client.forget_values()
     reductions = background.reduction_groups(layout)
     transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
     used = lanes(layout, background, transfers, members, measures_transfer=orders["measure_transfer"])
 
     def form_nccl(owner: Owner) -> Transport:
-        store = RendezvousStore(membership.put, membership.take, nccl.FORM_TIMEOUT_SECONDS)
+        store = RendezvousStore(client.put, client.take, nccl.FORM_TIMEOUT_SECONDS)
         return nccl.Nccl(store, str(epoch), rank, used, reductions, owner, device)
 
     def form() -> Groups:
         return Groups(
-            RendezvousStore(membership.put, membership.take),
+            RendezvousStore(client.put, client.take),
             epoch,
             rank,
             members,
@@ -58,10 +58,10 @@ def form_groups(
             form_device_groups=form_nccl if uses_nccl else None,
         )
 
-    formation = Formation(form, membership.notify)
+    formation = Formation(form, client.notify)
     deadline_seconds = NCCL_FORMATION_DEADLINE_SECONDS if uses_nccl else FORMATION_DEADLINE_SECONDS
     try:
-        membership.wait_until(lambda: formation.done, deadline_seconds)
+        client.wait_until(lambda: formation.done, deadline_seconds)
         return formation.take()
     finally:
         formation.abandon()

@@ -27,7 +27,7 @@ from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.membership.coordinator import JOB_FAILED, run_coordinator
-from mecefo_runtime.membership.succession import Succession
+from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.planners import names, stops_on_loss
 from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
@@ -182,17 +182,17 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
     When that comes to nothing, this process is ended: without a coordinator no job comes to its end, and a launcher
     ends the other ranks when one has failed.
     """
-    succession, rank = Succession(), os.getpid()
+    checkpoint, rank = CoordinatorCheckpoint(), os.getpid()
     # The keeper's own output goes to the log.
     violations = os.dup(sys.stderr.fileno())
 
     def coordinate() -> int:
         emitter = Emitter(connect_sink(environment), "coordinator", attempt=1)
-        return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, succession)
+        return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
 
     def keep() -> int:
         try:
-            code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), succession)
+            code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), checkpoint)
             violation = _violation(code, log)
         except OSError as error:
             code, violation = 1, f"no coordinator can be started: {error.strerror}"
@@ -205,18 +205,18 @@ def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: sock
     os.close(violations)
 
 
-def keep_coordinator(start: Callable[[], ProcessId], succession: Succession) -> int:
+def keep_coordinator(start: Callable[[], ProcessId], checkpoint: CoordinatorCheckpoint) -> int:
     """Keep a coordinator running, which `start` forks; returns the exit code of the last one.
 
     Any but 0 and JOB_FAILED: MAX_FRUITLESS_COORDINATORS in a row crashed or were killed and heard of no further step.
     """
-    num_fruitless, known = 0, succession.step
+    num_fruitless, known = 0, checkpoint.step
     while True:
         code = os.waitstatus_to_exitcode(os.waitpid(start().pid, 0)[1])
         if code in (0, JOB_FAILED):
             return code
-        num_fruitless = num_fruitless + 1 if succession.step == known else 0
-        known = succession.step
+        num_fruitless = num_fruitless + 1 if checkpoint.step == known else 0
+        known = checkpoint.step
         if num_fruitless >= MAX_FRUITLESS_COORDINATORS:
             return code
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
+from mecefo_runtime.comm.coordinator_client import Stopped
 from mecefo_runtime.comm.groups import LOOPBACK
-from mecefo_runtime.comm.member import Stopped
 from mecefo_runtime.comm.nccl_log import nccl_log_settings
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError

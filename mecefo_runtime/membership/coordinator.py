@@ -21,10 +21,10 @@ from mecefo_runtime.checkpoint.durable import (
 )
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
+from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules
-from mecefo_runtime.membership.roster import Stage
-from mecefo_runtime.membership.succession import Succession
 from mecefo_runtime.planners import find, stops_on_loss
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, decode, encode, token_matches
@@ -47,9 +47,9 @@ class Coordinator:
         listener: socket.socket,
         token: str,
         emitter: Emitter,
-        succession: Succession | None = None,
+        checkpoint: CoordinatorCheckpoint | None = None,
     ) -> None:
-        self._succession = succession or Succession()
+        self._checkpoint = checkpoint or CoordinatorCheckpoint()
         self._listener = listener
         self._token = token
         self._emitter = emitter
@@ -83,7 +83,7 @@ class Coordinator:
                 memory_bytes=job.rank_memory_bytes,
             ),
             must_resume=job.checkpoint is not None and job.checkpoint.resume and has_checkpoint(job),
-            begun_epoch=self._succession.epoch,
+            begun_epoch=self._checkpoint.epoch,
         )
 
     async def serve(self) -> bool:
@@ -193,7 +193,7 @@ class Coordinator:
             case "unreachable":
                 membership.on_unreachable(rank, int(message["epoch"]))
             case "probed":
-                membership.on_probed(rank, int(message["inquiry"]), message["unreachable"])
+                membership.on_probed(rank, int(message["check"]), message["unreachable"])
             case "cut_off":
                 membership.on_cut_off(rank)
             case "background_done":
@@ -224,7 +224,7 @@ class Coordinator:
     def _settle(self) -> None:
         """After anything happened: wake up in time for the next deadline, forget old rendezvous, notice the end."""
         membership = self._membership
-        self._succession.note(membership.epoch, membership.furthest_step)
+        self._checkpoint.note(membership.epoch, membership.furthest_step)
         if membership.stage is Stage.ENDED:
             self._ended.set()
         if self._timer is not None:
@@ -273,16 +273,20 @@ def _newest_or_stop(job: JobConfig, refused: Collection[Durable]) -> Durable | N
 
 
 def run_coordinator(
-    job: JobConfig, listener: socket.socket, token: str, emitter: Emitter, succession: Succession | None = None
+    job: JobConfig,
+    listener: socket.socket,
+    token: str,
+    emitter: Emitter,
+    checkpoint: CoordinatorCheckpoint | None = None,
 ) -> int:
     """Serve `job` until it has ended; returns the exit code: 0, or JOB_FAILED.
 
-    All coordinators of a job get the same `succession`. Without one, a job of which every rank is lost together with
+    All coordinators of a job get the same `checkpoint`. Without one, a job of which every rank is lost together with
     its coordinator begins anew.
     """
     listener.setblocking(False)
 
     async def serve() -> bool:
-        return await Coordinator(job, listener, token, emitter, succession).serve()
+        return await Coordinator(job, listener, token, emitter, checkpoint).serve()
 
     return 0 if asyncio.run(serve()) else JOB_FAILED

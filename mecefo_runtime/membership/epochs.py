@@ -14,9 +14,9 @@ from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.membership.commit import Decision, decide
-from mecefo_runtime.membership.orders import form_orders, layout_fields
+from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
+from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, plan_epoch
-from mecefo_runtime.membership.roster import Effects, Member, Roster, Stage
 from mecefo_runtime.system.wire import Message
 
 
@@ -32,7 +32,7 @@ class Epochs:
         self,
         rules: Rules,
         steps: int,
-        connected: Roster,
+        connected: MemberTable,
         effects: Effects,
         clock: Callable[[], float],
         predicted_costs: Costs,
@@ -185,7 +185,7 @@ class Epochs:
             # Checkpoints from before must not be completed by what is written from now on.
             self._lineage = os.urandom(8).hex()
         members = {rank: self._connected[rank] for rank in plan.members}
-        orders = form_orders(
+        orders = form_message(
             plan,
             members,
             epoch=self.target,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.membership.member_table import Effects, Member, Stage
 from mecefo_runtime.membership.regroup import BALANCE, Rules
-from mecefo_runtime.membership.roster import Effects, Member, Stage
 from mecefo_runtime.membership.transitions import Transitions
 from mecefo_runtime.system.wire import Message
 
@@ -200,7 +200,7 @@ class Membership:
         self._restart.on_trouble(rank, error)
         if unreachable:
             self.on_unreachable(rank, epoch)
-        if self._links.are_asked_for:
+        if self._links.is_under_way:
             self._links.must_regroup()
         elif self._transitions.retry_seconds is None:
             self._transitions.retry_seconds = self._clock() + wait_seconds
@@ -209,13 +209,13 @@ class Membership:
         """A member cannot reach a peer: all of them are asked whom they can reach."""
         if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or epoch != self._epochs.awaited:
             return
-        if rank in self.members and rank in self._connected and not self._links.are_asked_for:
+        if rank in self.members and rank in self._connected and not self._links.is_under_way:
             self._transitions.retry_seconds = None
             self._links.ask(self.members)
 
-    def on_probed(self, rank: int, inquiry: int, unreachable: Sequence[int]) -> None:
+    def on_probed(self, rank: int, check: int, unreachable: Sequence[int]) -> None:
         """A member has tried to reach all the others."""
-        if self._links.answer(rank, inquiry, unreachable):
+        if self._links.answer(rank, check, unreachable):
             self._transitions.proceed()
 
     def on_cut_off(self, rank: int) -> None:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TypeVar
 
-from mecefo_runtime.membership.inquiry import Pair
-from mecefo_runtime.membership.roster import Effects, Roster
+from mecefo_runtime.membership.connectivity import Pair
+from mecefo_runtime.membership.member_table import Effects, MemberTable
 
 What = TypeVar("What", int, Pair)
 
@@ -24,7 +24,7 @@ class Restart:
     `max_fruitless`: after so many in a row that came no further than the job had been, there is not another one.
     """
 
-    def __init__(self, num_ranks: int, max_fruitless: int, connected: Roster, effects: Effects) -> None:
+    def __init__(self, num_ranks: int, max_fruitless: int, connected: MemberTable, effects: Effects) -> None:
         self._num_ranks = num_ranks
         self._max_fruitless = max_fruitless
         self._connected = connected

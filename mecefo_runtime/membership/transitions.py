@@ -1,8 +1,8 @@
 """From one stage into the next: what losses, newcomers, answers and deadlines make of the epoch.
 
 Its parts know what belongs to them alone: `epochs` how an epoch comes to be, `gathering` what a coordinator has to know
-before, `cut_links` who goes when links are cut, `restart` how a job starts again that takes nothing over. Here stands
-in which stage each of them counts.
+before, `connectivity` who goes when links are cut, `restart` how a job starts again that takes nothing over. Here
+stands in which stage each of them counts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.membership.commit import RuleBroken
-from mecefo_runtime.membership.cut_links import CutLinks
+from mecefo_runtime.membership.connectivity import Connectivity, Pair
 from mecefo_runtime.membership.epochs import Epochs
 from mecefo_runtime.membership.gathering import Found, Gathering
-from mecefo_runtime.membership.inquiry import Pair
-from mecefo_runtime.membership.losses import Losses
+from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
+from mecefo_runtime.membership.pending_losses import PendingLosses
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules, newest_said
 from mecefo_runtime.membership.restart import Restart
-from mecefo_runtime.membership.roster import Effects, Member, Roster, Stage
 from mecefo_runtime.system.wire import Message
 
 # The ranks of a repaired node come up one after another.
@@ -50,10 +49,10 @@ class Transitions:
         self._effects = effects
         self._clock = clock
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
-        self.connected = Roster()
+        self.connected = MemberTable()
         self.silent: set[int] = set()
-        self.losses = Losses(rules.cluster)
-        self.links = CutLinks(self.connected, effects, clock, heartbeat_timeout_seconds)
+        self.losses = PendingLosses(rules.cluster)
+        self.links = Connectivity(self.connected, effects, clock, heartbeat_timeout_seconds)
         self.gathering = Gathering(rules.cluster.num_ranks, clock, heartbeat_timeout_seconds, begun_epoch)
         self.restart = Restart(rules.cluster.num_ranks, rules.max_fruitless_restarts, self.connected, effects)
         self.epochs = Epochs(rules, steps, self.connected, effects, clock, predicted_costs)
@@ -79,7 +78,7 @@ class Transitions:
         if _is_due(self.retry_seconds, now):
             self.regroup("retry")
         if _is_due(self.links.deadline_seconds, now):
-            self._conclude_inquiry(is_due=True)
+            self._conclude_check(is_due=True)
         self.proceed()
 
     def next_deadline(self) -> float | None:
@@ -96,7 +95,7 @@ class Transitions:
         if self.losses and (self.losses.are_settled(self.connected) or self._clock() >= self.losses.deadline_seconds()):
             self.losses.clear()
             self._after_loss()
-        self._conclude_inquiry(is_due=False)
+        self._conclude_check(is_due=False)
         self._advance()
 
     def _advance(self) -> None:
@@ -127,16 +126,16 @@ class Transitions:
             # Should it wake up, it must find out that it is out, by having to say hello again.
             self._effects.hang_up(rank)
 
-    def _conclude_inquiry(self, *, is_due: bool) -> None:
-        finding = self.links.conclude(self.epochs.members, is_due=is_due)
-        if finding is None:
+    def _conclude_check(self, *, is_due: bool) -> None:
+        result = self.links.conclude(self.epochs.members, is_due=is_due)
+        if result is None:
             return
-        for rank in finding.evicted:
-            self.lose(rank, "peers", finding.severed)
-            self.links.send_away(rank, self.epochs.number, finding.severed)
-        if finding.evicted:
+        for rank in result.evicted:
+            self.lose(rank, "peers", result.severed)
+            self.links.send_away(rank, self.epochs.number, result.severed)
+        if result.evicted:
             self.proceed()
-        elif finding.must_regroup:
+        elif result.must_regroup:
             self.regroup("retry")
 
     def lose(self, rank: int, how: str, severed: Collection[Pair] = ()) -> None:

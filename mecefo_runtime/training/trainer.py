@@ -8,9 +8,9 @@ from typing import Any
 
 from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_units
 from mecefo_runtime.comm import nccl
+from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.comm.forming import form_groups
 from mecefo_runtime.comm.groups import LOOPBACK, Groups
-from mecefo_runtime.comm.member import Membership
 from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.probe import PeersUnreachable, ProbeDesk
 from mecefo_runtime.job.background import Background
@@ -109,7 +109,7 @@ class Trainer:
         identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
         identity["costs"] = costs
         identity["nccl_device"] = nccl_device(self._device)
-        self._membership = Membership(
+        self._client = CoordinatorClient(
             address,
             identity,
             job.heartbeat_timeout_seconds,
@@ -122,7 +122,7 @@ class Trainer:
             rank,
             self._pacer,
             hooks.announce,
-            lambda: self._membership.wants_boundary,
+            lambda: self._client.wants_boundary,
             lambda: self._saving is not None and self._saving.is_busy,
             self._figures.commit,
             self._tell,
@@ -132,13 +132,13 @@ class Trainer:
         """Train until the job is over.
 
         Raises:
-            mecefo_runtime.comm.member.Stopped: the coordinator ended the job early.
+            mecefo_runtime.comm.coordinator_client.Stopped: the coordinator ended the job early.
         """
         self._emitter.emit("rank_started", device=str(self._device), metrics=self._figures.serve(*self._metrics_place))
-        self._membership.start()
+        self._client.start()
         try:
             while True:
-                orders = self._membership.park()
+                orders = self._client.park()
                 if orders["type"] == "goodbye":
                     self._commit_late(orders.get("commit"), is_last=True)
                     break
@@ -160,7 +160,7 @@ class Trainer:
                 compute_wall_seconds=self._pacer.wall_seconds,
             )
         finally:
-            self._membership.close()
+            self._client.close()
             self._probe_desk.close()
 
     def _run_epoch(self, orders: Message) -> bool:
@@ -171,7 +171,7 @@ class Trainer:
             if self._train():
                 return True
         except EpochBroken as error:
-            if not self._membership.must_leave:
+            if not self._client.must_leave:
                 refused = orders["restore"] if isinstance(error, CheckpointRefused) else None
                 trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "refused": refused}
                 trouble["unreachable"] = error.ranks if isinstance(error, PeersUnreachable) else None
@@ -180,8 +180,8 @@ class Trainer:
         self._leave()
         if trouble is not None:
             if trouble["unreachable"] is None:
-                trouble["unreachable"] = self._membership.find_unreachable()
-            self._membership.send(trouble)
+                trouble["unreachable"] = self._client.find_unreachable()
+            self._client.send(trouble)
         return False
 
     # ---- entering and leaving an epoch ----
@@ -193,13 +193,11 @@ class Trainer:
         background = Background.from_list(orders["background"])
         self._commit_late(orders["commit"], is_last=False)
         members = tuple(orders["members"])
-        if unreachable := self._membership.find_unreachable():
+        if unreachable := self._client.find_unreachable():
             raise PeersUnreachable(self._rank, unreachable)
         if not is_first:
             self._hooks.announce(orders["resume_step"], "regroup")
-        groups = form_groups(
-            orders, self._rank, layout, background, self._job, self._device, self._membership, self._host
-        )
+        groups = form_groups(orders, self._rank, layout, background, self._job, self._device, self._client, self._host)
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
@@ -223,7 +221,7 @@ class Trainer:
                     self._pacer,
                     self._job.microbatch_size,
                     self._job.tokens_per_step,
-                    self._membership.check,
+                    self._client.check,
                     self._job.precision,
                 )
             self._epoch = Epoch(
@@ -251,8 +249,8 @@ class Trainer:
         self._stepper.progress.committed_step = orders["resume_step"] - 1
         self._stepper.distrusted = frozenset()
         self._status = "training"
-        self._membership.enter(orders["epoch"])
-        self._membership.send(
+        self._client.enter(orders["epoch"])
+        self._client.send(
             {
                 **self._describe(),
                 "type": "formed",
@@ -306,7 +304,7 @@ class Trainer:
         self._units, self._given_away, self._awaited, self._background_step = {}, {}, set(), 0
         self._layout, self._members = None, ()
         self._status = "fresh"
-        self._membership.start_over()
+        self._client.start_over()
 
     def _describe(self) -> Message:
         """What this rank has, as hellos and park reports carry it."""
@@ -319,7 +317,7 @@ class Trainer:
 
         return {
             "status": self._status,
-            "epoch": self._membership.epoch,
+            "epoch": self._client.epoch,
             "committed_step": progress.committed_step,
             "totals": progress.totals,
             "ready": progress.ready,
@@ -344,7 +342,7 @@ class Trainer:
         epoch = self._epoch
         assert epoch is not None
         while self._stepper.progress.committed_step < self._job.steps:
-            self._membership.check()
+            self._client.check()
             step = self._stepper.progress.committed_step + 1
             if step % self._job.approximation.refresh_steps == 0:
                 with self._pacer:
@@ -357,8 +355,8 @@ class Trainer:
             if outcome.all_called:
                 return False
         self._status = "finished"
-        self._membership.send({"type": "finished", "committed_step": self._stepper.progress.committed_step})
-        return self._membership.wait_farewell()
+        self._client.send({"type": "finished", "committed_step": self._stepper.progress.committed_step})
+        return self._client.wait_farewell()
 
     def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
         self._given_away.clear()
@@ -366,7 +364,7 @@ class Trainer:
         if self._rank == epoch.leader and record is not None:
             self._emit_committed(record, repeated=False)
             if self._tells_commits:
-                self._membership.send({"type": "committed", "step": step})
+                self._client.send({"type": "committed", "step": step})
         if self._saving is not None:
             self._saving.tell(is_leader=self._rank == epoch.leader)
             if self._saving.is_due(step) and outcome.can_save:
@@ -375,7 +373,7 @@ class Trainer:
             elif self._saving.is_due(step) and self._rank == epoch.leader:
                 self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
         if self._rank == epoch.leader and step == self._background_step:
-            self._membership.send({"type": "background_done", "epoch": epoch.number})
+            self._client.send({"type": "background_done", "epoch": epoch.number})
 
     def _tell(self, epoch_number: int, step: int, judgement: Judgement) -> None:
         """The leader says what it makes of a step that is not fit to be committed."""
@@ -394,11 +392,11 @@ class Trainer:
         """The members cannot go on as they are: ask the coordinator for another epoch until it calls."""
         while True:
             if outcome.verdict is StepVerdict.HEAL and self._stepper.distrusted:
-                self._membership.send({"type": "diverged", "epoch": epoch.number})
+                self._client.send({"type": "diverged", "epoch": epoch.number})
             elif outcome.judgement is not None and outcome.verdict is StepVerdict.EVICT:
                 suspect, reason = outcome.judgement.suspects[0], outcome.judgement.reason
-                self._membership.send({"type": "unhealthy", "epoch": epoch.number, "rank": suspect, "reason": reason})
-            self._membership.wait_until(lambda: False, CALL_SECONDS)
+                self._client.send({"type": "unhealthy", "epoch": epoch.number, "rank": suspect, "reason": reason})
+            self._client.wait_until(lambda: False, CALL_SECONDS)
 
     def _commit_late(self, commit: Message | None, *, is_last: bool) -> None:
         """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
@@ -406,7 +404,7 @@ class Trainer:
         if commit is not None and progress.ready is not None and progress.committed_step < commit["step"]:
             assert self._state is not None
             self._stepper.apply(self._state, commit["step"], commit["totals"])
-            self._stepper.finish(self._membership.epoch, commit["step"], commit["totals"])
+            self._stepper.finish(self._client.epoch, commit["step"], commit["totals"])
             self._given_away.clear()
         # Whatever was ready is applied by now or will be repeated.
         progress = self._stepper.progress

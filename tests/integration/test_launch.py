@@ -13,7 +13,7 @@ import pytest
 
 from mecefo_runtime.launch.torchrun import MAX_FRUITLESS_COORDINATORS, keep_coordinator
 from mecefo_runtime.membership.coordinator import JOB_FAILED
-from mecefo_runtime.membership.succession import Succession
+from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId, start_child
 from tests.integration.runs import REPOSITORY, environment_of_run, processes_of_run
@@ -138,19 +138,19 @@ def test_a_coordinator_that_crashes_at_once_is_given_up_and_the_job_with_it(tmp_
 class TestKeepingACoordinator:
     def keep(self, tmp_path: Path, ends: list[tuple[int, int]]) -> tuple[int, int]:
         """Coordinators that note a step and end with a code each; returns the last code, and how many there were."""
-        succession, coming = Succession(), iter(ends)
+        checkpoint, coming = CoordinatorCheckpoint(), iter(ends)
         epochs = iter(range(1, 100))  # a new epoch alone is no progress
 
         def start() -> ProcessId:
             (step, code), epoch = next(coming), next(epochs)
 
             def coordinate() -> int:
-                succession.note(epoch, step)
+                checkpoint.note(epoch, step)
                 return code
 
             return start_child("coordinator", tmp_path / "log", coordinate)
 
-        code = keep_coordinator(start, succession)
+        code = keep_coordinator(start, checkpoint)
         return code, len(ends) - len(list(coming))
 
     def test_it_is_started_again_as_often_as_it_comes_further(self, tmp_path):

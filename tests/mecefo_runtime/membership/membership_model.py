@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import Rules
-from mecefo_runtime.membership.roster import Stage
 from mecefo_runtime.planners import find
 from tests.planning import COSTS, layout_of
 

@@ -10,10 +10,10 @@ from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.membership.gathering import START_TIMEOUT_SECONDS
-from mecefo_runtime.membership.losses import LOSS_GRACE_SECONDS
+from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
+from mecefo_runtime.membership.pending_losses import LOSS_GRACE_SECONDS
 from mecefo_runtime.membership.regroup import Rules
-from mecefo_runtime.membership.roster import Stage
 from mecefo_runtime.membership.transitions import REJOIN_GRACE_SECONDS
 from mecefo_runtime.planners import find, stops_on_loss
 from tests.planning import COSTS, layout_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mecefo_runtime.checkpoint.durable import Durable
-from mecefo_runtime.membership.roster import Stage
+from mecefo_runtime.membership.member_table import Stage
 from tests.mecefo_runtime.membership.test_membership import World
 
 pytestmark = pytest.mark.unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mecefo_runtime.membership.roster import Stage
+from mecefo_runtime.membership.member_table import Stage
 from tests.mecefo_runtime.membership.test_membership import SimulatedRank, World
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ class WorldWithLinks(World):
                 self.sent.pop(0)
                 if rank not in self.mute:
                     unreachable = self.unreachable(rank, message["addresses"])
-                    self.coordinator.on_probed(rank, message["inquiry"], unreachable)
+                    self.coordinator.on_probed(rank, message["check"], unreachable)
             elif message["type"] == "evicted" and message.get("is_cut_off"):
                 self.sent.pop(0)
                 self.ranks[rank] = SimulatedRank(rank, self.ranks[rank].attempt)
@@ -95,7 +95,7 @@ def test_who_goes_is_told_over_which_links(world):
     world.coordinator.on_unreachable(2, 1)
     asked, world.sent = world.sent, []
     for rank, question in asked:
-        world.coordinator.on_probed(rank, question["inquiry"], world.unreachable(rank, question["addresses"]))
+        world.coordinator.on_probed(rank, question["check"], world.unreachable(rank, question["addresses"]))
     evicted = {rank: message["cut_off_from"] for rank, message in world.sent if message["type"] == "evicted"}
     assert evicted == {5: [2, 7], 6: [1]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mecefo_runtime.membership.gathering import START_TIMEOUT_SECONDS
-from mecefo_runtime.membership.roster import Stage
+from mecefo_runtime.membership.member_table import Stage
 from tests.mecefo_runtime.membership.membership_model import HEARTBEAT_TIMEOUT_SECONDS, World
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mecefo_runtime.membership.roster import Stage
+from mecefo_runtime.membership.member_table import Stage
 from tests.mecefo_runtime.membership.membership_model import CLUSTER, World
 
 NUM_STEPS = 12

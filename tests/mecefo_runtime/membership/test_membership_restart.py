@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
-from mecefo_runtime.membership.roster import Stage
+from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.planners import names, stops_on_loss
 from tests.mecefo_runtime.membership.test_membership import CLUSTER, SimulatedRank, World
 from tests.planning import layout_of
@@ -224,9 +224,9 @@ def test_a_link_that_stays_cut_ends_the_job_which_names_it() -> None:
 
     def ask_about_2_and_5() -> None:
         world.coordinator.on_unreachable(2, world.coordinator._epochs.awaited)
-        inquiry = world.sent[-1][1]["inquiry"]
+        check = world.sent[-1][1]["check"]
         for rank in ALL:
-            world.coordinator.on_probed(rank, inquiry, [2] if rank == 5 else [])
+            world.coordinator.on_probed(rank, check, [2] if rank == 5 else [])
         world.now += 0.2
         world.coordinator.tick()
         world.sent.clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.comm.member import Membership
+from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.launch import supervisor as supervisor_module
 from mecefo_runtime.launch.supervisor import Supervisor
@@ -112,28 +112,28 @@ def test_the_end_of_a_coordinator_may_be_told_twice(node):
 def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
     """The thread has seen that there is nothing more to end, and is still alive, when the next call comes."""
     aborted = threading.Event()
-    membership = Membership("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, aborted.set, lambda: 0)
+    client = CoordinatorClient("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, aborted.set, lambda: 0)
     for epoch in range(1, 200):
         aborted.clear()
-        membership._on_message({"type": "regroup", "epoch": epoch})
+        client._on_message({"type": "regroup", "epoch": epoch})
         assert aborted.wait(DEADLINE_SECONDS)
-        with membership.changed:
-            membership.must_leave = False
-            thread = membership._abort_thread
+        with client.changed:
+            client.must_leave = False
+            thread = client._abort_thread
         assert thread is not None
         if epoch % 20 == 0:
             thread.join(DEADLINE_SECONDS)
-            assert membership._abort_thread is None
+            assert client._abort_thread is None
 
 
 def test_orders_that_come_on_another_way_are_a_call_to_leave_it():
-    membership = Membership("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, lambda: None, lambda: 0)
-    membership._on_message({"type": "form", "epoch": 2})
-    assert membership.must_leave
-    assert membership.park() == {"type": "form", "epoch": 2}
-    assert not membership.must_leave
-    membership.enter(2)
-    assert not membership.must_leave
+    client = CoordinatorClient("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, lambda: None, lambda: 0)
+    client._on_message({"type": "form", "epoch": 2})
+    assert client.must_leave
+    assert client.park() == {"type": "form", "epoch": 2}
+    assert not client.must_leave
+    client.enter(2)
+    assert not client.must_leave
 
 
 class CutOff:
@@ -142,15 +142,15 @@ class CutOff:
     def __init__(self, monkeypatch, *, unreachable: list[list[int]], unsteady: list[list[int]]) -> None:
         self.told: list[str] = []
         self.steady_wanted: list[dict[int, str]] = []
-        member = "mecefo_runtime.comm.member"
-        monkeypatch.setattr(f"{member}.LINK_CHECK_SECONDS", 0.01)
-        monkeypatch.setattr(f"{member}.find_unreachable", lambda *_: unreachable.pop(0))
-        monkeypatch.setattr(f"{member}.find_unsteady", self._find_unsteady)
+        module = "mecefo_runtime.comm.coordinator_client"
+        monkeypatch.setattr(f"{module}.LINK_CHECK_SECONDS", 0.01)
+        monkeypatch.setattr(f"{module}.find_unreachable", lambda *_: unreachable.pop(0))
+        monkeypatch.setattr(f"{module}.find_unsteady", self._find_unsteady)
         self._unsteady = unsteady
         identity = {"rank": 0, "address": "127.0.0.1:2"}
-        self.membership = Membership("127.0.0.1:1", identity, 1.0, dict, lambda: None, lambda: 0)
-        monkeypatch.setattr(self.membership, "send", self._send)
-        self.membership._on_message({"type": "evicted", "epoch": 1, "is_cut_off": True, "cut_off_from": [1]})
+        self.client = CoordinatorClient("127.0.0.1:1", identity, 1.0, dict, lambda: None, lambda: 0)
+        monkeypatch.setattr(self.client, "send", self._send)
+        self.client._on_message({"type": "evicted", "epoch": 1, "is_cut_off": True, "cut_off_from": [1]})
 
     def _find_unsteady(self, addresses: dict[int, str], *_: object) -> list[int]:
         self.steady_wanted.append(addresses)
@@ -159,20 +159,20 @@ class CutOff:
     def _send(self, message: dict) -> bool:
         self.told.append(message["type"])
         if message["type"] == "cut_off":
-            self.membership._on_message({"type": "peers", "addresses": {"1": "10.0.0.1:1", "2": "10.0.0.2:1"}})
+            self.client._on_message({"type": "peers", "addresses": {"1": "10.0.0.1:1", "2": "10.0.0.2:1"}})
         return True
 
 
 def test_who_was_sent_away_and_can_be_reached_waits_until_the_link_to_whom_it_lost_is_steady(monkeypatch):
     rank = CutOff(monkeypatch, unreachable=[[], [1], [], []], unsteady=[[1], [1], []])
-    rank.membership.start_over()
+    rank.client.start_over()
     assert rank.told == [*["cut_off"] * 4, "hello"]
     assert rank.steady_wanted == [{1: "10.0.0.1:1"}] * 3
 
 
 def test_who_was_sent_away_and_could_not_be_reached_comes_back_as_soon_as_it_can(monkeypatch):
     rank = CutOff(monkeypatch, unreachable=[[1], [1], []], unsteady=[])
-    rank.membership.start_over()
+    rank.client.start_over()
     assert rank.told == [*["cut_off"] * 3, "hello"]
     assert rank.steady_wanted == []
 

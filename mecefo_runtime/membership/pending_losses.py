@@ -11,7 +11,7 @@ LOSS_GRACE_SECONDS = 0.02
 NODE_LOSS_GRACE_SECONDS = 0.1
 
 
-class Losses:
+class PendingLosses:
     """The ranks lost since the last regroup, how each was noticed, and which nodes are without supervisor."""
 
     def __init__(self, cluster: Cluster) -> None:

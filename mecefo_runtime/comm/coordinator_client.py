@@ -31,7 +31,7 @@ class Stopped(RuntimeError):
     """The coordinator ended the job; the text says why."""
 
 
-class Membership:
+class CoordinatorClient:
     """What this rank knows of the job's membership. `describe` tells the state that a hello reports.
 
     `abort` is called, again and again until the training thread parks, when the epoch must be left at once. While
@@ -207,7 +207,7 @@ class Membership:
         others = self._others(question)
         stalled = set(self._link_watch.find_stalled()) & set(others)
         unreachable = sorted({*find_unreachable(others, self._link_timeout_seconds), *stalled})
-        self.send({"type": "probed", "inquiry": question["inquiry"], "unreachable": unreachable})
+        self.send({"type": "probed", "check": question["check"], "unreachable": unreachable})
 
     def _await_links(self) -> None:
         """While cut off: wait until all whom the coordinator names can be reached, or the job is over.

@@ -93,7 +93,7 @@ class Member:
         return self.attempt != newcomer.attempt or (newcomer.status == "fresh" and self.status != "fresh")
 
 
-class Roster(dict[int, Member]):
+class MemberTable(dict[int, Member]):
     """The ranks that are connected."""
 
     def survivors(self, members: Collection[int]) -> list[int]:

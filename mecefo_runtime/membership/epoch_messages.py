@@ -7,13 +7,13 @@ from typing import Any
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.membership.member_table import Member
 from mecefo_runtime.membership.regroup import RegroupPlan
-from mecefo_runtime.membership.roster import Member
 from mecefo_runtime.system.devices import choose_way
 from mecefo_runtime.system.wire import Message
 
 
-def form_orders(
+def form_message(
     plan: RegroupPlan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str, tells_commits: bool
 ) -> Message:
     """The message that makes `members`, by rank, form `epoch`; the same for all.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mecefo_runtime.membership.inquiry import Inquiry, fewest_to_evict
+from mecefo_runtime.membership.connectivity import ConnectivityCheck, fewest_to_evict
 
 pytestmark = pytest.mark.unit
 
@@ -68,12 +68,12 @@ def test_when_choices_run_out_what_was_found_still_leaves_no_cut_link():
     assert all(set(pair) & evicted for pair in pairs)
 
 
-def test_an_inquiry_takes_the_answers_of_those_it_asked_and_forgets_who_is_gone():
-    inquiry = Inquiry(1, frozenset({0, 1, 2}), 10.0)
-    inquiry.answer(0, [2, 7])
-    inquiry.answer(9, [0])
-    inquiry.answer(2, [0, 1])
-    assert not inquiry.is_answered({0, 1, 2, 9})
-    assert inquiry.is_answered({0, 2})
-    assert inquiry.severed({0, 1, 2}) == ((0, 2), (1, 2))
-    assert inquiry.severed({0, 1}) == ()
+def test_a_check_takes_the_answers_of_those_it_asked_and_forgets_who_is_gone():
+    check = ConnectivityCheck(1, frozenset({0, 1, 2}), 10.0)
+    check.answer(0, [2, 7])
+    check.answer(9, [0])
+    check.answer(2, [0, 1])
+    assert not check.is_answered({0, 1, 2, 9})
+    assert check.is_answered({0, 2})
+    assert check.severed({0, 1, 2}) == ((0, 2), (1, 2))
+    assert check.severed({0, 1}) == ()

@@ -1,15 +1,16 @@
-"""Who must go so that all who are left can reach each other: the members' answers, and the fewest of them.
+"""Members that cannot reach each other: all are asked whom they can reach, and the fewest go until they can.
 
-A link that is cut has two ends, neither of which is to blame more than the other. So the coordinator, when one member
-cannot reach another, asks all of them, and judges by all their answers.
+A cut link has two ends, and neither is to blame more than the other. So when one member cannot reach another, the
+coordinator asks all of them, and judges by all their answers. Who has to go is *cut off*: it lives, and comes back by
+itself when it can reach those who stayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from mecefo_runtime.membership.roster import Roster
+from mecefo_runtime.membership.member_table import Effects, MemberTable
 from mecefo_runtime.system.wire import Message
 
 Pair = tuple[int, int]
@@ -20,7 +21,7 @@ MAX_CHOICES = 20_000
 
 
 @dataclass(slots=True)
-class Inquiry:
+class ConnectivityCheck:
     """One question to all of `asked`: whom of the others they cannot reach; what is said after the deadline is late.
 
     `must_regroup`: a member has left the epoch over it, so that there has to be another one in any case.
@@ -32,9 +33,9 @@ class Inquiry:
     must_regroup: bool = False
     _answers: dict[int, frozenset[int]] = field(default_factory=dict)
 
-    def question(self, roster: Roster) -> Message:
+    def question(self, member_table: MemberTable) -> Message:
         """What each of `asked` is to do."""
-        return {"type": "probe", "inquiry": self.number, "addresses": roster.addresses(self.asked)}
+        return {"type": "probe", "check": self.number, "addresses": member_table.addresses(self.asked)}
 
     def answer(self, rank: int, unreachable: Iterable[int]) -> None:
         """`rank` has tried all of them."""
@@ -51,6 +52,88 @@ class Inquiry:
             (min(rank, peer), max(rank, peer)) for rank, unreachable in self._answers.items() for peer in unreachable
         }
         return tuple(sorted(pair for pair in pairs if set(pair) <= set(connected)))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check comes to: `evicted` have to go, because of the `severed` pairs.
+
+    `must_regroup`: a member has left the epoch over it, so that there has to be another one in any case.
+    """
+
+    evicted: tuple[int, ...]
+    severed: tuple[Pair, ...]
+    must_regroup: bool
+
+
+class Connectivity:
+    """The check that is under way, if any, and who is `cut_off`."""
+
+    def __init__(
+        self, connected: MemberTable, effects: Effects, clock: Callable[[], float], timeout_seconds: float
+    ) -> None:
+        self._connected = connected
+        self._effects = effects
+        self._clock = clock
+        self._timeout_seconds = timeout_seconds
+        self._check: ConnectivityCheck | None = None
+        self._num_checks = 0
+        self.cut_off: set[int] = set()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a check is under way."""
+        return self._check is not None
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """When to conclude at the latest, in the clock's seconds; None: there is nothing to conclude."""
+        return None if self._check is None else self._check.deadline_seconds
+
+    def ask(self, members: Collection[int]) -> None:
+        """Ask all `members` that are there whom of the others they cannot reach."""
+        self._num_checks += 1
+        asked = frozenset(self._connected.survivors(members))
+        self._check = ConnectivityCheck(self._num_checks, asked, self._clock() + self._timeout_seconds)
+        for member in sorted(asked):
+            self._effects.send(member, self._check.question(self._connected))
+
+    def must_regroup(self) -> None:
+        """A member has left the epoch meanwhile."""
+        if self._check is not None:
+            self._check.must_regroup = True
+
+    def answer(self, rank: int, check_number: int, unreachable: Collection[int]) -> bool:
+        """`rank` has tried all of them; returns whether that is what was asked."""
+        if self._check is None or self._check.number != check_number:
+            return False
+        self._check.answer(rank, unreachable)
+        return True
+
+    def conclude(self, members: Collection[int], *, is_due: bool) -> CheckResult | None:
+        """What the check comes to; None while answers are waited for, which they are not any more if `is_due`."""
+        check = self._check
+        if check is None or not (is_due or check.is_answered(self._connected)):
+            return None
+        self._check = None
+        severed = check.severed(self._connected.survivors(members))
+        return CheckResult(tuple(sorted(fewest_to_evict(severed))), severed, check.must_regroup)
+
+    def send_away(self, rank: int, epoch: int, severed: Collection[Pair]) -> None:
+        """It may come back when it can reach those who stay; the `severed` pairs with it are why it goes."""
+        self.cut_off.add(rank)
+        peers = sorted(peer for pair in severed if rank in pair for peer in pair if peer != rank)
+        message = {"type": "evicted", "epoch": epoch, "is_cut_off": True, "cut_off_from": peers}
+        self._effects.send(rank, message)
+
+    def tell_peers(self, rank: int, members: Collection[int]) -> None:
+        """Whom of `members` it has to reach before it may come back."""
+        peers = self._connected.survivors(members)
+        self._effects.send(rank, {"type": "peers", "addresses": self._connected.addresses(peers)})
+
+    def drop(self) -> None:
+        """The epoch is over: whatever the check would come to is of no use."""
+        self._check = None
 
 
 def fewest_to_evict(pairs: Collection[Pair], max_choices: int = MAX_CHOICES) -> frozenset[int]:

@@ -8,7 +8,7 @@ import struct
 _FORMAT = struct.Struct("<QQ")
 
 
-class Succession:
+class CoordinatorCheckpoint:
     """How far a job has come, in memory shared with all processes that are forked afterwards.
 
     A coordinator that finds nobody with state cannot tell from the ranks whether the job has not begun yet, or has lost
