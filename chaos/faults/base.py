@@ -124,8 +124,8 @@ class LinkHost(Protocol):
         """Whatever has a network of its own."""
         ...
 
-    def between_ranks(self, link: tuple[End, End]) -> tuple[tuple[int, int], ...]:
-        """The links between ranks that are one with this: more than one where a node's ranks share its network."""
+    def sharing_network(self, rank: int) -> tuple[int, ...]:
+        """The ranks that a rule on this one's network affects: more than itself where a node's ranks share one."""
         ...
 
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:

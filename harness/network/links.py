@@ -68,10 +68,9 @@ class NamespaceLinks(AskedLinks):
         """The coordinator, the nodes' supervisors, and the ranks."""
         return self._held.networks.ends()
 
-    def between_ranks(self, link: tuple[End, End]) -> tuple[tuple[int, int], ...]:
-        """The link itself, where it is one between ranks: each has its own."""
-        near, far = link
-        return ((near, far),) if isinstance(near, int) and isinstance(far, int) else ()
+    def sharing_network(self, rank: int) -> tuple[int, ...]:
+        """The rank itself: each has its own network."""
+        return (rank,)
 
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One record for each end at which something is to be done.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from chaos.errors import InjectionError
 from chaos.faults.base import Act, End, Ground, Host, NoParameters
-from chaos.faults.network.link import LinkFault
+from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.host.links.check import COORDINATOR, Link
 from chaos.spec.target import ResolvedTarget, Scope
 
@@ -20,8 +20,7 @@ class _Isolation(LinkFault[NoParameters]):
         """Any target will do."""
 
     def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
-        # Who is cut off is affected, not whoever is at the other ends.
-        return Act(processes=host.processes.rank_processes(target.ranks), undo_record=record)
+        return act_on_ranks(target.ranks, host, record)
 
 
 class IsolateNode(_Isolation):

@@ -1,4 +1,4 @@
-"""Links between ranks' hosts: cut, slowed, or coming and going. What a backend makes of the rules is its business.
+"""Links between ranks' hosts: cut, reset or slowed. What a backend makes of the rules is its business.
 
 A link is seen from the network itself: that it carried traffic before, and what traffic on it does after. The rules
 are planned before they are added, and each is in the undo record.
@@ -7,20 +7,20 @@ are planned before they are added, and each is in the undo record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chaos.errors import ChaosError, EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
+from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
 from chaos.faults.base import Act, ConnectionHost, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
 from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
 from chaos.faults.process.crash import LOGS_FOLDER
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, check_link, name_of
 from chaos.host.links.nccl_transport import read_routes, refuse_what_no_rule_touches
-from chaos.spec.quantities import RateText, SecondsFromZeroText, SecondsText, rate_text
+from chaos.spec.quantities import RateText, SecondsFromZeroText, rate_text
 from chaos.spec.target import ResolvedTarget, Scope
 from chaos.spec.trigger import Duration
 
@@ -31,9 +31,6 @@ DEFAULT_DELAY_SECONDS = 0.05
 SEEN_DELAY_RATIO = 0.9
 SEEN_RATE_RATIO = 1.25
 RATE_SECONDS = 1.0
-MAX_PERIOD_SECONDS = 60.0
-# How much later than its time a turn may come: programs have to start for it, on a machine that may be busy.
-TURN_SLACK_SECONDS = 10.0
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
@@ -69,27 +66,33 @@ class LinkFault(Fault[ParametersT]):
         return self._act(target, host, {"rules": rules, "links": [list(link) for link in links]})
 
     def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
-        pairs = {pair for link in self._links(target) for pair in _host(host).between_ranks(link)}
+        shared = link_host(host).sharing_network
+        pairs = {
+            (min(pair), max(pair))
+            for near, far in self._links(target)
+            if isinstance(near, int) and isinstance(far, int)
+            for pair in product(shared(near), shared(far))
+        }
         return Act(undo_record=record, links=tuple(sorted(pairs)))
 
     async def apply(self, act: Act, host: Host) -> None:
         """See that the links carry traffic, NCCL's included, then add the rules."""
         links = _links_of(act)
         refuse_what_no_rule_touches(links, read_routes(host.run_folder / LOGS_FOLDER))
-        looks = [look(_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
+        looks = [look(link_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
         self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
             if before.is_cut:
                 raise InjectionError(
                     f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
                 )
-        await _host(host).apply_rules(list(act.undo_record["rules"]))
+        await link_host(host).apply_rules(list(act.undo_record["rules"]))
 
     async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
         """Look at each link until all of them are as they should be, or the time is over."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                told = await asyncio.gather(*(self._see(link, _host(host)) for link in _links_of(act)))
+                told = await asyncio.gather(*(self._see(link, link_host(host)) for link in _links_of(act)))
         except TimeoutError:
             raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
         seen = dict(zip(_links_of(act), told, strict=True))
@@ -243,7 +246,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         rate = self.parameters.bandwidth
         if rate is not None:
             for link in _links_of(act):
-                carried = await self._carried(link, _host(host))
+                carried = await self._carried(link, link_host(host))
                 if 8 * carried <= rate:
                     found = f"{8 * carried:.3g} bit/s before it is touched"
                     raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} is no limit to it")
@@ -300,89 +303,17 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         return await host.measure_rate(link, num_bytes, 10 * RATE_SECONDS)
 
 
-class FlapParameters(BaseModel):
-    """How long the link is down and then up, again and again; it begins with down."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    down: SecondsText = Field(default=1.0, description="how long it is down each time, first at once")
-    up: SecondsText = Field(default=2.0, description="how long it is up in between")
-
-    @field_validator("down", "up")
-    @classmethod
-    def _is_short(cls, period: float, field: ValidationInfo) -> float:
-        if period > MAX_PERIOD_SECONDS:
-            message = f"{period:g}s is no flapping: choose at most {MAX_PERIOD_SECONDS:g}s, or use drop-link"
-            raise UsageError(message, key=field.field_name)
-        return period
-
-
-class FlapLink(LinkFault[FlapParameters]):
-    """Makes the link between two ranks' hosts come and go: down, up, down, as a loose plug does."""
-
-    kind: ClassVar[str] = "flap-link"
-    # A whole turn of it is waited for, and held ranks would send nothing over it.
-    shows_when_released: ClassVar[bool] = True
-    verify_timeout_seconds: ClassVar[float] = 3 * MAX_PERIOD_SECONDS
-    Parameters: ClassVar[type[BaseModel]] = FlapParameters
-
-    def __init__(self, parameters: FlapParameters) -> None:
-        super().__init__(parameters)
-        self._turns: asyncio.Task[None] | None = None
-        self._is_lifted = asyncio.Event()
-
-    async def apply(self, act: Act, host: Host) -> None:
-        """Begin with down."""
-        await super().apply(act, host)
-        self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), _host(host)))
-
-    async def lift(self, act: Act, host: Host) -> None:
-        """No further turn. Where it stopped is for `undo`, which rules that are being added must not come after."""
-        self._is_lifted.set()
-        if self._turns is not None:
-            with suppress(ChaosError):
-                await self._turns
-
-    async def _turn(self, rules: list[dict[str, Any]], host: LinkHost) -> None:
-        while not await self._is_lifted_within(self.parameters.down):
-            # Programs are waited for; meanwhile others go on, who want to see it.
-            await asyncio.to_thread(remove_rules, [*rules])
-            if await self._is_lifted_within(self.parameters.up):
-                return
-            await host.apply_rules(rules)
-
-    async def _is_lifted_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_lifted.wait(), seconds)
-        return self._is_lifted.is_set()
-
-    async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
-        """Down, up, and down again, each not much later than it should come."""
-        seen: list[dict[str, Any]] = []
-        began = asyncio.get_running_loop().time()
-        slack_seconds = TURN_SLACK_SECONDS + self.parameters.down + self.parameters.up
-        for wants_cut in (True, False, True):
-            word = "down" if wants_cut else "up"
-            try:
-                async with asyncio.timeout(slack_seconds):
-                    while (await look(host, link, 1, self._probe_seconds)).is_cut != wants_cut:
-                        await asyncio.sleep(self._probe_seconds / 10)
-            except TimeoutError:
-                raise EffectNotSeen(f"link {name_of(link)} was not {word} within {slack_seconds:g} s") from None
-            seen.append({"state": word, "seconds": round(asyncio.get_running_loop().time() - began, 4)})
-        times = ", ".join(f"{turn['state']} after {turn['seconds']:.2f} s" for turn in seen)
-        return {"summary": times, "turns": seen}
-
-    @property
-    def _probe_seconds(self) -> float:
-        """Short against a period, so that no turn goes by unseen."""
-        return min(PROBE_TIMEOUT_SECONDS, self.parameters.down / 4, self.parameters.up / 4)
+def act_on_ranks(ranks: Iterable[int], host: Host, record: Mapping[str, Any]) -> Act:
+    """An act that affects `ranks`, not whoever is at the other ends: with all that share a network with one of them."""
+    affected = {sharing for rank in ranks for sharing in link_host(host).sharing_network(rank)}
+    return Act(processes=host.processes.rank_processes(tuple(sorted(affected))), undo_record=record)
 
 
 def _links_of(act: Act) -> list[Link]:
     return [(one, other) for one, other in act.undo_record["links"]]
 
 
-def _host(host: Host) -> LinkHost:
+def link_host(host: Host) -> LinkHost:
+    """The ability to change links, without which `prepare` refuses."""
     assert host.links is not None
     return host.links

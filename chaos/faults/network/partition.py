@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chaos.faults.base import Act, Ground, Host
-from chaos.faults.network.link import LinkFault
+from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.host.links.check import COORDINATOR, Link, check_groups, parse_groups
 from chaos.spec.target import ResolvedTarget, Scope
 
@@ -60,8 +60,7 @@ class Partition(LinkFault[PartitionParameters]):
     def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
         if not (alone := self._without_coordinator()):
             return super()._act(target, host, record)
-        # Who is cut off from the coordinator is affected, not whoever is at the other ends.
-        return Act(processes=host.processes.rank_processes(alone), undo_record=record)
+        return act_on_ranks(alone, host, record)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
         pairs = (pair for one, other in combinations(self._groups, 2) for pair in product(one.ranks, other.ranks))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from itertools import product
 from typing import Any
 
 from chaos.errors import EnvironmentFailure, InjectionError
@@ -52,13 +51,9 @@ class ContainerLinks(AskedLinks):
         """The coordinator and the nodes, by name."""
         return tuple(self._addresses)
 
-    def between_ranks(self, link: tuple[End, End]) -> tuple[tuple[int, int], ...]:
-        """All links between the ranks of the two nodes: they share their node's network."""
-        near, far = link
-        if not (isinstance(near, int) and isinstance(far, int)):
-            return ()
-        ends = [self._cluster.ranks_of(self._cluster.node_of(end)) for end in (near, far)]
-        return tuple((min(pair), max(pair)) for pair in product(*ends))
+    def sharing_network(self, rank: int) -> tuple[int, ...]:
+        """The ranks of its node."""
+        return tuple(self._cluster.ranks_of(self._cluster.node_of(rank)))
 
     def plan_rules(self, links: tuple[tuple[End, End], ...], rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One record for each network in which something is to be done; `rule` as in `NamespaceLinks`.

@@ -27,9 +27,13 @@ CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_lay
 
 
 class FakeLinks:
-    """Links that are cut, at once, where a rule says so; `is_deaf`: rules have no effect."""
+    """Links that are cut, at once, where a rule says so; `is_deaf`: rules have no effect.
 
-    def __init__(self, *, is_deaf: bool = False) -> None:
+    `networks`: which ranks share one, by rank; each has its own where nothing is said.
+    """
+
+    def __init__(self, *, is_deaf: bool = False, networks: dict[int, tuple[int, ...]] | None = None) -> None:
+        self.networks = networks or {rank: (rank,) for rank in range(4)}
         self.is_deaf = is_deaf
         self.rule: dict = {}
         self.cut: set[frozenset] = set()
@@ -37,8 +41,8 @@ class FakeLinks:
     def ends(self):
         return ENDS
 
-    def between_ranks(self, link):
-        return (link,) if all(isinstance(end, int) for end in link) else ()
+    def sharing_network(self, rank):
+        return self.networks[rank]
 
     def plan_rules(self, links, rule):
         self.rule = dict(rule)
@@ -96,6 +100,14 @@ def test_a_rank_is_cut_off_from_the_coordinator_alone():
     act = act_of(new(DropCoordinatorLink), ResolvedTarget(ranks=(1,)), FakeLinks())
     assert act.undo_record["links"] == [[1, "coordinator"]]
     assert act.ranks == (1,)
+
+
+@pytest.mark.parametrize("kind", [DropCoordinatorLink, DropLink, ResetLink])
+def test_a_rule_affects_all_ranks_that_share_the_network_it_is_in(kind):
+    of_nodes = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    target = ResolvedTarget(ranks=(1,), links=() if kind is DropCoordinatorLink else ((1, 2),))
+    act = act_of(new(kind), target, FakeLinks(networks=of_nodes))
+    assert act.ranks == ((0, 1) if kind is DropCoordinatorLink else (0, 1, 2, 3))
 
 
 def partition(groups: str) -> Partition:

@@ -57,8 +57,8 @@ class Network:
 
     # ---- a LinkHost ----
 
-    def between_ranks(self, link):
-        return (link,) if all(isinstance(end, int) for end in link) else ()
+    def sharing_network(self, rank):
+        return (rank,)
 
     def plan_rules(self, links, rule):
         return [{"how": "memory", "link": list(link), **rule} for link in links]
@@ -188,7 +188,7 @@ def test_it_is_seen_on_the_network_and_gone_after_its_lifetime(tmp_path, network
 
 @each_kind
 def test_rules_that_do_nothing_are_not_verified(tmp_path, network, kind, monkeypatch):
-    monkeypatch.setattr("chaos.faults.network.link.TURN_SLACK_SECONDS", 0.5)
+    monkeypatch.setattr("chaos.faults.network.flap.TURN_SLACK_SECONDS", 0.5)
     network.is_deaf = True
     events, _ = inject(tmp_path, network, kind)
     assert "verified" not in events

@@ -38,6 +38,10 @@ def test_there_is_no_link_within_a_node(links, link):
         links.plan_rules((link,), {"action": "drop"})
 
 
+def test_a_rule_in_the_network_of_a_node_affects_all_its_ranks(links):
+    assert links.sharing_network(3) == (2, 3)
+
+
 def test_rules_that_are_being_added_when_the_fault_is_given_up_are_there_before_anybody_undoes(links, monkeypatch):
     is_adding, added = threading.Event(), []
 
