@@ -1,0 +1,287 @@
+"""The events that a job tells: its ranks, its coordinator, and whoever starts and ends their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mecefo_runtime.system.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted(Record):
+    """The job begins; of a command's job what is not known beforehand is None."""
+
+    KIND: ClassVar[str] = "job_started"
+
+    num_ranks: int | None = None
+    nodes: Any = None
+    steps: int | None = None
+    tokens_per_step: int | None = None
+    samples_per_step: int | None = None
+    dilation_ratio: float | None = None
+    runtime: str = "mecefo"
+    command: Any = None
+    started_in: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Record):
+    """The first rank of a command's job reported, after a start of all ranks."""
+
+    KIND: ClassVar[str] = "attempt_started"
+
+    attempt_number: int
+    world_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted(Record):
+    """A rank is there."""
+
+    KIND: ClassVar[str] = "rank_started"
+
+    device: str | None = None
+    metrics: str | None = None
+    world_size: int | None = None
+    framework: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished(Record):
+    """A rank is done; of a foreign one only what it left out is known."""
+
+    KIND: ClassVar[str] = "rank_finished"
+
+    checksums: Mapping[str, int] = field(default_factory=dict)
+    compute_cpu_seconds: float | None = None
+    compute_wall_seconds: float | None = None
+    steps_left_out: int = 0
+    spoilt_passes_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTold(Record):
+    """A membership is told what its ranks are to hold and to compute."""
+
+    KIND: ClassVar[str] = "layout"
+
+    epoch: int | None = None
+    reason: str = "start"
+    group_backend: str | None = None
+    members: tuple[int, ...] | None = None
+    layout: Mapping[str, Any] | None = None
+    degraded_layers: int | None = None
+    num_transfers: int | None = None
+    num_fetched_in_background: int | None = None
+    commit_step: int | None = None
+    resume_step: int | None = None
+    predicted_step_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped(Record):
+    """The membership of `epoch` is at work."""
+
+    KIND: ClassVar[str] = "regrouped"
+
+    epoch: int | None = None
+    reason: str = "start"
+    members: tuple[int, ...] | None = None
+    group_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    transfer_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWritten(Record):
+    """A rank's part of a checkpoint is on disk."""
+
+    KIND: ClassVar[str] = "checkpoint_written"
+
+    units: tuple[Any, ...] = ()
+    num_bytes: int | None = None
+    blocking_seconds: float = 0.0
+    writing_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRestored(Record):
+    """All ranks go on from a checkpoint, after `step`."""
+
+    KIND: ClassVar[str] = "checkpoint_restored"
+
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUnfit(Record):
+    """An attempt at a step was found unfit to be committed."""
+
+    KIND: ClassVar[str] = "step_unfit"
+
+    epoch: int | None = None
+    verdict: str = ""
+    suspects: tuple[int, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted(Record):
+    """A step is committed; `committed_seconds` and `began_seconds` say when, also where the log does not."""
+
+    KIND: ClassVar[str] = "step_committed"
+
+    epoch: int = 0
+    loss: float | None = None
+    tokens: int | None = None
+    samples: int | None = None
+    samples_checksum: int | None = None
+    began_monotonic: float | None = None
+    committed_monotonic: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    skipped: bool = False
+    repeated: bool = False
+
+    @property
+    def committed_seconds(self) -> float:
+        """When it was committed (CLOCK_MONOTONIC)."""
+        return self.monotonic_seconds if self.committed_monotonic is None else self.committed_monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected(Record):
+    """The coordinator noticed that ranks are lost."""
+
+    KIND: ClassVar[str] = "detected"
+
+    epoch: int | None = None
+    lost: tuple[int, ...] = ()
+    how: str | None = None
+    cut_links: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CulpritNamed(Record):
+    """The launcher of a command blames ranks."""
+
+    KIND: ClassVar[str] = "culprit_named"
+
+    ranks: tuple[int, ...] = ()
+    how: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolated(Record):
+    """Every survivor has left the old epoch, or all old ranks are gone."""
+
+    KIND: ClassVar[str] = "isolated"
+
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarting(Record):
+    """After a loss all ranks were told to end."""
+
+    KIND: ClassVar[str] = "restarting"
+
+    epoch: int | None = None
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartStarted(Record):
+    """All ranks are started again."""
+
+    KIND: ClassVar[str] = "restart_started"
+
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejoinRequested(Record):
+    """Ranks are back and wait for the next boundary of a step."""
+
+    KIND: ClassVar[str] = "rejoin_requested"
+
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejoined(Record):
+    """Ranks are members again."""
+
+    KIND: ClassVar[str] = "rejoined"
+
+    epoch: int | None = None
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorRestarted(Record):
+    """The job has a coordinator again."""
+
+    KIND: ClassVar[str] = "coordinator_restarted"
+
+    epoch: int | None = None
+    members: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStarted(Record):
+    """A process of the job was started: of a rank, a node's supervisor, the coordinator, a container, a launcher."""
+
+    KIND: ClassVar[str] = "process_started"
+
+    role: str = ""
+    started_pid: int | None = None
+    start_ticks: int | None = None
+    started_rank: int | None = None
+    rank_attempt: int | None = None
+    started_node: int | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessExited(Record):
+    """A process of the job ended; `exit` is its code, negative for a signal, None where nobody tells."""
+
+    KIND: ClassVar[str] = "process_exited"
+
+    role: str = ""
+    exited_pid: int | None = None
+    exit: int | None = None
+    exited_rank: int | None = None
+    rank_attempt: int | None = None
+    exited_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailed(Record):
+    """The job cannot go on."""
+
+    KIND: ClassVar[str] = "job_failed"
+
+    reason: str = "no reason given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded(Record):
+    """The job is over."""
+
+    KIND: ClassVar[str] = "job_ended"
+
+    outcome: str | None = None
+    steps_committed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Record):
+    """Something that a person should know."""
+
+    KIND: ClassVar[str] = "warning"
+
+    message: str = ""

@@ -1,0 +1,242 @@
+"""The events that a run tells of itself: the conductor, and the injector with its incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mecefo_runtime.system.record import Record, called, read_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Record):
+    """The run begins; `experiment` is the whole experiment."""
+
+    KIND: ClassVar[str] = "run_started"
+
+    experiment: Any = None
+    experiment_hash: str | None = None
+    seed: Any = None
+    gates: Any = None
+    dilation_ratio: float | None = None
+    machine: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedIncident:
+    """One entry of `incidents_planned`, as far as figures are made from it."""
+
+    incident: int
+    fault: str = "unknown"
+    target: Any = None
+    step: int | None = None
+    phase: str | None = None
+    at_seconds: float | None = None
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    links: tuple[tuple[int, ...], ...] = ()
+    role: str | None = None
+    lifetime_steps: int | None = None
+    lifetime_seconds: float | None = None
+    repair_steps: int | None = None
+    repair_seconds: float | None = None
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> PlannedIncident:
+        """As `chaos.plan.incident.Incident.to_dict` wrote it."""
+        return cls(**read_values(cls, said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentsPlanned(Record):
+    """What is to be fired."""
+
+    KIND: ClassVar[str] = "incidents_planned"
+
+    incidents: tuple[PlannedIncident, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesStarting(Record):
+    """Containers are made."""
+
+    KIND: ClassVar[str] = "nodes_starting"
+
+    num_nodes: int | None = None
+    image: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerReady(Record):
+    """A container takes orders."""
+
+    KIND: ClassVar[str] = "container_ready"
+
+    container: str | None = None
+    container_attempt: int | None = None
+    start_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfIncident(Record):
+    """What is told of one incident."""
+
+    incident: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held(OfIncident):
+    """A rank of the target is held."""
+
+    KIND: ClassVar[str] = "held"
+
+    phase: str | None = None
+    held_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected(OfIncident):
+    """A fault was applied; with `is_loss` its ranks are gone until repaired, with `goes_on` it lasts until undone."""
+
+    KIND: ClassVar[str] = "injected"
+
+    fault: str | None = None
+    is_loss: bool = False
+    goes_on: bool = False
+    target: Any = None
+    phase: str | None = None
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    held_ranks: tuple[int, ...] = ()
+    processes: tuple[Any, ...] = ()
+    links: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified(OfIncident):
+    """The effect of a fault was seen."""
+
+    KIND: ClassVar[str] = "verified"
+
+    evidence: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unverified(OfIncident):
+    """It was not."""
+
+    KIND: ClassVar[str] = "unverified"
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotDue(OfIncident):
+    """The time of an incident did not come, or limits forbade it."""
+
+    KIND: ClassVar[str] = "not_due"
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undone(OfIncident):
+    """A fault was undone."""
+
+    KIND: ClassVar[str] = "undone"
+
+    fault: str | None = None
+    evidence: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoFailed(OfIncident):
+    """It could not be."""
+
+    KIND: ClassVar[str] = "undo_failed"
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(OfIncident):
+    """Held ranks were let go."""
+
+    KIND: ClassVar[str] = "released"
+
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairStarted(OfIncident):
+    """What an incident took is started again."""
+
+    KIND: ClassVar[str] = "repair_started"
+
+    nodes: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry(Record):
+    """Errors of a rank's device that a fault told, not measured."""
+
+    KIND: ClassVar[str] = "telemetry"
+
+    of_rank: int = called("rank")
+    xid: int
+    ecc_sbe: int
+    ecc_dbe: int
+    record: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halted(Record):
+    """A halt condition became true."""
+
+    KIND: ClassVar[str] = "halted"
+
+    condition: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted(Record):
+    """A gate that is certain to fail ends the run."""
+
+    KIND: ClassVar[str] = "aborted"
+
+    gate: str | None = None
+    value: float | None = None
+    reason: str | None = None
+    incident: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted(Record):
+    """Somebody ended the run."""
+
+    KIND: ClassVar[str] = "interrupted"
+
+    signal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residue(Record):
+    """What the run left behind."""
+
+    KIND: ClassVar[str] = "residue"
+
+    processes: tuple[Any, ...] = ()
+    undo_pending: tuple[int, ...] = ()
+    left: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Record):
+    """The run is over."""
+
+    KIND: ClassVar[str] = "run_ended"
+
+    reason: str | None = None
+    message: str | None = None
