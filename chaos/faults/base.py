@@ -132,8 +132,8 @@ class LinkHost(Protocol):
         """The undo records of what `apply_rules` would add: one declarative record for each rule, nothing changed."""
         ...
 
-    async def apply_rules(self, records: list[dict[str, Any]]) -> None:
-        """Add the planned rules.
+    async def apply_rules(self, records: list[dict[str, Any]]) -> float:
+        """Add the planned rules; returns when the first of them took effect (CLOCK_MONOTONIC, seconds).
 
         Raises:
             chaos.errors.EnvironmentFailure: one of them could not be added.
@@ -298,8 +298,10 @@ class Fault(ABC, Generic[ParametersT]):
         """
 
     @abstractmethod
-    async def apply(self, act: Act, host: Host) -> None:
-        """Do it.
+    async def apply(self, act: Act, host: Host) -> float | None:
+        """Do it; returns when it took effect (CLOCK_MONOTONIC, seconds), where that was later than it was called.
+
+        All that is measured counts from then. Never say a time by which the job can have noticed.
 
         Raises:
             chaos.errors.InjectionError: it could not be done.

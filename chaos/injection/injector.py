@@ -257,12 +257,13 @@ class Injector:
 
     async def _act(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
-        applied = time.monotonic()
-        await fault.apply(act, self._host)
+        began = time.monotonic()
+        took_effect = await fault.apply(act, self._host)
         self._emit(
             "injected",
             step=step,
-            monotonic_seconds=applied,
+            # Not when it was asked for: a link is probed before its rules are added, and programs start for them.
+            monotonic_seconds=began if took_effect is None else took_effect,
             incident=incident.incident,
             fault=incident.fault,
             is_loss=incident.is_loss,

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
-from chaos.host.links.firewall import FirewallRules, environment, inside, restore_text
+from chaos.host.links.firewall import (
+    FirewallRules,
+    environment,
+    find_tool,
+    inside,
+    read_time,
+    restore_text,
+    telling_time,
+)
 from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.network.asked import AskedLinks
 from harness.network.plan import HeldNetworks
@@ -105,25 +114,26 @@ class NamespaceLinks(AskedLinks):
             "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
         }
 
-    async def apply_rules(self, records: list[dict[str, Any]]) -> None:
-        """Add the planned rules, those of one rank all at once."""
-        await all_over(*(self._apply(record) for record in records))
+    async def apply_rules(self, records: list[dict[str, Any]]) -> float:
+        """Add the planned rules, those of one rank all at once; returns when the first of them took effect."""
+        return min(await all_over(*(self._apply(record) for record in records)))
 
-    async def _apply(self, record: Mapping[str, Any]) -> None:
+    async def _apply(self, record: Mapping[str, Any]) -> float:
         if record["queue"] is not None:
             await self._start_shaper(record)
         text = restore_text("-I", record["rules"])
+        began = time.monotonic()
         try:
             process = await asyncio.create_subprocess_exec(
-                *inside(record, ["iptables-restore", "--noflush"]),
+                *inside(record, telling_time([find_tool("iptables-restore"), "--noflush"])),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=environment(),
             )
             try:
                 async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
-                    _, said = await process.communicate(text.encode())
+                    printed, said = await process.communicate(text.encode())
             finally:
                 # Whoever gives up undoes: no rule may come after that, and what is in the kernel is over only when the
                 # process is.
@@ -134,6 +144,7 @@ class NamespaceLinks(AskedLinks):
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error!r}") from error
         if process.returncode:
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {said.decode().strip()}")
+        return read_time(printed.decode(), began)
 
     async def _start_shaper(self, record: Mapping[str, Any]) -> None:
         words = ["-m", "harness.network.shaper", str(os.getpid()), str(record["queue"]), json.dumps(record["shape"])]
@@ -222,11 +233,14 @@ def _to_list(network: OwnNetwork) -> list[Any]:
     return [network.descriptor, network.address]
 
 
-async def all_over(*adding: Awaitable[None]) -> None:
+async def all_over(*adding: Awaitable[float]) -> list[float]:
     """Wait for all of them, also where one fails: whoever hears of it undoes, and no rule may come after that."""
-    for failure in await asyncio.gather(*adding, return_exceptions=True):
-        if failure is not None:
-            raise failure
+    times = []
+    for told in await asyncio.gather(*adding, return_exceptions=True):
+        if isinstance(told, BaseException):
+            raise told
+        times.append(told)
+    return times
 
 
 def places_of(near: End, far: End, action: str, way: str) -> list[tuple[End, str, End]]:

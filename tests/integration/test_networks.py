@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 
 from chaos.errors import EnvironmentFailure, HealError
 from chaos.host.links import remove_rules
+from chaos.host.links.firewall import find_tool, inside
 from harness.network.links import NamespaceLinks
 from harness.network.machine import why_no_networks
 from harness.network.plan import HeldNetworks, Networks
@@ -126,6 +129,52 @@ async def connect(links: NamespaceLinks, near: int, far: int) -> tuple[socket.so
     for network in own.values():
         os.close(network.descriptor)
     return one, other
+
+
+def test_rules_tell_when_they_took_effect_however_long_the_program_took_to_start(monkeypatch):
+    start_seconds = 0.5
+    slowly = ["sh", "-c", f'sleep {start_seconds}; exec "$@"', "sh"]
+
+    def inside_slowly(record: dict[str, Any], command: list[str]) -> list[str]:
+        return inside(record, [*slowly, find_tool(command[0]), *command[1:]])
+
+    monkeypatch.setattr("harness.network.links.inside", inside_slowly)
+
+    async def work(links: NamespaceLinks, _: object) -> None:
+        one, other = await connect(links, *LINK)
+        arrivals: list[float] = []
+        is_over = threading.Event()
+
+        def send() -> None:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not is_over.wait(0.001):
+                one.sendall(b".")
+
+        def receive() -> None:
+            while other.recv(4096):
+                arrivals.append(time.monotonic())
+
+        sender, receiver = threading.Thread(target=send), threading.Thread(target=receive)
+        with one, other:
+            sender.start()
+            receiver.start()
+            while not arrivals:
+                await asyncio.sleep(0.001)
+            began = time.monotonic()
+            took_effect = await links.apply_rules(links.plan_rules((LINK,), {"action": "drop"}))
+            num_arrived = len(arrivals)
+            is_over.set()
+            sender.join()
+            one.shutdown(socket.SHUT_RDWR)
+            other.shutdown(socket.SHUT_RDWR)
+            receiver.join()
+        assert took_effect >= began + start_seconds
+        # Never after the job can have noticed, but for how late a busy machine sends and receives.
+        assert arrivals[num_arrived - 1] + LATE_SECONDS / 10 >= took_effect
+
+    if os.geteuid() != 0:
+        pytest.skip("only root enters the networks of another process without its user namespace")
+    in_networks(work)
 
 
 def test_connections_of_a_link_are_listed_and_ended_also_idle_ones_and_no_others():

@@ -52,10 +52,11 @@ class FlapLink(LinkFault[FlapParameters]):
         self._turns: asyncio.Task[None] | None = None
         self._is_lifted = asyncio.Event()
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, host: Host) -> float | None:
         """Begin with down."""
-        await super().apply(act, host)
+        took_effect = await super().apply(act, host)
         self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), link_host(host)))
+        return took_effect
 
     async def lift(self, act: Act, host: Host) -> None:
         """No further turn. Where it stopped is for `undo`, which rules that are being added must not come after."""

@@ -75,8 +75,8 @@ class LinkFault(Fault[ParametersT]):
         }
         return Act(undo_record=record, links=tuple(sorted(pairs)))
 
-    async def apply(self, act: Act, host: Host) -> None:
-        """See that the links carry traffic, NCCL's included, then add the rules."""
+    async def apply(self, act: Act, host: Host) -> float | None:
+        """See that the links carry traffic, NCCL's included, then add the rules; returns when they took effect."""
         links = _links_of(act)
         refuse_what_no_rule_touches(links, read_routes(host.run_folder / LOGS_FOLDER))
         looks = [look(link_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
@@ -86,7 +86,7 @@ class LinkFault(Fault[ParametersT]):
                 raise InjectionError(
                     f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
                 )
-        await link_host(host).apply_rules(list(act.undo_record["rules"]))
+        return await link_host(host).apply_rules(list(act.undo_record["rules"]))
 
     async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
         """Look at each link until all of them are as they should be, or the time is over."""
@@ -173,17 +173,18 @@ class ResetLink(LinkFault[NoParameters]):
         self._ended: dict[Link, list[str]] = {}
         self._why_not: str | None = None
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, host: Host) -> float | None:
         """After the rules, end the connections that there are: an idle one would not notice them before it is used."""
-        await super().apply(act, host)
+        took_effect = await super().apply(act, host)
         if not isinstance(host.links, ConnectionHost):
             self._why_not = "connections cannot be listed here: an idle one notices when it is used"
-            return
+            return took_effect
         try:
             for link in _links_of(act):
                 self._ended[link] = await host.links.end_connections(link, PROBE_TIMEOUT_SECONDS)
         except EnvironmentFailure as error:
             self._why_not = f"an idle connection notices when it is used: {error}"
+        return took_effect
 
     def _rule(self) -> dict[str, Any]:
         return {"action": "reset"}
@@ -241,7 +242,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         super().__init__(parameters)
         self._rate_before: dict[Link, float] = {}
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, host: Host) -> float | None:
         """See what the links carry, then add the rules."""
         rate = self.parameters.bandwidth
         if rate is not None:
@@ -251,7 +252,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
                     found = f"{8 * carried:.3g} bit/s before it is touched"
                     raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} is no limit to it")
                 self._rate_before[link] = carried
-        await super().apply(act, host)
+        return await super().apply(act, host)
 
     def _rule(self) -> dict[str, Any]:
         said = self.parameters

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from chaos.host.containers import is_container_running, run_in_container
 from mecefo_runtime.system.process import ProcessId
 
 TIMEOUT_SECONDS = 30.0
+# Since 2001, and until 2286.
+_DIGITS_OF_NANOSECONDS = 19
 _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
 # Where Debian and others put what users seldom call.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -103,6 +106,27 @@ def restore_text(verb: str, rules: Sequence[Sequence[str]]) -> str:
     # No word of ours has a blank in it, and quoting as a shell does is not understood.
     lines = [" ".join((verb, *rule)) for rule in rules]
     return "\n".join(["*filter", *lines, "COMMIT", ""])
+
+
+def telling_time(command: Sequence[str]) -> list[str]:
+    """`command`, by a shell that prints the time right before it becomes it; see `read_time`.
+
+    To start a program in a namespace, or by an engine, takes longer than what it does there.
+    """
+    return ["sh", "-c", 'date +%s%N; exec "$@"', "sh", *command]
+
+
+def read_time(printed: str, began_seconds: float) -> float:
+    """What `telling_time` printed, as CLOCK_MONOTONIC in seconds; `began_seconds` where its `date` is no GNU one.
+
+    It is never before `began_seconds`, when the program was asked for, so that a clock that is set does no harm.
+    """
+    words = printed.split()
+    if not words or not words[0].isdigit() or len(words[0]) < _DIGITS_OF_NANOSECONDS:
+        return began_seconds
+    now = time.monotonic()
+    ago = time.time() - int(words[0]) / 1e9
+    return min(max(began_seconds, now - ago), now)
 
 
 def run_inside(record: Mapping[str, Any], command: Sequence[str], text: str = "") -> str:

@@ -6,6 +6,7 @@ A node's network belongs to a container beside the node's own (`holder`), which 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from chaos.errors import EnvironmentFailure, InjectionError
 from chaos.faults.base import End
 from chaos.host.links.check import name_of
-from chaos.host.links.firewall import FirewallRules, restore_text, run_inside
+from chaos.host.links.firewall import FirewallRules, read_time, restore_text, run_inside, telling_time
 from harness.backends.docker.container import COORDINATOR
 from harness.network.asked import AskedLinks
 from harness.network.links import all_over, places_of, rules_for
@@ -91,18 +92,19 @@ class ContainerLinks(AskedLinks):
             "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
         }
 
-    async def apply_rules(self, records: list[dict[str, Any]]) -> None:
-        """Add the planned rules, those of one network all at once."""
-        await all_over(*(self._apply(record) for record in records))
+    async def apply_rules(self, records: list[dict[str, Any]]) -> float:
+        """Add the planned rules, those of one network all at once; returns when the first of them took effect."""
+        return min(await all_over(*(self._apply(record) for record in records)))
 
-    async def _apply(self, record: Mapping[str, Any]) -> None:
+    async def _apply(self, record: Mapping[str, Any]) -> float:
         if record["queue"] is not None:
             question = {"do": "shape", "queue": record["queue"], "shape": record["shape"]}
             await self._ask_at(str(record["at"]), question, 0.0)
         text = restore_text("-I", record["rules"])
-        adding = asyncio.create_task(asyncio.to_thread(run_inside, record, ["iptables-restore", "--noflush"], text))
+        began, command = time.monotonic(), telling_time(["iptables-restore", "--noflush"])
+        adding = asyncio.create_task(asyncio.to_thread(run_inside, record, command, text))
         try:
-            await asyncio.shield(adding)
+            return read_time(await asyncio.shield(adding), began)
         except OSError as error:
             raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error}") from error
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ class FakeLinks:
     async def apply_rules(self, records):
         if not self.is_deaf:
             self.cut |= {frozenset(link) for record in records for link in record["links"]}
+        return time.monotonic()
 
     async def probe(self, link, timeout_seconds):
         is_cut = frozenset(link) in self.cut

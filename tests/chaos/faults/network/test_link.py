@@ -50,6 +50,9 @@ class Network:
         self.turns = []
         # From which turn on rules come late, as from a process that goes on whoever waits for it; and those under way.
         self.late_from = None
+        # When the first rule was in; and when each incident is said to have been injected.
+        self.took_effect = None
+        self.injected = None
         self.late = []
         self.num_probing = 0
         self.most_probing_untouched = 0
@@ -71,6 +74,8 @@ class Network:
             await asyncio.shield(self.late[-1])
         else:
             self._add(records)
+        self.took_effect = self.took_effect or time.monotonic()
+        return time.monotonic()
 
     def _add(self, records):
         if not self.is_deaf:
@@ -146,6 +151,8 @@ def inject(folder, network, kind, parameters=None):
 
     def emit(name, *, step=None, monotonic_seconds=None, **fields):
         events[name] = fields
+        if name == "injected" and network is not None:
+            network.injected = monotonic_seconds
         if name == "verified":
             in_force.extend(network.rules)
 
@@ -184,6 +191,21 @@ def test_it_is_seen_on_the_network_and_gone_after_its_lifetime(tmp_path, network
     links = [[0, 2], [0, 3], [1, 2], [1, 3]] if kind == "partition" else [[0, 2]]
     assert events["injected"]["links"] == links
     assert [told["link"] for told in evidence["links"]] == links
+
+
+@each_kind
+def test_its_time_is_that_of_its_rules_and_not_that_of_the_probes_before_them(tmp_path, network, kind, monkeypatch):
+    probe = network.probe
+
+    async def probe_slowly(link, timeout_seconds):
+        await asyncio.sleep(0.01)
+        return await probe(link, timeout_seconds)
+
+    monkeypatch.setattr(network, "probe", probe_slowly)
+    began = time.monotonic()
+    inject(tmp_path, network, kind)
+    assert network.injected - began >= 5 * 0.01
+    assert network.injected >= network.took_effect
 
 
 @each_kind
