@@ -19,6 +19,17 @@ WARM_UP_STEPS = 5
 """The first steps of a job are left out of the pre-fault speed (allocators, caches and connections warm up in them)."""
 
 
+_AFTER_STEP = frozenset({"layout", "regrouped", "rejoined", "checkpoint_restored"})
+"""Events whose `step` is the last that was committed before training continues."""
+
+
+def step_under_way(event: Event) -> int | None:
+    """The step that the job was at when `event` happened: of a regroup the one with which it continues."""
+    if event.step is None:
+        return None
+    return event.step + 1 if event.kind in _AFTER_STEP else event.step
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedStep:
     """One step as its leader reported it. All times are CLOCK_MONOTONIC in seconds.

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from harness.analysis.steps import step_under_way
 from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
 from harness.live.progress import IncidentProgress, JobProgress, RunProgress
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -79,7 +80,7 @@ class PlainView:
         recovered = self._progress.feed(event)
         since = f"{self._progress.since_start_seconds(event):.1f}s"
         # An event between two steps is told with the newest step heard of, so that the column never runs backwards.
-        step = max(event.step or 0, self._last_steps.get(event.job, 0))
+        step = max(step_under_way(event) or 0, self._last_steps.get(event.job, 0))
         self._last_steps[event.job] = step
         begin = f"{since:>8}  {f'step {step}' if step else 'start':<11}"
         for incident in recovered:
@@ -161,7 +162,8 @@ class LiveView:
             told = [recovery_sentence(incident) for incident in recovered]
             told.append(self._narrator.tell(event) or "")
             since = self._progress.since_start_seconds(event)
-            step = f"step {event.step}  " if event.step is not None else ""
+            under_way = step_under_way(event)
+            step = "" if under_way is None else f"step {under_way}  "
             self._messages.extend(f"{since:7.1f}s  {step}{sentence}" for sentence in told if sentence)
 
     def message(self, text: str) -> None:

@@ -129,36 +129,38 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
     first, last = _steps_drawn(curves, [*curves.main, *curves.twin])
     frame = Frame(width, _TOP, _TOP + sizes.height)
     x = frame.across(first, last)
-    low, high = _range([loss for _, loss in (*main, *twin)])
+    low, high = drawing.visible_range([loss for _, loss in (*main, *twin)])
     y = frame.upwards(low, high)
-    apart, apart_frame = _apart(curves, frame, x, sizes)
+    beyond, beyond_items = drawing.out_of_range((main, twin), x, frame, low, high)
+    apart, apart_frame, apart_items = _apart(curves, frame, x, sizes)
     body = [
         *_step_bands(curves, history, frame, x),
         *drawing.axis_up(frame, y, drawing.ticks(low, high)),
         drawing.text(6.0, 12.0, "loss", css="strong"),
-        *(drawing.line(piece, "twin") for piece in _pieces(curves.twin, twin, x, y, high)),
-        *(drawing.line(piece, "main") for piece in _pieces(curves.main, main, x, y, high)),
+        *(drawing.line(piece, "twin") for piece in _pieces(curves.twin, twin, x, y, low, high)),
+        *(drawing.line(piece, "main") for piece in _pieces(curves.main, main, x, y, low, high)),
         *(
             drawing.rect(x(since), frame.top, max(2.0, x(until) - x(since)), 6, "mark-bad")
             for since, until in _runs(bad)
         ),
+        *beyond,
         *apart,
         *drawing.axis_across(apart_frame, x, first, last, "step"),
         *_signs([(x(mark.step), mark) for mark in curves.marks], frame),
     ]
-    items = [("curve-main", "this run"), *((("curve-twin", "its twin without faults"),) if twin else ())]
+    size = -(-len(curves.main) // (sizes.points // 2)) if len(curves.main) > sizes.points else 1
+    thinned = f", lowest and highest of every {size} steps" if size > 1 else ""
+    items = [("curve-main", f"this run{thinned}"), *((("curve-twin", "its twin without faults"),) if twin else ())]
     if bad:
         items.append(("mark-bad", "no finite number"))
-    if any(loss > high for _, loss in (*main, *twin)):
-        items.append(("sign-fault", f"runs off the top, to {max(loss for _, loss in (*main, *twin)):.3g}"))
-    items += _step_band_items(curves, history)
+    items += [*beyond_items, *apart_items, *_step_band_items(curves, history)]
     legend, height = drawing.legend([*items, *_sign_items(curves.marks)], width, apart_frame.bottom + 38)
     return drawing.figure(
         "loss",
         width,
         apart_frame.bottom + 38 + height + 4,
         "Loss by step",
-        _loss_text(main, twin, bad),
+        _loss_text(_losses(curves.main), _losses(curves.twin), bad),
         [*body, *legend],
     )
 
@@ -170,37 +172,28 @@ def _steps_drawn(curves: Curves, points: Sequence[StepPoint]) -> tuple[float, fl
     return float(min(steps)), float(max(*steps, *affected, min(steps) + 1))
 
 
-def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[str], Frame]:
-    """A small panel below `frame`: the difference from the twin, in percent."""
-    points = differences(curves.main, curves.twin, sizes.points)
+def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[str], Frame, list[tuple[str, str]]]:
+    """A small panel below `frame`: the difference from the twin, in percent. With the legend's items."""
+    points = [(step, 100 * ratio) for step, ratio in differences(curves.main, curves.twin, sizes.points)]
     if len(points) < 2:
-        return [], frame
+        return [], frame, []
     panel = Frame(frame.width, frame.bottom + 34, frame.bottom + 34 + 60)
-    low, high = _range([100 * ratio for _, ratio in points] + [0.0])
+    low, high = drawing.visible_range([percent for _, percent in points] + [0.0])
+    low, high = min(low, 0.0), max(high, 0.0)
     y = panel.upwards(low, high)
+    beyond, items = drawing.out_of_range((points,), x, panel, low, high, "%")
     body = [
         drawing.text(6.0, panel.top - 10, "difference from the twin", css="strong"),
         *drawing.axis_up(panel, y, drawing.ticks(low, high, 3), "%"),
         drawing.line([(panel.left, y(0.0)), (panel.right, y(0.0))], "before"),
-        drawing.line([(x(step), y(min(high, 100 * ratio))) for step, ratio in points], "main"),
+        drawing.line([(x(step), y(min(high, max(low, percent)))) for step, percent in points], "main"),
+        *beyond,
     ]
-    return body, panel
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """What is drawn of `values`: all of them, unless a few are so large that nothing else could be told apart."""
-    if not values:
-        return 0.0, 1.0
-    low, high = min(values), max(values)
-    usual = sorted(values)[min(len(values) - 1, math.floor(0.9 * len(values)))]
-    if high - low > 5 * (usual - low) > 0:
-        high = low + 1.5 * (usual - low)
-    margin = (high - low or abs(high) or 1.0) * 0.06
-    return low - margin, high + margin
+    return body, panel, items
 
 
 def _pieces(
-    points: Sequence[StepPoint], thin: Sequence[tuple[float, float]], x: Scale, y: Scale, high: float
+    points: Sequence[StepPoint], thin: Sequence[Point], x: Scale, y: Scale, low: float, high: float
 ) -> Iterable[list[Point]]:
     """The curve, broken off where losses are no numbers."""
     bad = _runs([point.step for point in points if point.is_loss_bad])
@@ -211,7 +204,7 @@ def _pieces(
         if step > since:
             pieces.append([])
             since = next((begin for begin, _ in breaks if begin >= step), math.inf)
-        pieces[-1].append((x(step), y(min(high, loss))))
+        pieces[-1].append((x(step), y(min(high, max(low, loss)))))
     return [piece for piece in pieces if piece]
 
 
@@ -345,12 +338,17 @@ def _marks_text(marks: Sequence[Mark]) -> str:
     return f"Faults: {told}{rest}." if faults else "No fault."
 
 
-def _loss_text(main: Sequence[tuple[float, float]], twin: Sequence[tuple[float, float]], bad: Sequence[int]) -> str:
+def _losses(points: Sequence[StepPoint]) -> list[float]:
+    return [point.loss for point in points if point.loss is not None]
+
+
+def _loss_text(main: Sequence[float], twin: Sequence[float], bad: Sequence[int]) -> str:
     said = []
     if main:
-        ends = [loss for _, loss in main[-10:]]
-        said.append(f"The run's loss goes from {main[0][1]:.4g} to {median(ends):.4g}.")
+        said.append(
+            f"The run's loss goes from {main[0]:.4g} to {median(main[-10:]):.4g}; its highest is {max(main):.4g}."
+        )
     if bad:
         said.append(f"It was no finite number in {count(len(bad), 'step')}, first in step {bad[0]}.")
-    said.append(f"The twin's goes to {median([loss for _, loss in twin[-10:]]):.4g}." if twin else "There is no twin.")
+    said.append(f"The twin's goes to {median(twin[-10:]):.4g}." if twin else "There is no twin.")
     return " ".join(said)

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, TypeVar
 
 from harness.analysis.attempts import COMMAND_RUNTIME
-from harness.analysis.steps import WORK_UNITS, unit_of, work_of
+from harness.analysis.steps import WORK_UNITS, step_under_way, unit_of, work_of
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
@@ -136,15 +136,12 @@ def step_rates(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[floa
     )
 
 
-def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[float, float], ...]:
-    """(step, loss) of at most `max_points` points: means over equally many consecutive steps where there are more."""
-    known = [(point.step, point.loss) for point in points if point.loss is not None]
-    return _means(known, max_points)
+def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[int, float], ...]:
+    """(step, loss) of at most `max_points` points: where there are more, the extremes of equally many steps each."""
+    return _extremes([(point.step, point.loss) for point in points if point.loss is not None], max_points)
 
 
-def differences(
-    main: Sequence[StepPoint], twin: Sequence[StepPoint], max_points: int
-) -> tuple[tuple[float, float], ...]:
+def differences(main: Sequence[StepPoint], twin: Sequence[StepPoint], max_points: int) -> tuple[tuple[int, float], ...]:
     """(step, loss over the twin's less 1) of the steps that both know, thinned as `thin_losses`."""
     others = {point.step: point.loss for point in twin if point.loss}
     known = [
@@ -152,7 +149,7 @@ def differences(
         for point in main
         if point.loss is not None and (other := others.get(point.step)) is not None
     ]
-    return _means(known, max_points)
+    return _extremes(known, max_points)
 
 
 def _groups(things: Sequence[_T], max_groups: int) -> list[Sequence[_T]]:
@@ -160,9 +157,15 @@ def _groups(things: Sequence[_T], max_groups: int) -> list[Sequence[_T]]:
     return [things[first : first + size] for first in range(0, len(things), size)]
 
 
-def _means(known: Sequence[tuple[float, float]], max_points: int) -> tuple[tuple[float, float], ...]:
-    groups = _groups(known, max_points)
-    return tuple((sum(s for s, _ in g) / len(g), sum(value for _, value in g) / len(g)) for g in groups)
+def _extremes(known: Sequence[tuple[int, float]], max_points: int) -> tuple[tuple[int, float], ...]:
+    """`known`, or the lowest and the highest of each group of them: a mean would hide how far a single step was off."""
+    if len(known) <= max_points:
+        return tuple(known)
+    ends = (
+        {min(group, key=lambda point: point[1]), max(group, key=lambda point: point[1])}
+        for group in _groups(known, max(1, max_points // 2))
+    )
+    return tuple(point for pair in ends for point in sorted(pair))
 
 
 def _points(events: Sequence[Event], begin: float, unit: str) -> tuple[StepPoint, ...]:
@@ -194,9 +197,9 @@ def _marks(events: Sequence[Event], curves: Curves) -> tuple[Mark, ...]:
         if event.kind not in _MARKED or event.fields.get("reason") == "start":
             continue
         seconds = event.monotonic_seconds - curves.began_seconds
-        at = curves.step_at(seconds)
+        at, told = curves.step_at(seconds), step_under_way(event)
         # A job that went back to a checkpoint is, on an axis of steps, where it had been.
-        step = at if event.step is None or event.step < at - 1 else event.step
+        step = at if told is None or told < at - 1 else told
         marks.append(Mark(event.kind, seconds, step, event.fields.get("incident")))
     return tuple(marks)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from markupsafe import Markup, escape
 
@@ -18,6 +19,8 @@ WIDE, NARROW = 860, 344
 _CHAR_WIDTH = 5.9
 """Pixels that a character of a label takes at most, in the mean over a word."""
 _LEGEND_LINE = 17
+_FAR_OFF = 20.0
+"""So many times the spread of the usual values away, a value is left out of the range that an axis shows."""
 Scale = Callable[[float], float]
 Point = tuple[float, float]
 
@@ -156,8 +159,66 @@ def glyph(kind: str, x: float, y: float) -> str:
         "fault": f"M{x - 5:.1f},{y - 4:.1f}h10l-5,8z",
         "repair": f"M{x - 5:.1f},{y + 4:.1f}h10l-5,-8z",
         "back": f"M{x - 4.5:.1f},{y:.1f}a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z",
+        "above": f"M{x:.1f},{y - 5:.1f}l4.5,5h-3v5h-3v-5h-3z",
+        "below": f"M{x:.1f},{y + 5:.1f}l4.5,-5h-3v-5h-3v5h-3z",
     }
     return f'<path d="{shapes[kind]}" class="sign-{kind}"/>'
+
+
+def visible_range(values: Sequence[float]) -> tuple[float, float]:
+    """What an axis shows of `values`: all of them, unless a few are so far off that the others would be one flat line.
+
+    Whoever draws only a part says where the rest is: see `out_of_range`.
+    """
+    if not values:
+        return 0.0, 1.0
+    ordered = sorted(values)
+    tenth = len(ordered) // 10
+    usual_low, usual_high = ordered[tenth], ordered[-1 - tenth]
+    reach = _FAR_OFF * (usual_high - usual_low) or ordered[-1] - ordered[0]
+    low = next(value for value in ordered if value >= usual_low - reach)
+    high = next(value for value in reversed(ordered) if value <= usual_high + reach)
+    margin = (high - low or abs(high) or 1.0) * 0.06
+    # Where something is left out, its arrow and its value need room beside the curve.
+    below, above = (5 * margin if low > ordered[0] else margin), (5 * margin if high < ordered[-1] else margin)
+    return low - below, high + above
+
+
+def out_of_range(
+    curves: Iterable[Sequence[Point]], x: Scale, frame: Frame, low: float, high: float, suffix: str = ""
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Arrows where the `curves` leave [low, high], the farthest ones with the value; and the items of the legend."""
+    farthest = [piece for points in curves for piece in _excursions(points, low, high)]
+    body: list[str] = []
+    taken: list[tuple[float, float, str]] = []
+    for at, value, sign in sorted(farthest, key=lambda found: max(found[1] - high, low - found[1]), reverse=True):
+        place = x(at)
+        middle = frame.top + 7 if sign == "above" else frame.bottom - 7
+        body.append(glyph(sign, place, middle))
+        words = f"{value:,.3g}{suffix}"
+        length = _CHAR_WIDTH * len(words) + 8
+        begin = place + 7 if place + 7 + length <= frame.right else place - 7 - length
+        if all(begin >= until or begin + length <= since for since, until, other in taken if other == sign):
+            anchor, edge = ("start", begin) if begin > place else ("end", begin + length)
+            body.append(text(edge, middle + 4, words, anchor, "strong"))
+            taken.append((begin, begin + length, sign))
+    items = []
+    for sign, farthest_of, way in (("above", max, "up"), ("below", min, "down")):
+        values = [value for _, value, other in farthest if other == sign]
+        if values:
+            items.append((f"sign-{sign}", f"{sign} the scale, {way} to {farthest_of(values):,.3g}{suffix}"))
+    return body, items
+
+
+def _excursions(points: Sequence[Point], low: float, high: float) -> Iterable[tuple[float, float, str]]:
+    """(place, value, `above` or `below`) of the farthest point of each stretch of a curve beyond [low, high]."""
+
+    def side(point: Point) -> str:
+        return "above" if point[1] > high else "below" if point[1] < low else ""
+
+    for sign, stretch in groupby(points, side):
+        if sign:
+            yield *(max if sign == "above" else min)(stretch, key=lambda point: point[1]), sign
 
 
 def legend(items: Sequence[tuple[str, str]], width: int, top: float) -> tuple[list[str], float]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from harness.analysis.steps import step_under_way
 from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text, when
 from harness.report import wording
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -76,16 +77,19 @@ def lost_words(summary: Mapping[str, Any]) -> str:
 
 
 def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]:
-    """((time, step, sentence) of all that is worth a line, in order; how many in their middle were left out)."""
-    ordered = sorted(events, key=lambda event: event.monotonic_seconds)
+    """((time, step, sentence) of all that is worth a line, in order; how many in their middle were left out).
+
+    The step is the one that the job was at, so that the rows go back only where the job does.
+    """
+    ordered = sorted(events, key=lambda event: (event.monotonic_seconds, step_under_way(event) or 0))
     narrator = Narrator()
     begin = ordered[0].monotonic_seconds if ordered else 0.0
     lines = []
     for event in ordered:
         sentence = narrator.tell(event)
         if sentence is not None:
-            step = "" if event.step is None else str(event.step)
-            lines.append((f"{event.monotonic_seconds - begin:.2f} s", step, sentence))
+            step = step_under_way(event)
+            lines.append((f"{event.monotonic_seconds - begin:.2f} s", "" if step is None else str(step), sentence))
     if len(lines) <= _CHRONICLE_HEAD + _CHRONICLE_TAIL:
         return lines, 0
     return lines[:_CHRONICLE_HEAD] + lines[-_CHRONICLE_TAIL:], len(lines) - _CHRONICLE_HEAD - _CHRONICLE_TAIL

@@ -302,7 +302,7 @@ class _Story:
                 self.emit("rejoin_requested", "coordinator", step, ranks=fault.ranks)
                 self.alive |= set(fault.ranks)
                 self._regroup("rejoin", step, transfer_seconds=TRANSFER_SECONDS)
-                self.emit("rejoined", "coordinator", step, epoch=self.epoch, ranks=fault.ranks)
+                self.emit("rejoined", "coordinator", step - 1, epoch=self.epoch, ranks=fault.ranks)
 
     def _inject_into(self, step: int) -> bool:
         """The faults of `step`; False when the job does not survive them."""
@@ -368,10 +368,12 @@ class _Story:
         self.epoch += 1
         members = sorted(self.alive)
         layout: Layout = layout_of("ndb", CLUSTER, members)
+        # As the coordinator does: the last step that was committed, not the one with which training continues.
+        committed = None if step is None else step - 1 or None
         self.emit(
             "layout",
             "coordinator",
-            step,
+            committed,
             epoch=self.epoch,
             reason=reason,
             group_backend="gloo",
@@ -386,7 +388,7 @@ class _Story:
         self.emit(
             "regrouped",
             "coordinator",
-            step,
+            committed,
             epoch=self.epoch,
             reason=reason,
             members=members,

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -127,12 +128,21 @@ def test_the_area_under_the_rates_is_the_tokens(durations, num_bins):
     assert sum(rate for _, rate in rates) * width == pytest.approx(sum(p.work for p in points), rel=1e-6, abs=1e-3)
 
 
-@given(st.integers(0, 300), st.integers(1, 50))
-def test_thinning_keeps_the_mean_of_each_group(num_points, max_points):
-    points = [StepPoint(step, 0.0, 1.0, 1.0, float(step)) for step in range(1, num_points + 1)]
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(2, 50))
+def test_thinning_keeps_the_extremes_and_the_order(losses, max_points):
+    points = [StepPoint(step, 0.0, 1.0, 1.0, loss) for step, loss in enumerate(losses)]
     thin = thin_losses(points, max_points)
     assert len(thin) <= max_points
-    assert all(step == pytest.approx(loss) for step, loss in thin)
+    assert set(thin) <= {(point.step, point.loss) for point in points}
+    assert [step for step, _ in thin] == sorted({step for step, _ in thin})
+    values = [loss for _, loss in thin]
+    assert (min(values), max(values)) == (min(losses), max(losses))
+
+
+def test_a_difference_in_a_single_step_survives_thinning():
+    twin = [StepPoint(step, 0.0, 1.0, 1.0, 2.0) for step in range(1, 2001)]
+    main = [replace(point, loss=2.0088) if point.step == 1500 else point for point in twin]
+    assert max(ratio for _, ratio in differences(main, twin, 160)) == pytest.approx(0.0044)
 
 
 def test_a_job_that_was_stopped_before_its_ranks_had_come_together_has_no_lanes():

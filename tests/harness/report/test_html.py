@@ -293,3 +293,35 @@ def test_a_fault_in_a_step_that_was_never_committed_is_on_the_picture():
     for picture in pictures(render(summarize(events), events)):
         width = float(re.search(r'viewBox="0 0 (\d+)', picture)[1])
         assert all(float(at) <= width for at in re.findall(r'<line x1="([\d.]+)"', picture))
+
+
+def loss_pictures(loss_of_step):
+    """The loss over 200 steps for a screen and for a phone; `loss_of_step` says what differs from the twin's."""
+    events = [
+        synthetic.shifted(e, loss=loss_of_step.get(e.step, e.fields["loss"]))
+        if e.kind == "step_committed" and e.job == "main"
+        else e
+        for e in synthetic.run(steps=200)
+    ]
+    html = render(summarize(events), events)
+    return [p for p in pictures(html) if 'id="loss-' in p]
+
+
+@pytest.mark.parametrize("loss", [1e12, 400.0, -1e6])
+def test_a_loss_out_of_range_is_marked_where_it_is_with_its_value(loss):
+    noise = {step: synthetic.loss_of(step) * (1 + 2e-4 * (-1) ** step) for step in range(20, 201)}
+    for picture in loss_pictures(noise | {150: loss}):
+        sign, way = ("above", "up") if loss > 0 else ("below", "down")
+        assert len(re.findall(f'class="sign-{sign}"', picture)) == 4, "in both panels and in the legend of each"
+        assert f"{sign} the scale, {way} to {loss:,.3g}<" in picture
+        assert f">{loss:,.3g}</text>" in picture
+
+
+@pytest.mark.parametrize("percent", [0.44, -3.0, 40.0])
+def test_the_difference_from_the_twin_is_never_drawn_smaller_than_it_is(percent):
+    few = {step: synthetic.loss_of(step) * (1 + percent / 100) for step in (40, 150, 151)}
+    noise = {step: synthetic.loss_of(step) * (1 + 2e-4 * (-1) ** step) for step in range(20, 201)}
+    for picture in loss_pictures(noise | few):
+        panel = picture[picture.index("difference from the twin") :]
+        marked = [float(text) for text in re.findall(r">(-?[\d.]+)%</text>", panel)]
+        assert max(abs(value) for value in marked) >= 0.8 * abs(percent), "an axis that far, or an arrow with the value"

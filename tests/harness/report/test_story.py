@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from harness.judging.summary import summarize
@@ -85,3 +87,18 @@ def test_a_long_chronicle_is_cut_in_its_middle():
     lines, left_out = chronicle(synthetic.run(steps=200, faults=faults))
     assert len(lines) == 200 and left_out > 0
     assert "completed" in lines[-1][2]
+
+
+def test_the_steps_of_the_rows_go_back_only_where_the_job_does():
+    events = synthetic.run(faults=[Fault(), Fault(step=30, node=2, repair_steps=5)], twin=False)
+    lines, _ = chronicle(events)
+    steps = [int(step) for _, step, _ in lines if step]
+    assert steps == sorted(steps)
+    assert next(step for _, step, words in lines if "connected anew" in words) == "20", "with which training continues"
+
+
+def test_of_events_at_one_time_the_earlier_step_comes_first():
+    one = synthetic.run(twin=False)[0]
+    at_once = [replace(one, kind="warning", step=step, fields={"message": f"of {step}"}) for step in (500, 499)]
+    lines, _ = chronicle([one, *at_once])
+    assert [step for _, step, words in lines if words.startswith("warning")] == ["499", "500"]
