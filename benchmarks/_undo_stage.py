@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks._undo_rank import WRITING, in_force, invite, start_node
 from chaos.faults import registry
-from chaos.faults.base import Fault, Host, OwnedProcess
+from chaos.faults.base import Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.host.process_table import thread_names
 from chaos.in_process.hang import WITNESS_NAME
@@ -216,7 +216,7 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     await guard.ready()
     (stage.folder / _RUN_FILE).write_text(guard.run.to_json())
     desk, token = Desk(), new_token()
-    host = Host(_Processes(stage.owned()), desk, Watch(), stage.folder, stage.checkpoints)
+    context = FaultContext(_Processes(stage.owned()), desk, Watch(), stage.folder, stage.checkpoints)
     is_node, is_checkpoint = fault.scope == "node", str(fault.scope) == "checkpoint"
     incident = Incident(
         incident=0,
@@ -234,7 +234,7 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     def note(kind: str, **_: Any) -> None:
         seen.append(kind)
 
-    injector = Injector([incident], registry(), frozenset({0}), host, desk, guard.ledger, note)
+    injector = Injector([incident], registry(), frozenset({0}), context, desk, guard.ledger, note)
     _die_at(point, fault, guard if kills_watchdog else None)
     hub = Hub(token, injector.on_event)
     hub.agents = injector

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 
 from chaos.errors import EffectNotSeen, TargetNotFound
-from chaos.faults.base import Act, Fault, Fidelity, Host
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.spec.target import ResolvedTarget, Scope
 
 # Steps may take seconds, and what was affected may be used only in the next one.
@@ -35,25 +35,25 @@ class InsideFault(Fault[ParametersT]):
         # By rank: the effect's handle, and what it said when it began.
         self._begun: dict[int, tuple[int, dict[str, Any]]] = {}
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The processes of the target's ranks. Nothing has to be undone from outside."""
-        found = host.processes.rank_processes(target.ranks)
+        found = context.processes.rank_processes(target.ranks)
         running = tuple(owned for owned in found if owned.process.is_running())
         if not running:
             raise TargetNotFound(f"{target} has no running rank, and this is done inside ranks")
         return Act(running, {"processes": [owned.to_dict() for owned in running]})
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin it in each rank, which does it on its training thread."""
         effect, arguments = self._effect()
         for rank in act.ranks:
-            self._begun[rank] = await host.inside.begin(rank, effect, {**arguments, "seed": f"{self.seed}/{rank}"})
+            self._begun[rank] = await context.inside.begin(rank, effect, {**arguments, "seed": f"{self.seed}/{rank}"})
 
     @abstractmethod
     def _effect(self) -> tuple[str, dict[str, Any]]:
         """The effect and its arguments."""
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait until each rank has told what came of it."""
         if not self._begun:
             raise EffectNotSeen("nothing was begun inside the ranks")
@@ -61,7 +61,7 @@ class InsideFault(Fault[ParametersT]):
         ranks = []
         for rank, (handle, _) in self._begun.items():
             remaining = max(0.0, deadline - asyncio.get_running_loop().time())
-            told = await host.inside.report(rank, handle, remaining)
+            told = await context.inside.report(rank, handle, remaining)
             ranks.append({"rank": rank, **await self._judge(rank, told)})
         return {"summary": "; ".join(str(told["summary"]) for told in ranks), "ranks": ranks}
 
@@ -73,10 +73,10 @@ class InsideFault(Fault[ParametersT]):
             EffectNotSeen: that is no evidence.
         """
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """End it in the ranks, which take their hooks out."""
         for rank, (handle, _) in self._begun.items():
-            await host.inside.lift(rank, handle, LIFT_TIMEOUT_SECONDS)
+            await context.inside.lift(rank, handle, LIFT_TIMEOUT_SECONDS)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:

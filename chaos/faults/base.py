@@ -199,7 +199,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class FaultContext:
     """What the run offers to its faults; an ability that its backend lacks is None.
 
     A fault says in `needs` which of them it cannot do without, so that it is refused before the start.
@@ -289,7 +289,7 @@ class Fault(ABC, Generic[ParametersT]):
         return None
 
     @abstractmethod
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Resolve the target and check that it is ours. Nothing is changed.
 
         Raises:
@@ -298,7 +298,7 @@ class Fault(ABC, Generic[ParametersT]):
         """
 
     @abstractmethod
-    async def apply(self, act: Act, host: Host) -> float | None:
+    async def apply(self, act: Act, context: FaultContext) -> float | None:
         """Do it; returns when it took effect (CLOCK_MONOTONIC, seconds), where that was later than it was called.
 
         All that is measured counts from then. Never say a time by which the job can have noticed.
@@ -308,14 +308,14 @@ class Fault(ABC, Generic[ParametersT]):
         """
 
     @abstractmethod
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait until the effect is seen; returns the evidence, with a sentence for people under `summary`.
 
         Raises:
             chaos.errors.EffectNotSeen: it was not, within the time.
         """
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """End the effect as far as only the living run can: before `undo`, which works from the record alone.
 
         What is applied inside a rank is lifted here; without us the rank lifts it when its connection ends.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
-from chaos.faults.base import Act, Emit, Fault, Host
+from chaos.faults.base import Act, Emit, Fault, FaultContext
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
 from chaos.injection.desk import Channel, Desk
@@ -45,7 +45,7 @@ class Injector:
         incidents: Sequence[Incident],
         faults: Mapping[str, type[Fault[Any]]],
         all_ranks: frozenset[int],
-        host: Host,
+        context: FaultContext,
         desk: Desk,
         ledger: Ledger,
         emit: Emit,
@@ -55,7 +55,7 @@ class Injector:
         self._may_fire = may_fire
         self._affected = ActiveRanks()
         self._order = UndoOrder()
-        self._host = host
+        self._context = context
         self._desk = desk
         self._ledger = ledger
         self._emit = emit
@@ -79,7 +79,7 @@ class Injector:
 
     def on_event(self, event: Event) -> None:
         """The job did something."""
-        self._host.watch.feed(event)
+        self._context.watch.feed(event)
         self._affected.on_event(event)
 
     @property
@@ -207,7 +207,7 @@ class Injector:
         armed.release()
         incident, trigger = armed.incident, armed.incident.trigger
         whom = incident.target_text or "it"
-        has_passed = not trigger.is_outside_steps and 0 < (trigger.step or 0) <= self._host.watch.last_step
+        has_passed = not trigger.is_outside_steps and 0 < (trigger.step or 0) <= self._context.watch.last_step
         is_left_out = incident.is_optional or (has_passed and incident.may_be_left_out)
         if has_passed:
             # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
@@ -230,7 +230,7 @@ class Injector:
     async def _inject(self, armed: Armed) -> None:
         incident, fault = armed.incident, armed.fault
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
-        step = self._host.watch.last_step + 1 if step is None else step
+        step = self._context.watch.last_step + 1 if step is None else step
         try:
             if self._may_fire is not None and (reason := self._may_fire(self._affected.ranks, incident)):
                 if incident.may_be_left_out:
@@ -238,7 +238,7 @@ class Injector:
                     self._emit("not_due", step=step, incident=incident.incident, reason=reason)
                     return
                 raise InjectionError(f"not fired: {reason}")
-            act = fault.prepare(incident.target, self._host)
+            act = fault.prepare(incident.target, self._context)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
             self._affected.begin(incident)
             self._order.begin(fault)
@@ -258,7 +258,7 @@ class Injector:
     async def _act(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         began = time.monotonic()
-        took_effect = await fault.apply(act, self._host)
+        took_effect = await fault.apply(act, self._context)
         self._emit(
             "injected",
             step=step,
@@ -292,7 +292,7 @@ class Injector:
 
     async def _verify(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
-        verification = asyncio.create_task(fault.verify(act, self._host, fault.verify_timeout_seconds))
+        verification = asyncio.create_task(fault.verify(act, self._context, fault.verify_timeout_seconds))
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait({verification, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -328,7 +328,7 @@ class Injector:
     async def _steps_committed(self, step: int) -> None:
         while True:
             with suppress(TimeoutError):
-                await self._host.watch.wait_for_step(step, 3600.0)
+                await self._context.watch.wait_for_step(step, 3600.0)
                 return
 
     async def _undo(self, armed: Armed, act: Act, step: int) -> None:
@@ -343,7 +343,7 @@ class Injector:
 
     async def _lift(self, fault: Fault[Any], act: Act) -> None:
         try:
-            await fault.lift(act, self._host)
+            await fault.lift(act, self._context)
         except Exception as error:
             # What the record says is undone all the same; the entry stays pending until the processes are gone.
             fault.undo(act.undo_record)

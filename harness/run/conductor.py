@@ -19,7 +19,7 @@ from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.faults import registry
-from chaos.faults.base import Fault, Host
+from chaos.faults.base import Fault, FaultContext
 from chaos.faults.watch import Watch
 from chaos.injection.caps import may_fire
 from chaos.injection.desk import Desk
@@ -164,7 +164,7 @@ class Conductor:
             list(self._incidents.values()),
             self._faults,
             frozenset(range(cluster.num_ranks)),
-            self._host(running, desk, emitter),
+            self._fault_context(running, desk, emitter),
             desk,
             self._guard.ledger,
             emitter.emit,
@@ -179,9 +179,9 @@ class Conductor:
             await (self._undoing or self._injector.finish())
             self._injector = None
 
-    def _host(self, running: RunningJob, desk: Desk, emitter: Emitter) -> Host:
+    def _fault_context(self, running: RunningJob, desk: Desk, emitter: Emitter) -> FaultContext:
         checkpoint = self._job.checkpoint if isinstance(self._job, JobConfig) else None
-        return Host(
+        return FaultContext(
             processes=running,
             inside=desk,
             watch=Watch(),

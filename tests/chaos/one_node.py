@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chaos.faults.base import Host, OwnedProcess
+from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.system.process import ProcessId
@@ -57,10 +57,10 @@ def sleepers(command=("sleep", "300")) -> Iterator[list[subprocess.Popen]]:
             child.wait()
 
 
-def create_host(children, folder=None, inside=None):
+def create_context(children, folder=None, inside=None):
     supervisor, *ranks, coordinator = (ProcessId.of(child.pid) for child in children)
     processes = OneNode(supervisor, ranks, coordinator)
-    return Host(processes=processes, inside=inside, watch=Watch(), run_folder=folder)
+    return FaultContext(processes=processes, inside=inside, watch=Watch(), run_folder=folder)
 
 
 def targets(fault):
@@ -69,5 +69,5 @@ def targets(fault):
     return (affected, ResolvedTarget(role="coordinator"))
 
 
-async def do_nothing(self, act, host):
+async def do_nothing(self, act, context):
     """An `apply` that does nothing: the negative control."""

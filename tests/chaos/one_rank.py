@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.faults.base import Host, OwnedProcess
+from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
@@ -108,9 +108,9 @@ class OneRank:
         (self.folder / "logs").mkdir(exist_ok=True)
         with Ledger(self.folder / "ledger.jsonl") as ledger:
             desk = Desk()
-            host = Host(processes=self, inside=desk, watch=self.watch, run_folder=self.folder)
+            context = FaultContext(processes=self, inside=desk, watch=self.watch, run_folder=self.folder)
             faults = {self._fault.kind: self._fault}
-            injector = Injector([self._incident], faults, frozenset({0}), host, desk, ledger, self._emit)
+            injector = Injector([self._incident], faults, frozenset({0}), context, desk, ledger, self._emit)
             hub.agents = injector
             child = await self._start(hub.address, token)
             self.process = ProcessId.of(child.pid)

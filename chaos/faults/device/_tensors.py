@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen
 from chaos.faults._inside import InsideFault, ParametersT
-from chaos.faults.base import Act, Host
+from chaos.faults.base import Act, FaultContext
 from chaos.spec.trigger import PHASES
 from mecefo_runtime.system.events import Event
 
@@ -75,17 +75,17 @@ class TensorFault(InsideFault[ParametersT]):
         self._rejected: list[Event] = []
         self._listening: asyncio.Task[Event] | None = None
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin it in each rank, and listen from before it can have consequences."""
-        self._listening = asyncio.create_task(host.watch.wait_for(self._note, LISTEN_SECONDS))
-        await super().apply(act, host)
+        self._listening = asyncio.create_task(context.watch.wait_for(self._note, LISTEN_SECONDS))
+        await super().apply(act, context)
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """Listen no longer, and take the hooks out of the ranks."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})
-        await super().lift(act, host)
+        await super().lift(act, context)
 
     # ---- what came of it ----
 

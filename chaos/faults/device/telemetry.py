@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound
-from chaos.faults.base import Act, Fault, Fidelity, Host
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.spec.target import ResolvedTarget, Scope
 
 LOG_FILE = "events.jsonl"
@@ -42,26 +42,26 @@ class EccTelemetry(Fault[EccParameters]):
         # Where in the log this fault's records can be, in bytes.
         self._log_position = 0
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The ranks of the target that are there."""
-        running = tuple(o for o in host.processes.rank_processes(target.ranks) if o.process.is_running())
+        running = tuple(o for o in context.processes.rank_processes(target.ranks) if o.process.is_running())
         if not running:
             raise TargetNotFound(f"{target} has no running rank, and only ranks have devices")
         return Act(running, {"processes": [owned.to_dict() for owned in running]})
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """One record for each rank."""
-        if host.emit is None:
+        if context.emit is None:
             raise InjectionError("this run keeps no records that a device's counters could be in")
-        log = host.run_folder / LOG_FILE
+        log = context.run_folder / LOG_FILE
         self._log_position = log.stat().st_size if log.exists() else 0
         for rank in act.ranks:
-            host.emit("telemetry", rank=rank, record=self._record, **self.parameters.model_dump())
+            context.emit("telemetry", rank=rank, record=self._record, **self.parameters.model_dump())
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Read the records back from the log: an event is written before its emission returns."""
         seen = set()
-        with (host.run_folder / LOG_FILE).open("rb") as log:
+        with (context.run_folder / LOG_FILE).open("rb") as log:
             log.seek(self._log_position)
             for line in log:
                 fields = json.loads(line)["fields"] if self._record.encode() in line else {}

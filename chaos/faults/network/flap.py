@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from chaos.errors import ChaosError, EffectNotSeen, UsageError
-from chaos.faults.base import Act, Host, LinkHost
+from chaos.faults.base import Act, FaultContext, LinkHost
 from chaos.faults.network.link import PROBE_TIMEOUT_SECONDS, LinkFault, link_host
 from chaos.faults.network.look import look
 from chaos.host.links import remove_rules
@@ -52,13 +52,13 @@ class FlapLink(LinkFault[FlapParameters]):
         self._turns: asyncio.Task[None] | None = None
         self._is_lifted = asyncio.Event()
 
-    async def apply(self, act: Act, host: Host) -> float | None:
+    async def apply(self, act: Act, context: FaultContext) -> float | None:
         """Begin with down."""
-        took_effect = await super().apply(act, host)
-        self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), link_host(host)))
+        took_effect = await super().apply(act, context)
+        self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), link_host(context)))
         return took_effect
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """No further turn. Where it stopped is for `undo`, which rules that are being added must not come after."""
         self._is_lifted.set()
         if self._turns is not None:

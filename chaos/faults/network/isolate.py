@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from chaos.errors import InjectionError
-from chaos.faults.base import Act, End, Ground, Host, NoParameters
+from chaos.faults.base import Act, End, FaultContext, Ground, NoParameters
 from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.host.links.check import COORDINATOR, Link
 from chaos.spec.target import ResolvedTarget, Scope
@@ -19,8 +19,8 @@ class _Isolation(LinkFault[NoParameters]):
     def check(self, target: ResolvedTarget, ground: Ground) -> None:
         """Any target will do."""
 
-    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
-        return act_on_ranks(target.ranks, host, record)
+    def _act(self, target: ResolvedTarget, context: FaultContext, record: Mapping[str, Any]) -> Act:
+        return act_on_ranks(target.ranks, context, record)
 
 
 class IsolateNode(_Isolation):
@@ -33,11 +33,11 @@ class IsolateNode(_Isolation):
         super().__init__(parameters)
         self._ends: tuple[End, ...] = ()
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules, at the node's own ends of all its links."""
-        if host.links is not None:
-            self._ends = host.links.ends()
-        return super().prepare(target, host)
+        if context.links is not None:
+            self._ends = context.links.ends()
+        return super().prepare(target, context)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
         here = [end for end in self._ends if end in target.ranks or end in {f"node-{node}" for node in target.nodes}]
@@ -50,11 +50,11 @@ class DropCoordinatorLink(_Isolation):
     kind: ClassVar[str] = "drop-coordinator-link"
     scope: ClassVar[Scope] = "rank"
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules, at the rank's end."""
         if not target.ranks:
             raise InjectionError(f"{target} is no rank")
-        return super().prepare(target, host)
+        return super().prepare(target, context)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
         return tuple((rank, COORDINATOR) for rank in target.ranks)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Act, ConnectionHost, Fault, Fidelity, Ground, Host, LinkHost, NoParameters
+from chaos.faults.base import Act, ConnectionHost, Fault, FaultContext, Fidelity, Ground, LinkHost, NoParameters
 from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
 from chaos.faults.process.crash import LOGS_FOLDER
 from chaos.host.links import remove_rules
@@ -55,18 +55,18 @@ class LinkFault(Fault[ParametersT]):
         for link in target.links:
             check_link(link, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules."""
         links = self._links(target)
-        if host.links is None:
+        if context.links is None:
             raise InjectionError(f"{self.kind} needs a backend whose nodes have network links of their own")
         if not links:
             raise TargetNotFound(f"{target} is no link")
-        rules = host.links.plan_rules(links, self._rule())
-        return self._act(target, host, {"rules": rules, "links": [list(link) for link in links]})
+        rules = context.links.plan_rules(links, self._rule())
+        return self._act(target, context, {"rules": rules, "links": [list(link) for link in links]})
 
-    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
-        shared = link_host(host).sharing_network
+    def _act(self, target: ResolvedTarget, context: FaultContext, record: Mapping[str, Any]) -> Act:
+        shared = link_host(context).sharing_network
         pairs = {
             (min(pair), max(pair))
             for near, far in self._links(target)
@@ -75,24 +75,24 @@ class LinkFault(Fault[ParametersT]):
         }
         return Act(undo_record=record, links=tuple(sorted(pairs)))
 
-    async def apply(self, act: Act, host: Host) -> float | None:
+    async def apply(self, act: Act, context: FaultContext) -> float | None:
         """See that the links carry traffic, NCCL's included, then add the rules; returns when they took effect."""
         links = _links_of(act)
-        refuse_what_no_rule_touches(links, read_routes(host.run_folder / LOGS_FOLDER))
-        looks = [look(link_host(host), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
+        refuse_what_no_rule_touches(links, read_routes(context.run_folder / LOGS_FOLDER))
+        looks = [look(link_host(context), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
         self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
             if before.is_cut:
                 raise InjectionError(
                     f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
                 )
-        return await link_host(host).apply_rules(list(act.undo_record["rules"]))
+        return await link_host(context).apply_rules(list(act.undo_record["rules"]))
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Look at each link until all of them are as they should be, or the time is over."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                told = await asyncio.gather(*(self._see(link, link_host(host)) for link in _links_of(act)))
+                told = await asyncio.gather(*(self._see(link, link_host(context)) for link in _links_of(act)))
         except TimeoutError:
             raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
         seen = dict(zip(_links_of(act), told, strict=True))
@@ -173,15 +173,15 @@ class ResetLink(LinkFault[NoParameters]):
         self._ended: dict[Link, list[str]] = {}
         self._why_not: str | None = None
 
-    async def apply(self, act: Act, host: Host) -> float | None:
+    async def apply(self, act: Act, context: FaultContext) -> float | None:
         """After the rules, end the connections that there are: an idle one would not notice them before it is used."""
-        took_effect = await super().apply(act, host)
-        if not isinstance(host.links, ConnectionHost):
+        took_effect = await super().apply(act, context)
+        if not isinstance(context.links, ConnectionHost):
             self._why_not = "connections cannot be listed here: an idle one notices when it is used"
             return took_effect
         try:
             for link in _links_of(act):
-                self._ended[link] = await host.links.end_connections(link, PROBE_TIMEOUT_SECONDS)
+                self._ended[link] = await context.links.end_connections(link, PROBE_TIMEOUT_SECONDS)
         except EnvironmentFailure as error:
             self._why_not = f"an idle connection notices when it is used: {error}"
         return took_effect
@@ -242,17 +242,17 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         super().__init__(parameters)
         self._rate_before: dict[Link, float] = {}
 
-    async def apply(self, act: Act, host: Host) -> float | None:
+    async def apply(self, act: Act, context: FaultContext) -> float | None:
         """See what the links carry, then add the rules."""
         rate = self.parameters.bandwidth
         if rate is not None:
             for link in _links_of(act):
-                carried = await self._carried(link, link_host(host))
+                carried = await self._carried(link, link_host(context))
                 if 8 * carried <= rate:
                     found = f"{8 * carried:.3g} bit/s before it is touched"
                     raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} is no limit to it")
                 self._rate_before[link] = carried
-        return await super().apply(act, host)
+        return await super().apply(act, context)
 
     def _rule(self) -> dict[str, Any]:
         said = self.parameters
@@ -304,17 +304,17 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         return await host.measure_rate(link, num_bytes, 10 * RATE_SECONDS)
 
 
-def act_on_ranks(ranks: Iterable[int], host: Host, record: Mapping[str, Any]) -> Act:
+def act_on_ranks(ranks: Iterable[int], context: FaultContext, record: Mapping[str, Any]) -> Act:
     """An act that affects `ranks`, not whoever is at the other ends: with all that share a network with one of them."""
-    affected = {sharing for rank in ranks for sharing in link_host(host).sharing_network(rank)}
-    return Act(processes=host.processes.rank_processes(tuple(sorted(affected))), undo_record=record)
+    affected = {sharing for rank in ranks for sharing in link_host(context).sharing_network(rank)}
+    return Act(processes=context.processes.rank_processes(tuple(sorted(affected))), undo_record=record)
 
 
 def _links_of(act: Act) -> list[Link]:
     return [(one, other) for one, other in act.undo_record["links"]]
 
 
-def link_host(host: Host) -> LinkHost:
+def link_host(context: FaultContext) -> LinkHost:
     """The ability to change links, without which `prepare` refuses."""
-    assert host.links is not None
-    return host.links
+    assert context.links is not None
+    return context.links

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from chaos.faults.base import Act, Ground, Host
+from chaos.faults.base import Act, FaultContext, Ground
 from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.host.links.check import COORDINATOR, Link, check_groups, parse_groups
 from chaos.spec.target import ResolvedTarget, Scope
@@ -50,17 +50,17 @@ class Partition(LinkFault[PartitionParameters]):
         """Refuse groups that are not a partition of the job's ranks, or that split a host."""
         check_groups(self._groups, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules, those of the hosts that are to have no coordinator with them."""
-        if host.links is not None and host.cluster is not None:
-            names = {f"node-{host.cluster.node_of(rank)}" for rank in self._without_coordinator()}
-            self._supervisors = tuple(end for end in host.links.ends() if isinstance(end, str) and end in names)
-        return super().prepare(target, host)
+        if context.links is not None and context.cluster is not None:
+            names = {f"node-{context.cluster.node_of(rank)}" for rank in self._without_coordinator()}
+            self._supervisors = tuple(end for end in context.links.ends() if isinstance(end, str) and end in names)
+        return super().prepare(target, context)
 
-    def _act(self, target: ResolvedTarget, host: Host, record: Mapping[str, Any]) -> Act:
+    def _act(self, target: ResolvedTarget, context: FaultContext, record: Mapping[str, Any]) -> Act:
         if not (alone := self._without_coordinator()):
-            return super()._act(target, host, record)
-        return act_on_ranks(alone, host, record)
+            return super()._act(target, context, record)
+        return act_on_ranks(alone, context, record)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
         pairs = (pair for one, other in combinations(self._groups, 2) for pair in product(one.ranks, other.ranks))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound
-from chaos.faults.base import Act, Fault, Fidelity, Host, OwnedProcess, ParametersT
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity, OwnedProcess, ParametersT
 from chaos.host.process_table import exited
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.system.process import ProcessId
@@ -22,19 +22,19 @@ class ProcessFault(Fault[ParametersT]):
 
     fidelity: ClassVar[Fidelity] = "real"
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Every process of the target that is still running."""
-        running = tuple(owned for owned in self._candidates(target, host) if owned.process.is_running())
+        running = tuple(owned for owned in self._candidates(target, context) if owned.process.is_running())
         if not running:
             raise TargetNotFound(f"nothing of {target} is running any more")
         return Act(running, {"processes": [owned.to_dict() for owned in running]})
 
-    def _candidates(self, target: ResolvedTarget, host: Host) -> tuple[OwnedProcess, ...]:
+    def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:
         if target.role is not None:
-            return host.processes.role_processes(target.role)
+            return context.processes.role_processes(target.role)
         if self.scope == "node":
-            return host.processes.node_processes(target.nodes)
-        return host.processes.rank_processes(target.ranks)
+            return context.processes.node_processes(target.nodes)
+        return context.processes.rank_processes(target.ranks)
 
 
 def send(owned: OwnedProcess, number: signal.Signals) -> bool:
@@ -56,8 +56,8 @@ def recorded(record: Mapping[str, Any]) -> tuple[ProcessId, ...]:
 class Exits:
     """Hears from the job's events how processes end, from its creation on."""
 
-    def __init__(self, processes: Iterable[OwnedProcess], host: Host) -> None:
-        self._waits = {owned.process: asyncio.ensure_future(_exit_code(owned, host)) for owned in processes}
+    def __init__(self, processes: Iterable[OwnedProcess], context: FaultContext) -> None:
+        self._waits = {owned.process: asyncio.ensure_future(_exit_code(owned, context)) for owned in processes}
 
     async def wait(self, timeout_seconds: float) -> None:
         """Until every end was told of, or the time is up."""
@@ -77,8 +77,8 @@ class Exits:
                 await wait
 
 
-async def _exit_code(owned: OwnedProcess, host: Host) -> int | None:
-    event = await host.watch.wait_for(
+async def _exit_code(owned: OwnedProcess, context: FaultContext) -> int | None:
+    event = await context.watch.wait_for(
         lambda event: event.kind == "process_exited" and event.fields.get("exited_pid") == owned.process.pid, 1e9
     )
     code = event.fields.get("exit")
@@ -86,7 +86,7 @@ async def _exit_code(owned: OwnedProcess, host: Host) -> int | None:
 
 
 async def see_exits(
-    act: Act, host: Host, timeout_seconds: float, *, codes_within_seconds: float
+    act: Act, context: FaultContext, timeout_seconds: float, *, codes_within_seconds: float
 ) -> tuple[float, dict[ProcessId, int | None]]:
     """Wait until all processes of `act` are gone: (seconds that it took, exit code of each where it was told in time).
 
@@ -94,7 +94,7 @@ async def see_exits(
         EffectNotSeen: one of them still runs.
     """
     began = time.monotonic()
-    exits = Exits(act.processes, host)
+    exits = Exits(act.processes, context)
     try:
         alive = set(await exited((owned.process for owned in act.processes), timeout_seconds))
         seconds = time.monotonic() - began

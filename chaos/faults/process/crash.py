@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, HealError, UsageError, nearest, shown
-from chaos.faults.base import Act, Host, NoParameters, OwnedProcess, ParametersT
+from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess, ParametersT
 from chaos.faults.process._processes import ProcessFault, ending, recorded, see_exits
 from chaos.host.process_table import disposition
 from chaos.spec.target import Scope
@@ -56,25 +56,25 @@ class _Crash(ProcessFault[ParametersT]):
         super().__init__(parameters)
         self._handles: dict[int, int] = {}
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Ready in every rank."""
         for rank in act.ranks:
-            self._handles[rank], _ = await host.inside.begin(
+            self._handles[rank], _ = await context.inside.begin(
                 rank, f"chaos.in_process.crash:{self.effect}", self.parameters.model_dump(mode="json")
             )
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait for the end of every process, and for word of how it ended: it must be the end that was asked for."""
         try:
-            seconds, codes = await see_exits(act, host, timeout_seconds, codes_within_seconds=ENDING_SECONDS)
+            seconds, codes = await see_exits(act, context, timeout_seconds, codes_within_seconds=ENDING_SECONDS)
         except EffectNotSeen as error:
             alive = [owned for owned in act.processes if owned.process.is_running()]
             raise EffectNotSeen(f"{error}; {self._why_alive(alive)}") from None
-        wrong = [owned for owned in act.processes if not self._is_wanted(owned, codes[owned.process], host)]
+        wrong = [owned for owned in act.processes if not self._is_wanted(owned, codes[owned.process], context)]
         if wrong:
             ends = ", ".join(f"{owned}: {ending(codes[owned.process])}" for owned in wrong)
             raise EffectNotSeen(f"gone, but not by {self._what()}: {ends}")
-        told = [self._told(owned, codes[owned.process], host) for owned in act.processes]
+        told = [self._told(owned, codes[owned.process], context) for owned in act.processes]
         names = ", ".join(f"{owned}: {words}" for owned, words in zip(act.processes, told, strict=True))
         return {
             "summary": f"{self._what()} on the training thread; gone from the process table: {names}",
@@ -87,7 +87,7 @@ class _Crash(ProcessFault[ParametersT]):
     def _wanted_code(self) -> int:
         """The exit code that it must have, negative for a signal."""
 
-    def _is_wanted(self, owned: OwnedProcess, code: int | None, host: Host) -> bool:
+    def _is_wanted(self, owned: OwnedProcess, code: int | None, context: FaultContext) -> bool:
         """Whether a process that ended with `code` (None: nobody told) ended of this."""
         return code == self._wanted_code()
 
@@ -102,12 +102,12 @@ class _Crash(ProcessFault[ParametersT]):
             for owned in alive
         )
 
-    def _told(self, owned: OwnedProcess, code: int | None, host: Host) -> str:
+    def _told(self, owned: OwnedProcess, code: int | None, context: FaultContext) -> str:
         return ending(code)
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """Take it back where it has not affected yet."""
-        await _lift(self._handles, host)
+        await _lift(self._handles, context)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,12 +211,12 @@ class Raise(_Crash[RaiseParameters]):
     def _why_alive(self, alive: list[OwnedProcess]) -> str:
         return "the script caught it, or has not come to its end of it"
 
-    def _is_wanted(self, owned: OwnedProcess, code: int | None, host: Host) -> bool:
+    def _is_wanted(self, owned: OwnedProcess, code: int | None, context: FaultContext) -> bool:
         # A script with an excepthook of its own, or that trains in a thread, ends otherwise: its log tells.
-        return code == 1 or (code is not None and code >= 0 and bool(self._line(self._log(owned, host))))
+        return code == 1 or (code is not None and code >= 0 and bool(self._line(self._log(owned, context))))
 
-    def _told(self, owned: OwnedProcess, code: int | None, host: Host) -> str:
-        log = self._log(owned, host)
+    def _told(self, owned: OwnedProcess, code: int | None, context: FaultContext) -> str:
+        log = self._log(owned, context)
         if not log.exists():
             return f"{ending(code)} (it keeps no log here that could name the exception)"
         if line := self._line(log):
@@ -226,8 +226,8 @@ class Raise(_Crash[RaiseParameters]):
             return f"{ending(code)} (logs/{log.name} does not name the exception)"
         raise EffectNotSeen(f"{owned} ended with {ending(code)}, but its log does not name {self._what()}")
 
-    def _log(self, owned: OwnedProcess, host: Host) -> Path:
-        logs = host.run_folder / LOGS_FOLDER
+    def _log(self, owned: OwnedProcess, context: FaultContext) -> Path:
+        logs = context.run_folder / LOGS_FOLDER
         own, of_node, of_all = (logs / name for name in (_own_log(owned), _node_log(owned), JOB_LOG))
         return next((log for log in (own, of_node) if log.exists()), of_all)
 
@@ -253,12 +253,12 @@ def _tail(path: Path) -> str:
         return log.read().decode(errors="replace")
 
 
-async def _lift(handles: Mapping[int, int], host: Host) -> None:
+async def _lift(handles: Mapping[int, int], context: FaultContext) -> None:
     """Lift in every rank, all at once: one that is held answers at once, one that is gone is gone.
 
     One that was let go and lives (it caught what was raised) has nothing of it left, whether it answers or not.
     """
-    lifts = [host.inside.lift(rank, handle, LIFT_SECONDS) for rank, handle in handles.items()]
+    lifts = [context.inside.lift(rank, handle, LIFT_SECONDS) for rank, handle in handles.items()]
     failures = [found for found in await asyncio.gather(*lifts, return_exceptions=True) if found is not None]
     for failure in failures:
         if isinstance(failure, BaseException) and not isinstance(failure, HealError):

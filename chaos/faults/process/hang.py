@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
-from chaos.faults.base import Act, Host, OwnedProcess
+from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault, recorded
 from chaos.host.process_table import STOPPED, thread_names, thread_states
 from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
@@ -62,16 +62,16 @@ class HangGil(ProcessFault[HangParameters]):
         """What the kernel is asked for."""
         return float(getattr(parameters, "at_most", 0.0)) or None
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Every rank's process, and the gate that will end its wait."""
-        act = super().prepare(target, host)
-        processes = [{**owned.to_dict(), "gate": str(_gate(host.run_folder, owned))} for owned in act.processes]
+        act = super().prepare(target, context)
+        processes = [{**owned.to_dict(), "gate": str(_gate(context.run_folder, owned))} for owned in act.processes]
         return Act(act.processes, {"processes": processes})
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Make the gates, and have every rank wait at its own from its release on."""
         for owned in act.processes:
-            gate = _gate(host.run_folder, owned)
+            gate = _gate(context.run_folder, owned)
             try:
                 os.mkfifo(gate, 0o600)
                 # Held open for writing by us alone: our end is the end of the wait.
@@ -80,9 +80,9 @@ class HangGil(ProcessFault[HangParameters]):
                 raise EnvironmentFailure(f"cannot make the gate {gate}: {error.strerror}") from error
             assert owned.rank is not None
             arguments = {"gate": str(gate), "at_most_seconds": self.parameters.at_most}
-            self._handles[owned.rank], _ = await host.inside.begin(owned.rank, EFFECT, arguments)
+            self._handles[owned.rank], _ = await context.inside.begin(owned.rank, EFFECT, arguments)
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """The witnesses that pulse in the ranks do no longer, though the processes are there and not stopped."""
         began = time.monotonic()
         seen = {owned.process: (_pulse(owned.process), began) for owned in act.processes}
@@ -116,14 +116,14 @@ class HangGil(ProcessFault[HangParameters]):
             "processes": [{**owned.to_dict(), "state": owned.process.state()} for owned in act.processes],
         }
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """Open the gates; what the ranks' agents still hold of it they let go of when they are next asked."""
         for gate in self._gates:
             os.write(gate, b"\n")
         for rank, handle in self._handles.items():
             # A rank that regroups answers later; that nothing hangs any more is seen from outside.
             with suppress(HealError):
-                await host.inside.lift(rank, handle, LIFT_SECONDS)
+                await context.inside.lift(rank, handle, LIFT_SECONDS)
         for gate in self._gates:
             os.close(gate)
         self._gates.clear()

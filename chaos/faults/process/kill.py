@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
-from chaos.faults.base import Act, Host, OwnedProcess
+from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send
 from chaos.host.process_table import disposition, exited
 from chaos.spec.quantities import SecondsText
@@ -95,9 +95,9 @@ class _Kill(ProcessFault[KillParametersT]):
     has_undo: ClassVar[bool] = False
 
     async def _gone(
-        self, act: Act, host: Host, timeout_seconds: float, sent: str, codes_within_seconds: float
+        self, act: Act, context: FaultContext, timeout_seconds: float, sent: str, codes_within_seconds: float
     ) -> dict[str, Any]:
-        seconds, codes = await see_exits(act, host, timeout_seconds, codes_within_seconds=codes_within_seconds)
+        seconds, codes = await see_exits(act, context, timeout_seconds, codes_within_seconds=codes_within_seconds)
         names = ", ".join(
             str(owned) if codes[owned.process] is None else f"{owned}, {ending(codes[owned.process])}"
             for owned in act.processes
@@ -125,18 +125,18 @@ class KillProcess(_Kill[SignalParameters]):
     scope: ClassVar[Scope] = "rank"
     Parameters: ClassVar[type[BaseModel]] = SignalParameters
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """The signal, to each."""
         for owned in act.processes:
             send(owned, self.parameters.signal)
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait for the exit of each process, and look it up in the process table."""
         number = self.parameters.signal
         # SIGKILL leaves no choice of how to end, so the held ranks need not wait to hear it.
         codes_within_seconds = 0.0 if number == signal.SIGKILL else ENDING_SECONDS
         try:
-            evidence = await self._gone(act, host, timeout_seconds, number.name, codes_within_seconds)
+            evidence = await self._gone(act, context, timeout_seconds, number.name, codes_within_seconds)
         except EffectNotSeen:
             alive = [owned for owned in act.processes if owned.process.is_running()]
             why = "; ".join(f"{owned} {disposition(owned.process, number)} {number.name}" for owned in alive)
@@ -159,7 +159,7 @@ class KillNode(_Kill[GraceParameters]):
             # Who is to go in order must not be held while it does.
             self.shows_when_released = True  # type: ignore[misc]
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """SIGKILL, the supervisor first: a dead node reports nobody's death. With a grace, SIGTERM to begin with."""
         if self.parameters.grace is None:
             for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
@@ -168,12 +168,12 @@ class KillNode(_Kill[GraceParameters]):
         ranks = [owned for owned in act.processes if owned.role == "rank"]
         for owned in ranks:
             send(owned, signal.SIGTERM)
-        self._farewell = asyncio.create_task(self._see_off(act, ranks, host, self.parameters.grace))
+        self._farewell = asyncio.create_task(self._see_off(act, ranks, context, self.parameters.grace))
 
-    async def _see_off(self, act: Act, ranks: list[OwnedProcess], host: Host, grace_seconds: float) -> None:
+    async def _see_off(self, act: Act, ranks: list[OwnedProcess], context: FaultContext, grace_seconds: float) -> None:
         ends_seconds = time.monotonic() + grace_seconds
         # The supervisor last, when it has told how they ended: with it the kernel ends its ranks.
-        exits = Exits(ranks, host)
+        exits = Exits(ranks, context)
         try:
             await exited((owned.process for owned in ranks), grace_seconds)
             await exits.wait(min(SUPERVISOR_SECONDS, max(0.0, ends_seconds - time.monotonic())))
@@ -193,13 +193,13 @@ class KillNode(_Kill[GraceParameters]):
         if send(owned, signal.SIGKILL):
             self._killed.add(owned.process)
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait for the exit of each process, and look it up in the process table; with a grace, after it."""
         if self.parameters.grace is None:
-            return {**await self._gone(act, host, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
+            return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
         patience_seconds = self.parameters.grace + timeout_seconds
         sent = f"SIGTERM, and SIGKILL after a grace of {self.parameters.grace:g} s"
-        evidence = await self._gone(act, host, patience_seconds, sent, ENDING_SECONDS)
+        evidence = await self._gone(act, context, patience_seconds, sent, ENDING_SECONDS)
         if self._farewell is not None:
             await self._farewell
         killed = [owned for owned in act.processes if owned.process in self._killed]
@@ -215,7 +215,7 @@ class KillNode(_Kill[GraceParameters]):
             "had_to_be_killed": [owned.process.pid for owned in killed],
         }
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """Wait for nobody any longer."""
         if self._farewell is not None:
             self._farewell.cancel()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
-from chaos.faults.base import Act, Ground, Host, OwnedProcess
+from chaos.faults.base import Act, FaultContext, Ground, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending
 from chaos.host import memory_limit
 from chaos.host.process_table import resident_bytes
@@ -79,9 +79,9 @@ class LeakMemory(ProcessFault[LeakParameters]):
                     key="limit",
                 )
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Every rank's process, and how each is to be limited."""
-        act = super().prepare(target, host)
+        act = super().prepare(target, context)
         limit_bytes, by = self.parameters.limit, self.parameters.by
         wanted_bytes = SPARE_BYTES + limit_bytes * len(act.processes)
         if (free_bytes := memory_limit.available_bytes()) < wanted_bytes:
@@ -121,7 +121,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                     "Choose a smaller limit, or raise that of the group (--node-memory, if it is a node's container)"
                 )
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Limit every process, then have it leak from its release on."""
         for limit in act.undo_record["limits"]:
             memory_limit.impose(limit)
@@ -130,14 +130,14 @@ class LeakMemory(ProcessFault[LeakParameters]):
             "most_bytes": self.parameters.limit + _SPARE_BLOCKS * self.parameters.block,
         }
         for rank in act.ranks:
-            self._handles[rank], _ = await host.inside.begin(rank, EFFECT, arguments)
+            self._handles[rank], _ = await context.inside.begin(rank, EFFECT, arguments)
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Its resident memory is seen to grow, and the process to end of it."""
         began = time.monotonic()
         first = {owned.process: resident_bytes(owned.process) or 0 for owned in act.processes}
         most = dict(first)
-        exits = Exits(act.processes, host)
+        exits = Exits(act.processes, context)
         try:
             while alive := [owned for owned in act.processes if owned.process.is_running()]:
                 for owned in alive:
@@ -186,10 +186,10 @@ class LeakMemory(ProcessFault[LeakParameters]):
         if by == "rlimit" and code in (None, 0):
             raise EffectNotSeen(f"{name} ended, but not of a failed allocation: {ending(code)}")
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """Where it has not ended: have the rank give back what it holds."""
         for rank, handle in self._handles.items():
-            await host.inside.lift(rank, handle, LIFT_SECONDS)
+            await context.inside.lift(rank, handle, LIFT_SECONDS)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from chaos.errors import EffectNotSeen, HealError
-from chaos.faults.base import Act, Host, NoParameters
+from chaos.faults.base import Act, FaultContext, NoParameters
 from chaos.faults.process._processes import ProcessFault, recorded, send
 from chaos.host.process_table import STOPPED, cpu_seconds, is_stopped, thread_states
 from chaos.spec.target import Scope
@@ -31,12 +31,12 @@ class _Pause(ProcessFault[NoParameters]):
     default_lifetime: ClassVar[Duration | None] = Duration(seconds=10.0)
     undo_summary: ClassVar[str] = "SIGCONT, and a look at every thread"
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """SIGSTOP, the supervisor first: it is not to see its ranks stop."""
         for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
             send(owned, signal.SIGSTOP)
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Every thread of every process is stopped, and no CPU time passes in them."""
         began = time.monotonic()
         processes = [owned.process for owned in act.processes]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, UsageError
-from chaos.faults.base import Act, Fault, Fidelity, Host
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.faults.watch import from_commit_to_commit
 from chaos.spec.quantities import SecondsFromZeroText, SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
@@ -68,13 +68,13 @@ class _Delay(Fault[DelayParameters]):
         super().__init__(parameters)
         self._handles: dict[int, int] = {}
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The ranks of the target; that they are there is found when the effect begins in them."""
-        processes = host.processes.rank_processes(target.ranks)
+        processes = context.processes.rank_processes(target.ranks)
         record = {"ranks": list(target.ranks), "effect": EFFECT, "phase": self.phase}
         return Act(processes, record)
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin in each rank."""
         for rank in act.undo_record["ranks"]:
             arguments = {
@@ -83,57 +83,57 @@ class _Delay(Fault[DelayParameters]):
                 "jitter_seconds": self.parameters.jitter,
                 "seed": int(self.rng.random() * 2**32),
             }
-            self._handles[rank], _ = await host.inside.begin(rank, EFFECT, arguments)
+            self._handles[rank], _ = await context.inside.begin(rank, EFFECT, arguments)
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Gather the sleeps of some steps from every rank, and hold them against the steps that the job committed."""
         if not self._handles:
             raise EffectNotSeen("the delay was begun in no rank: 0 sleeps")
         ranks = sorted(self._handles)
-        told = await asyncio.gather(*(self._sleeps(rank, host, timeout_seconds) for rank in ranks))
+        told = await asyncio.gather(*(self._sleeps(rank, context, timeout_seconds) for rank in ranks))
         sleeps = dict(zip(ranks, told, strict=True))
         floor = self.parameters.delay - self.parameters.jitter
         all_sleeps = [sleep for of_rank in told for sleep in of_rank]
         shortest = min(sleep["slept_seconds"] for sleep in all_sleeps)
         if shortest < floor:
             raise EffectNotSeen(f"a sleep was {shortest:.3f} s only, not {floor:g} s")
-        slow = await self._intervals(all_sleeps, host, timeout_seconds)
+        slow = await self._intervals(all_sleeps, context, timeout_seconds)
         step_seconds = median(seconds for _, seconds in slow)
         slept_seconds = median(sleep["slept_seconds"] for sleep in all_sleeps)
         if step_seconds < SEEN_RATIO * slept_seconds:
             raise EffectNotSeen(f"steps took {step_seconds:.3f} s, though a rank slept {slept_seconds:.3f} s in each")
-        return self._evidence(sleeps, slow, host)
+        return self._evidence(sleeps, slow, context)
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """Let every rank stop sleeping."""
         timeout_seconds = LIFT_MARGIN_SECONDS + self.parameters.delay
         for rank, handle in self._handles.items():
-            await host.inside.lift(rank, handle, timeout_seconds)
+            await context.inside.lift(rank, handle, timeout_seconds)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Nothing outside of the ranks was changed, and they end it when their connection to us ends."""
         return {"undone": "the ranks sleep no more", "ranks": list(record.get("ranks", ()))}
 
-    async def _sleeps(self, rank: int, host: Host, timeout_seconds: float) -> list[dict[str, Any]]:
-        return [await host.inside.report(rank, self._handles[rank], timeout_seconds) for _ in range(self.num_steps)]
+    async def _sleeps(self, rank: int, context: FaultContext, timeout_seconds: float) -> list[dict[str, Any]]:
+        return [await context.inside.report(rank, self._handles[rank], timeout_seconds) for _ in range(self.num_steps)]
 
     async def _intervals(
-        self, sleeps: list[dict[str, Any]], host: Host, timeout_seconds: float
+        self, sleeps: list[dict[str, Any]], context: FaultContext, timeout_seconds: float
     ) -> list[tuple[dict[str, Any], float]]:
         """(sleep, seconds from commit to commit) of each sleep: of the step in which others waited for it."""
         found = []
         for sleep in sleeps:
             step = self._waiting_step(sleep["step"])
             try:
-                await host.watch.wait_for_step(step, timeout_seconds)
+                await context.watch.wait_for_step(step, timeout_seconds)
             except TimeoutError:
                 raise EffectNotSeen(f"step {step} was not committed within {timeout_seconds:g} s") from None
-            committed = {seen.step: seen.committed_seconds for seen in host.watch.steps}
+            committed = {seen.step: seen.committed_seconds for seen in context.watch.steps}
             if step in committed and committed[step] < sleep["woke_monotonic"] - CLOCK_SECONDS:
                 early = sleep["woke_monotonic"] - committed[step]
                 raise EffectNotSeen(f"step {step} was committed {early:.3f} s before the rank that slept in it woke up")
-            seconds = from_commit_to_commit(host.watch.steps).get(step)
+            seconds = from_commit_to_commit(context.watch.steps).get(step)
             if seconds is not None:
                 found.append((sleep, seconds))
         if not found:
@@ -145,10 +145,13 @@ class _Delay(Fault[DelayParameters]):
         return step
 
     def _evidence(
-        self, sleeps: Mapping[int, list[dict[str, Any]]], slow: list[tuple[dict[str, Any], float]], host: Host
+        self,
+        sleeps: Mapping[int, list[dict[str, Any]]],
+        slow: list[tuple[dict[str, Any], float]],
+        context: FaultContext,
     ) -> dict[str, Any]:
         first = min(self._waiting_step(sleep["step"]) for sleep, _ in slow)
-        intervals = from_commit_to_commit(host.watch.steps)
+        intervals = from_commit_to_commit(context.watch.steps)
         before = [seconds for step, seconds in intervals.items() if first - NUM_STEPS_BEFORE <= step < first]
         slept = [sleep["slept_seconds"] for of_rank in sleeps.values() for sleep in of_rank]
         during = [seconds for _, seconds in slow]

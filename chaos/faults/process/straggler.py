@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, NotOurs
-from chaos.faults.base import Act, Host, OwnedProcess
+from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault, recorded
 from chaos.faults.process.pause import resume
 from chaos.faults.watch import SeenStep, from_commit_to_commit
@@ -79,20 +79,20 @@ class SlowRank(ProcessFault[SlowParameters]):
         self._steps_before: list[SeenStep] = []
         self._applied_seconds = 0.0
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The processes, and how long to look whether they are still being stopped."""
-        act = super().prepare(target, host)
+        act = super().prepare(target, context)
         return Act(act.processes, {**act.undo_record, "period_seconds": self.parameters.period})
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """More padding first, while the ranks are held; then the cycle."""
         if any(owned.process.pid == os.getpid() for owned in act.processes):
             raise NotOurs("the target is this very process")
         for rank in act.ranks:
             arguments = {"factor": self.parameters.factor}
-            self._handles[rank], told = await host.inside.begin(rank, EFFECT, arguments)
+            self._handles[rank], told = await context.inside.begin(rank, EFFECT, arguments)
             self._padded_ratio = max(self._padded_ratio, float(told["padded_ratio"]))
-        self._steps_before = list(host.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
+        self._steps_before = list(context.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
         parameters = self.parameters
         numbers = (parameters.factor, parameters.period, parameters.jitter, parameters.seed)
         whom = [f"{owned.process.pid}:{owned.process.start_ticks}" for owned in act.processes]
@@ -116,9 +116,9 @@ class SlowRank(ProcessFault[SlowParameters]):
             raise EnvironmentFailure("the process that stops and resumes the rank ended at once")
         self._applied_seconds = time.monotonic()
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Look at the ranks' states at irregular times, and at the job's steps before and since."""
-        looks = await self._look(act, host, timeout_seconds)
+        looks = await self._look(act, context, timeout_seconds)
         asked_ratio = 1.0 - 1.0 / self.parameters.factor
         shares = {owned: _share([(at, states[owned]) for at, states in looks]) for owned in act.processes}
         num_samples = len(looks)
@@ -128,7 +128,7 @@ class SlowRank(ProcessFault[SlowParameters]):
                     f"{owned} was stopped for {share:.0%} of the time ({num_samples} looks), not for {asked_ratio:.0%} "
                     f"as a factor of {self.parameters.factor:g} asks"
                 )
-        steps = self._judge_steps(host)
+        steps = self._judge_steps(context)
         names = ", ".join(f"{owned} for {share:.0%} of the time" for owned, share in shares.items())
         padding = f"; compute padded to {self._padded_ratio:g} x its CPU time is padded so much more, too"
         return {
@@ -142,12 +142,14 @@ class SlowRank(ProcessFault[SlowParameters]):
             "processes": [{**owned.to_dict(), "stopped_ratio": share} for owned, share in shares.items()],
         }
 
-    async def _look(self, act: Act, host: Host, timeout_seconds: float) -> list[tuple[float, dict[OwnedProcess, bool]]]:
+    async def _look(
+        self, act: Act, context: FaultContext, timeout_seconds: float
+    ) -> list[tuple[float, dict[OwnedProcess, bool]]]:
         """When, and who was stopped then; until there is enough to judge."""
         began = time.monotonic()
         rng = random.Random(self.parameters.seed)
         looks: list[tuple[float, dict[OwnedProcess, bool]]] = []
-        while len(looks) < NUM_SAMPLES or len(from_commit_to_commit(self._steps_since(host))) < NUM_STEPS:
+        while len(looks) < NUM_SAMPLES or len(from_commit_to_commit(self._steps_since(context))) < NUM_STEPS:
             if time.monotonic() - began > timeout_seconds:
                 break
             states = {owned: owned.process.state() for owned in act.processes}
@@ -158,17 +160,17 @@ class SlowRank(ProcessFault[SlowParameters]):
             await asyncio.sleep(rng.uniform(*SAMPLE_SECONDS))
         return looks
 
-    def _steps_since(self, host: Host) -> list[SeenStep]:
-        return [step for step in host.watch.steps if step.began_seconds >= self._applied_seconds > 0]
+    def _steps_since(self, context: FaultContext) -> list[SeenStep]:
+        return [step for step in context.watch.steps if step.began_seconds >= self._applied_seconds > 0]
 
-    def _judge_steps(self, host: Host) -> dict[str, Any]:
+    def _judge_steps(self, context: FaultContext) -> dict[str, Any]:
         """Median step times before and since: what came of it, beside whatever else kept the machine busy then and now.
 
         Raises:
             EffectNotSeen: too few steps since.
         """
         before, during = (
-            list(from_commit_to_commit(steps).values()) for steps in (self._steps_before, self._steps_since(host))
+            list(from_commit_to_commit(steps).values()) for steps in (self._steps_before, self._steps_since(context))
         )
         if len(during) < NUM_STEPS:
             raise EffectNotSeen(f"only {len(during)} steps were committed since, of {NUM_STEPS} needed to judge")
@@ -190,7 +192,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             f"{'; the load of the machine changed, too' if ratio < 1.0 else ''})",
         }
 
-    async def lift(self, act: Act, host: Host) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> None:
         """End the cycle, then the padding."""
         if self._cycle is not None:
             assert self._cycle.stdin is not None
@@ -204,7 +206,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             # Where it was killed, or had been by others.
             resume(tuple(owned.process for owned in act.processes))
         for rank, handle in self._handles.items():
-            await host.inside.lift(rank, handle, LIFT_SECONDS)
+            await context.inside.lift(rank, handle, LIFT_SECONDS)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, InjectionError, TargetNotFound
-from chaos.faults.base import Act, Fault, Fidelity, Host, NoParameters
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity, NoParameters
 from chaos.host.kept_file import describe, keep, put_back
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.checkpoint.folder import CheckpointFolder, complete_folders
@@ -57,7 +57,7 @@ class _CheckpointFault(Fault[ParametersT]):
     # Every byte of it is read again.
     verify_timeout_seconds: ClassVar[float] = 120.0
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Let the runtime's reader check the checkpoint: it must refuse it, for what was done to it."""
         record = act.undo_record
         affected, checkpoint = Path(record["struck"]), Path(record["checkpoint"])
@@ -80,13 +80,13 @@ class _CheckpointFault(Fault[ParametersT]):
         }
 
 
-def newest_whole(host: Host) -> CheckpointFolder:
+def newest_whole(context: FaultContext) -> CheckpointFolder:
     """The newest checkpoint of which every byte is as it was written.
 
     Raises:
         chaos.errors.TargetNotFound: there is none; the message says whether there is none yet, or none that is whole.
     """
-    root = host.checkpoint_folder
+    root = context.checkpoint_folder
     if root is None:
         raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
     damaged: list[str] = []
@@ -126,9 +126,9 @@ class _FileFault(_CheckpointFault[FileParametersT]):
 
     undo_summary: ClassVar[str] = "the file is put back from a copy in the run's folder, while its checkpoint is there"
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Draw the file among the data files of the newest whole checkpoint, by their sizes."""
-        checkpoint = newest_whole(host)
+        checkpoint = newest_whole(context)
         candidates = [
             (unit, name, file)
             for unit, manifest in checkpoint.manifests.items()
@@ -140,7 +140,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
             raise TargetNotFound(f"{checkpoint.path} has no unit {self.parameters.unit}: it has {units}")
         ends = list(accumulate(file.num_bytes for _, _, file in candidates))
         unit, name, file = candidates[bisect_right(ends, self.rng.random() * ends[-1])]
-        kept = host.run_folder / KEPT_FOLDER / f"{checkpoint.path.name}-{unit}-{name}-{uuid.uuid4().hex[:8]}"
+        kept = context.run_folder / KEPT_FOLDER / f"{checkpoint.path.name}-{unit}-{name}-{uuid.uuid4().hex[:8]}"
         try:
             record = describe(checkpoint.path / unit, name, file, kept)
         except OSError as error:
@@ -156,7 +156,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         }
         return Act(undo_record=record)
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Keep a copy, then damage the file in its place, durably."""
         try:
             await asyncio.to_thread(keep, act.undo_record)
@@ -248,9 +248,9 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
     kind: ClassVar[str] = "hide-checkpoint"
     undo_summary: ClassVar[str] = "the folder is put back in its place"
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The folder of the newest whole checkpoint."""
-        checkpoint = newest_whole(host)
+        checkpoint = newest_whole(context)
         path = checkpoint.path.resolve()
         return Act(
             undo_record={
@@ -266,7 +266,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
             }
         )
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Move the folder aside, and leave the link in its place."""
         folder = Path(act.undo_record["folder"])
         try:

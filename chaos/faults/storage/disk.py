@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Act, Fault, Fidelity, Ground, Host
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity, Ground
 from chaos.host import small_disk
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
@@ -76,40 +76,42 @@ class FillDisk(Fault[FillParameters]):
                 "`mount --make-rshared /`, or choose a --checkpoint-folder on a small filesystem of its own"
             )
 
-    def prepare(self, target: ResolvedTarget, host: Host) -> Act:
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """See which of the two ways there is."""
-        folder = host.checkpoint_folder
+        folder = context.checkpoint_folder
         if folder is None:
             raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
         if not folder.is_dir():
             raise TargetNotFound(f"there is no folder {folder} yet: choose a step after the first checkpoint")
         token = uuid.uuid4().hex[:12]
         record: dict[str, Any] = {"ballast": str(folder.resolve() / f".ballast-{token}"), "disk": None}
-        if not self._is_small(folder, host.run_folder):
+        if not self._is_small(folder, context.run_folder):
             if not small_disk.may_mount():
                 raise InjectionError(self._violation(folder))
             num_bytes = self.parameters.size
-            place = host.run_folder / f"disk-{token}"
+            place = context.run_folder / f"disk-{token}"
             record["disk"] = small_disk.describe(f"chaos-disk-{token}", folder, place, num_bytes)
         return Act(undo_record=record)
 
-    async def apply(self, act: Act, host: Host) -> None:
+    async def apply(self, act: Act, context: FaultContext) -> None:
         """Put the small disk in place, if there is to be one, and fill it to the last block."""
         record = act.undo_record
         try:
             if record["disk"] is not None:
                 await asyncio.to_thread(small_disk.put_over, record["disk"])
             await asyncio.to_thread(_fill, Path(record["ballast"]), self._limit_bytes(act))
-            self._last_step = host.watch.last_step
+            self._last_step = context.watch.last_step
         except OSError as error:
             hint = ""
             if error.errno == errno.ENOSPC and record["disk"] is not None:
                 hint = (
                     f": the checkpoints do not fit into size {bytes_text(self.parameters.size)}, give it a larger one"
                 )
-            raise InjectionError(f"cannot fill the disk of {host.checkpoint_folder}: {error.strerror}{hint}") from error
+            raise InjectionError(
+                f"cannot fill the disk of {context.checkpoint_folder}: {error.strerror}{hint}"
+            ) from error
 
-    async def verify(self, act: Act, host: Host, timeout_seconds: float) -> dict[str, Any]:
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Try to write one byte more; then wait until a checkpoint of the job fails and a later step is committed."""
         ballast = Path(act.undo_record["ballast"])
         last_steps: list[int] = []
@@ -118,10 +120,10 @@ class FillDisk(Fault[FillParameters]):
             if not self._is_failed_checkpoint(event):
                 return False
             # Now: when the task that waits for it goes on, the step after it may have been committed.
-            last_steps.append(host.watch.last_step)
+            last_steps.append(context.watch.last_step)
             return True
 
-        failure = asyncio.create_task(host.watch.wait_for(is_failure, timeout_seconds))
+        failure = asyncio.create_task(context.watch.wait_for(is_failure, timeout_seconds))
         try:
             refusal = _refusal(ballast.parent)
             if refusal != errno.ENOSPC:
@@ -129,7 +131,7 @@ class FillDisk(Fault[FillParameters]):
                 raise EffectNotSeen(f"a write of 1 byte to {ballast.parent} {said}: its disk is not full")
             event = await failure
             step = max(event.step or 0, last_steps[0]) + 1
-            await host.watch.wait_for_step(step, timeout_seconds)
+            await context.watch.wait_for_step(step, timeout_seconds)
             status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
         except TimeoutError:
             raise EffectNotSeen(

@@ -8,7 +8,7 @@ import pytest
 
 import chaos.injection.injector
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
-from chaos.faults.base import Act, Fault, Host, OwnedProcess
+from chaos.faults.base import Act, Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.injection.desk import Channel, Desk
 from chaos.injection.injector import Injector
@@ -40,21 +40,21 @@ def create_fault(trace, *, failing=None, error=None, lasting=False, verify_secon
         kind, scope, fidelity, undo_summary = "note-acts", "rank", "real", "notes that, too"
         has_lifetime = lasting
 
-        def prepare(self, target, host):
+        def prepare(self, target, context):
             note("prepare")
             return Act((PROCESS,), RECORD)
 
-        async def apply(self, act, host):
+        async def apply(self, act, context):
             note("apply")
 
-        async def verify(self, act, host, timeout_seconds):
+        async def verify(self, act, context, timeout_seconds):
             assert timeout_seconds > 0
             # Others get their turn meanwhile, as with a real wait.
             await asyncio.sleep(verify_seconds)
             note("verify")
             return {"summary": "seen"}
 
-        async def lift(self, act, host):
+        async def lift(self, act, context):
             if failing == "lift":
                 note("lift")
 
@@ -92,9 +92,9 @@ class Stage:
         faults = {"note-acts": create_fault(self.trace, **failure)}
         self.desk = Desk()
         self.watch = Watch()
-        host = Host(processes=None, inside=self.desk, watch=self.watch, run_folder=folder)
+        context = FaultContext(processes=None, inside=self.desk, watch=self.watch, run_folder=folder)
         self.injector = Injector(
-            incidents or [incident()], faults, ALL_RANKS, host, self.desk, self.ledger, self.emit, may_fire=may_fire
+            incidents or [incident()], faults, ALL_RANKS, context, self.desk, self.ledger, self.emit, may_fire=may_fire
         )
         # What each agent was told last of where it is to be held.
         self.holds = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from chaos.faults.base import Host
+from chaos.faults.base import FaultContext
 from chaos.faults.watch import Watch
 from chaos.injection.desk import Channel, Desk
 from chaos.injection.injector import Injector
@@ -36,14 +36,14 @@ def play(folder, retrigger, num_attempts, *, num_held=99):
             0, "note-acts", False, {}, ResolvedTarget(ranks=(2,)), "rank=2", Trigger(STEP), None, retrigger=retrigger
         )
         desk = Desk()
-        host = Host(processes=None, inside=desk, watch=Watch(), run_folder=folder)
+        context = FaultContext(processes=None, inside=desk, watch=Watch(), run_folder=folder)
 
         def emit(kind, *, step=None, monotonic_seconds=None, **fields):
             events.append((kind, fields))
 
         with Ledger(folder / "ledger.jsonl") as ledger:
             faults = {"note-acts": create_fault([])}
-            injector = Injector([incident], faults, frozenset({2}), host, desk, ledger, emit)
+            injector = Injector([incident], faults, frozenset({2}), context, desk, ledger, emit)
             injector.start()
             for attempt in range(1, num_attempts + 1):
                 channel = Channel(2, 0, attempt, None, lambda message: None)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 import chaos.faults.device._tensors
 from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Host, OwnedProcess
+from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.device.cuda import DeviceAssert, GpuHang, GpuOom
 from chaos.faults.device.telemetry import EccTelemetry
 from chaos.faults.device.tensor import BitFlip, Scale, SetInf, SetNan, StaleGradient
@@ -59,8 +59,8 @@ class Processes:
         return tuple(OwnedProcess("rank", ProcessId.of(os.getpid()), rank=rank, node=0) for rank in ranks)
 
 
-def host(inside, folder=None, **more):
-    return Host(processes=Processes(), inside=inside, watch=Watch(), run_folder=folder, **more)
+def context(inside, folder=None, **more):
+    return FaultContext(processes=Processes(), inside=inside, watch=Watch(), run_folder=folder, **more)
 
 
 def inject(fault, on, *, target=TARGET, meanwhile=None):
@@ -111,7 +111,7 @@ def _be_impatient(monkeypatch):
 def test_nothing_told_is_nothing_seen_and_all_is_lifted(fault):
     inside = Inside()
     with pytest.raises(EffectNotSeen, match="reported nothing"):
-        inject(create(fault), host(inside))
+        inject(create(fault), context(inside))
     assert inside.lifted == [(2, 1)]
 
 
@@ -119,7 +119,7 @@ def test_nothing_told_is_nothing_seen_and_all_is_lifted(fault):
 def test_not_applied_it_is_not_verified(fault):
     async def run():
         wanted = create(fault)
-        await wanted.verify(wanted.prepare(TARGET, host(Inside(CONSUMED))), host(Inside(CONSUMED)), 1.0)
+        await wanted.verify(wanted.prepare(TARGET, context(Inside(CONSUMED))), context(Inside(CONSUMED)), 1.0)
 
     with pytest.raises(EffectNotSeen, match="nothing was begun"):
         asyncio.run(run())
@@ -128,12 +128,12 @@ def test_not_applied_it_is_not_verified(fault):
 @pytest.mark.parametrize("fault", (*INSIDE_FAULTS, EccTelemetry), ids=lambda fault: fault.kind)
 def test_a_target_without_ranks_is_refused(fault):
     with pytest.raises(TargetNotFound, match="coordinator"):
-        create(fault).prepare(ResolvedTarget(role="coordinator"), host(Inside()))
+        create(fault).prepare(ResolvedTarget(role="coordinator"), context(Inside()))
 
 
 def test_what_the_optimizer_took_in_is_evidence():
     inside = Inside(CONSUMED)
-    evidence = inject(create(BitFlip, bit=24), host(inside))
+    evidence = inject(create(BitFlip, bit=24), context(inside))
     assert evidence["summary"] == (
         "rank 2: layer.1.up.weight[0, 3], bit 24: 1 -> 4; the optimizer took it in: the parameter became 0.25 "
         "instead of 0.5"
@@ -144,13 +144,13 @@ def test_what_the_optimizer_took_in_is_evidence():
 def test_what_changed_by_little_is_shown_to_have_changed():
     last_place = {"before": 0.000109108, "after": 0.00010910801, "index": 3, "place": [0, 3], "bit": 2}
     told = {**CONSUMED, "struck": {**CONSUMED["struck"], "elements": [last_place]}}
-    assert "bit 2: 0.000109108 -> 0.00010910801;" in inject(create(BitFlip), host(Inside(told)))["summary"]
+    assert "bit 2: 0.000109108 -> 0.00010910801;" in inject(create(BitFlip), context(Inside(told)))["summary"]
 
 
 @pytest.mark.parametrize("verdict", ["repeat", "skip", "evict"])
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
 def test_a_step_that_the_job_found_rejected_is_evidence(outcome, verdict):
-    on = host(Inside(affected(outcome=outcome)))
+    on = context(Inside(affected(outcome=outcome)))
     evidence = inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(rejected(5, verdict)))
     assert f"step 5 was judged unfit: {verdict} (the gradient is not finite)" in evidence["summary"]
     assert evidence["ranks"][0]["judgement"]["suspects"] == [2]
@@ -158,33 +158,33 @@ def test_a_step_that_the_job_found_rejected_is_evidence(outcome, verdict):
 
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
 def test_a_step_that_was_left_without_a_judgement_is_none(outcome):
-    on = host(Inside(affected(outcome=outcome)))
+    on = context(Inside(affected(outcome=outcome)))
     with pytest.raises(EffectNotSeen, match="nobody judged the step"):
         inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(rejected(4)))
 
 
 def test_state_that_was_healed_before_it_was_read_is_evidence():
-    on = host(Inside(affected(outcome="restored")))
+    on = context(Inside(affected(outcome="restored")))
     evidence = inject(create(BitFlip, where="parameters"), on, meanwhile=lambda: on.watch.feed(rejected(8, "heal")))
     assert evidence["ranks"][0]["judgement"]["verdict"] == "heal"
 
 
 @pytest.mark.parametrize("outcome", ["otherwise", "unused", "failed"])
 def test_other_outcomes_are_no_evidence(outcome):
-    on = host(Inside(affected(outcome=outcome, reason="a mistake")))
+    on = context(Inside(affected(outcome=outcome, reason="a mistake")))
     with pytest.raises(EffectNotSeen, match=r"layer\.1\.up\.weight"):
         inject(create(BitFlip), on, meanwhile=lambda: on.watch.feed(rejected(5)))
 
 
 def test_memory_that_did_not_change_is_no_evidence():
     with pytest.raises(EffectNotSeen, match="did not change"):
-        inject(create(BitFlip), host(Inside({**CONSUMED, "is_changed": False})))
+        inject(create(BitFlip), context(Inside({**CONSUMED, "is_changed": False})))
 
 
 def test_all_ranks_of_the_target_must_show_it():
     inside = Inside(CONSUMED)
     with pytest.raises(EffectNotSeen):
-        inject(create(BitFlip), host(inside), target=ResolvedTarget(ranks=(1, 3)))
+        inject(create(BitFlip), context(inside), target=ResolvedTarget(ranks=(1, 3)))
     assert [rank for rank, _, _ in inside.begun] == [1, 3] == [rank for rank, _ in inside.lifted]
 
 
@@ -194,7 +194,7 @@ def test_each_rank_and_incident_draws_for_itself():
         inside = Inside(CONSUMED, CONSUMED)
         fault = create(BitFlip)
         fault.seed = seed
-        inject(fault, host(inside), target=ResolvedTarget(ranks=(1, 3)))
+        inject(fault, context(inside), target=ResolvedTarget(ranks=(1, 3)))
         seeds |= {arguments["seed"] for _, _, arguments in inside.begun}
     assert seeds == {"7/1", "7/3", "8/1", "8/3"}
 
@@ -220,7 +220,7 @@ def test_parameters_reach_the_effect(fault, parameters, effect, arguments):
     inside = Inside(CONSUMED)
     # As an experiment keeps them: all written out.
     given = fault.Parameters(**parameters).model_dump(mode="json")
-    inject(create(fault, **given), host(inside))
+    inject(create(fault, **given), context(inside))
     ((_, name, told),) = inside.begun
     assert name == f"chaos.in_process.{effect}"
     assert arguments.items() <= told.items()
@@ -299,7 +299,7 @@ def test_what_needs_a_gpu_says_so_and_is_refused_inside_a_rank_that_has_none(fau
     ],
 )
 def test_what_a_gpu_shows_is_evidence(fault, told, said):
-    assert said in inject(create(fault), host(Inside(told)))["summary"]
+    assert said in inject(create(fault), context(Inside(told)))["summary"]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_what_a_gpu_shows_is_evidence(fault, told, said):
 )
 def test_a_gpu_that_goes_on_is_no_evidence(fault, told):
     with pytest.raises(EffectNotSeen):
-        inject(create(fault), host(Inside(told)))
+        inject(create(fault), context(Inside(told)))
 
 
 # ---- telemetry ----
@@ -332,7 +332,7 @@ def recorder(folder, *, writes=True):
 
 
 def test_telemetry_is_in_the_log(tmp_path):
-    on = host(Inside(), tmp_path, emit=recorder(tmp_path))
+    on = context(Inside(), tmp_path, emit=recorder(tmp_path))
     evidence = inject(create(EccTelemetry, xid=94, ecc_sbe=3), on, target=ResolvedTarget(ranks=(0, 2)))
     assert evidence["ranks"] == [0, 2] and "nothing happened to a device" in evidence["summary"]
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()[1:]]
@@ -346,7 +346,7 @@ def test_telemetry_is_in_the_log(tmp_path):
 def test_telemetry_that_is_not_in_the_log_was_not_seen(tmp_path):
     # Another incident's record is none of this one's.
     recorder_of_another = recorder(tmp_path)
-    silent = host(Inside(), tmp_path, emit=recorder(tmp_path, writes=False))
+    silent = context(Inside(), tmp_path, emit=recorder(tmp_path, writes=False))
     recorder_of_another("telemetry", rank=2, record="another")
     with pytest.raises(EffectNotSeen, match=r"no telemetry of ranks \[2\]"):
         inject(create(EccTelemetry), silent)
@@ -354,4 +354,4 @@ def test_telemetry_that_is_not_in_the_log_was_not_seen(tmp_path):
 
 def test_without_a_log_there_is_no_telemetry(tmp_path):
     with pytest.raises(InjectionError):
-        inject(create(EccTelemetry), dataclasses.replace(host(Inside(), tmp_path), emit=None))
+        inject(create(EccTelemetry), dataclasses.replace(context(Inside(), tmp_path), emit=None))

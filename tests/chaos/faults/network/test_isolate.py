@@ -11,7 +11,7 @@ import pytest
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError
 from chaos.faults import registry
-from chaos.faults.base import Host, OwnedProcess
+from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.network.isolate import DropCoordinatorLink, IsolateNode
 from chaos.faults.network.link import DropLink, ResetLink
 from chaos.faults.network.partition import Partition
@@ -67,9 +67,11 @@ class Processes:
         return tuple(OwnedProcess("rank", ProcessId(1000 + rank, 1), rank=rank, node=rank // 2) for rank in ranks)
 
 
-def host_with(links: FakeLinks | None, run_folder: Path = Path("nowhere")) -> Host:
-    unused = dict.fromkeys(field.name for field in dataclasses.fields(Host))
-    return Host(**{**unused, "processes": Processes(), "links": links, "cluster": CLUSTER, "run_folder": run_folder})  # type: ignore[arg-type]
+def host_with(links: FakeLinks | None, run_folder: Path = Path("nowhere")) -> FaultContext:
+    unused = dict.fromkeys(field.name for field in dataclasses.fields(FaultContext))
+    return FaultContext(
+        **{**unused, "processes": Processes(), "links": links, "cluster": CLUSTER, "run_folder": run_folder}
+    )  # type: ignore[arg-type]
 
 
 def act_of(fault, target, links: FakeLinks):
@@ -78,10 +80,10 @@ def act_of(fault, target, links: FakeLinks):
 
 def inject(fault, target, links: FakeLinks, run_folder: Path = Path("nowhere")) -> dict:
     async def run() -> dict:
-        host = host_with(links, run_folder)
-        act = fault.prepare(target, host)
-        await fault.apply(act, host)
-        return await fault.verify(act, host, 5.0)
+        context = host_with(links, run_folder)
+        act = fault.prepare(target, context)
+        await fault.apply(act, context)
+        return await fault.verify(act, context, 5.0)
 
     return asyncio.run(run())
 

@@ -10,7 +10,7 @@ import pytest
 import chaos.host.links
 from chaos.errors import HealError, UsageError
 from chaos.faults import registry
-from chaos.faults.base import Ground, Host
+from chaos.faults.base import FaultContext, Ground
 from chaos.faults.network.look import Look, is_loss, probes_for_loss
 from chaos.faults.watch import Watch
 from chaos.host.links.check import Group, parse_groups
@@ -158,11 +158,11 @@ def inject(folder, network, kind, parameters=None):
 
     async def run():
         desk = Desk()
-        host = Host(processes=None, inside=desk, watch=Watch(), run_folder=folder, links=network)
+        context = FaultContext(processes=None, inside=desk, watch=Watch(), run_folder=folder, links=network)
         with Ledger(folder / "ledger.jsonl") as ledger:
             given = PARAMETERS[kind] if parameters is None else parameters
             injector = Injector(
-                [incident(kind, given)], registry(), frozenset(range(4)), host, desk, ledger, emit, seed=3
+                [incident(kind, given)], registry(), frozenset(range(4)), context, desk, ledger, emit, seed=3
             )
             injector.start()
             while not events.keys() & {"undone", "undo_failed"} and (network or "unverified" not in events):
@@ -287,8 +287,8 @@ def test_on_a_backend_without_links_nothing_is_planned(tmp_path):
 @each_kind
 def test_undo_needs_the_record_alone_and_can_be_repeated(network, kind):
     fault = registry()[kind](registry()[kind].Parameters.model_validate(PARAMETERS[kind]))
-    host = Host(processes=None, inside=None, watch=Watch(), run_folder=None, links=network)
-    act = fault.prepare(target_of(kind), host)
+    context = FaultContext(processes=None, inside=None, watch=Watch(), run_folder=None, links=network)
+    act = fault.prepare(target_of(kind), context)
     assert network.rules == []
     record = json.loads(json.dumps(dict(act.undo_record)))
     never_applied = fault.undo(record)

@@ -103,8 +103,8 @@ def test_an_exception_that_cannot_be_made_is_refused(tmp_path):
 
 
 def test_what_was_not_let_go_is_taken_back(tmp_path, monkeypatch):
-    async def fail(self, act, host):
-        await type(self).__mro__[1].apply(self, act, host)
+    async def fail(self, act, context):
+        await type(self).__mro__[1].apply(self, act, context)
         raise ZeroDivisionError
 
     broken = type("Broken", (Segfault,), {"apply": fail})

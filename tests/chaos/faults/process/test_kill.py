@@ -19,7 +19,7 @@ from chaos.faults.process.kill import GraceParameters, KillNode, KillProcess, Si
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
-from tests.chaos.one_node import create_host, do_nothing, older, sleepers, targets
+from tests.chaos.one_node import create_context, do_nothing, older, sleepers, targets
 
 pytestmark = pytest.mark.unit
 
@@ -43,8 +43,8 @@ def children():
 
 
 @pytest.fixture
-def host(children):
-    return create_host(children)
+def context(children):
+    return create_context(children)
 
 
 @pytest.fixture
@@ -75,122 +75,122 @@ def create(fault, **parameters):
     return fault(fault.Parameters(**parameters))
 
 
-def verify(fault, act, host, timeout_seconds=TIMEOUT_SECONDS):
-    return asyncio.run(fault.verify(act, host, timeout_seconds))
+def verify(fault, act, context, timeout_seconds=TIMEOUT_SECONDS):
+    return asyncio.run(fault.verify(act, context, timeout_seconds))
 
 
-def apply(fault, act, host=None):
-    asyncio.run(fault.apply(act, host))
+def apply(fault, act, context=None):
+    asyncio.run(fault.apply(act, context))
 
 
-async def inject(fault, act, host, reaped=()):
+async def inject(fault, act, context, reaped=()):
     """Apply and verify, with those who reap `reaped` telling how they ended."""
 
     async def tell(child):
         code = await asyncio.to_thread(child.wait)
         fields = {"exited_pid": child.pid, "exit": code}
-        host.watch.feed(Event("process_exited", "supervisor", 0.0, 0.0, 1, fields=fields))
+        context.watch.feed(Event("process_exited", "supervisor", 0.0, 0.0, 1, fields=fields))
 
     told = [asyncio.create_task(tell(child)) for child in reaped]
-    await fault.apply(act, host)
+    await fault.apply(act, context)
     try:
-        evidence = await fault.verify(act, host, TIMEOUT_SECONDS)
+        evidence = await fault.verify(act, context, TIMEOUT_SECONDS)
     finally:
-        await fault.lift(act, host)
+        await fault.lift(act, context)
     await asyncio.gather(*told)
     return evidence
 
 
 @each_kill
-def test_prepare_changes_nothing_and_says_what_it_will_touch(fault, host):
-    before = [owned.process.state() for owned in host.processes.all()]
+def test_prepare_changes_nothing_and_says_what_it_will_touch(fault, context):
+    before = [owned.process.state() for owned in context.processes.all()]
     for target in targets(fault):
-        act = create(fault).prepare(target, host)
+        act = create(fault).prepare(target, context)
         assert json.loads(json.dumps(dict(act.undo_record))) == act.undo_record
         if target.role == "coordinator":
-            assert act.processes == (host.processes.coordinator,)
+            assert act.processes == (context.processes.coordinator,)
         elif fault.scope == "node":
-            assert set(act.processes) == {host.processes.supervisor, *host.processes.ranks}
+            assert set(act.processes) == {context.processes.supervisor, *context.processes.ranks}
         else:
-            assert act.processes == host.processes.ranks[:1], "the neighbour on the node is not the target"
-    after = [owned.process.state() for owned in host.processes.all()]
+            assert act.processes == context.processes.ranks[:1], "the neighbour on the node is not the target"
+    after = [owned.process.state() for owned in context.processes.all()]
     assert set(before) | set(after) <= {"S", "R", "D"}
 
 
 @each_kill
-def test_prepare_refuses_what_is_not_there(fault, host, children):
+def test_prepare_refuses_what_is_not_there(fault, context, children):
     for child in children:
         child.kill()
         child.wait()
     for target in targets(fault):
         with pytest.raises(TargetNotFound):
-            create(fault).prepare(target, host)
+            create(fault).prepare(target, context)
 
 
 @each_kill
-def test_applied_it_is_verified_with_evidence(fault, host):
+def test_applied_it_is_verified_with_evidence(fault, context):
     done = set()
     for target in targets(fault):
         wanted = create(fault)
-        act = wanted.prepare(target, host)
+        act = wanted.prepare(target, context)
         done |= set(act.processes)
         apply(wanted, act)
-        evidence = verify(wanted, act, host)
+        evidence = verify(wanted, act, context)
         assert json.loads(json.dumps(evidence)) == evidence
         assert "SIGKILL; gone" in evidence["summary"]
         assert {p["pid"] for p in evidence["processes"]} == {owned.process.pid for owned in act.processes}
-        assert all(owned.process.is_running() for owned in set(host.processes.all()) - done)
+        assert all(owned.process.is_running() for owned in set(context.processes.all()) - done)
         fault.undo(act.undo_record)
 
 
 @each_kill
-def test_not_applied_it_is_not_verified(fault, host):
+def test_not_applied_it_is_not_verified(fault, context):
     idle = type("Idle", (fault,), {"apply": do_nothing})
     for target in targets(fault):
         wanted = create(idle)
-        act = wanted.prepare(target, host)
+        act = wanted.prepare(target, context)
         apply(wanted, act)
         with pytest.raises(EffectNotSeen, match=r"still running after 0.05 s"):
-            verify(wanted, act, host, 0.05)
+            verify(wanted, act, context, 0.05)
         assert all(owned.process.is_running() for owned in act.processes)
 
 
 @each_kill
-def test_partly_applied_it_is_not_verified(fault, host):
+def test_partly_applied_it_is_not_verified(fault, context):
     wanted = create(fault)
-    act = wanted.prepare(ResolvedTarget(ranks=(0, 1), nodes=(0,) if fault.scope == "node" else ()), host)
+    act = wanted.prepare(ResolvedTarget(ranks=(0, 1), nodes=(0,) if fault.scope == "node" else ()), context)
     apply(wanted, Act(act.processes[:-1], act.undo_record))
     with pytest.raises(EffectNotSeen, match=str(act.processes[-1].process.pid)):
-        verify(wanted, act, host, 0.05)
+        verify(wanted, act, context, 0.05)
 
 
 @each_kill
-def test_undo_needs_the_record_alone_and_can_be_repeated(fault, host):
+def test_undo_needs_the_record_alone_and_can_be_repeated(fault, context):
     for target in targets(fault):
         wanted = create(fault)
-        act = wanted.prepare(target, host)
+        act = wanted.prepare(target, context)
         record = json.loads(json.dumps(dict(act.undo_record)))
         fault.undo(record)
         assert all(owned.process.is_running() for owned in act.processes), "undone before it was done"
         apply(wanted, act)
-        verify(wanted, act, host)
+        verify(wanted, act, context)
         assert fault.undo(record) == fault.undo(record)
 
 
 @each_kill
-def test_a_recycled_pid_is_never_touched(fault, host, children):
-    recycled = replace(host, processes=host.processes.recycled())
+def test_a_recycled_pid_is_never_touched(fault, context, children):
+    recycled = replace(context, processes=context.processes.recycled())
     for target in targets(fault):
         wanted = create(fault)
         with pytest.raises(TargetNotFound):
             wanted.prepare(target, recycled)
         # Recycled between the two: the record of what was there is that of a dead process.
-        act = wanted.prepare(target, host)
+        act = wanted.prepare(target, context)
         late = tuple(replace(owned, process=older(owned.process)) for owned in act.processes)
         apply(wanted, Act(late, act.undo_record))
         fault.undo({"processes": [owned.to_dict() for owned in late]})
     assert all(child.poll() is None for child in children)
-    assert {owned.process.state() for owned in host.processes.all()} <= {"S", "R", "D"}
+    assert {owned.process.state() for owned in context.processes.all()} <= {"S", "R", "D"}
 
 
 @each_kill
@@ -211,20 +211,20 @@ def test_a_signal_goes_to_the_very_process_only(children):
 
 
 class TestSignals:
-    def test_it_says_by_which_signal_it_ended(self, host, children):
+    def test_it_says_by_which_signal_it_ended(self, context, children):
         wanted = create(KillProcess, signal="SIGUSR1")
-        act = wanted.prepare(ResolvedTarget(ranks=(0,)), host)
-        evidence = asyncio.run(inject(wanted, act, host, reaped=[children[1]]))
+        act = wanted.prepare(ResolvedTarget(ranks=(0,)), context)
+        evidence = asyncio.run(inject(wanted, act, context, reaped=[children[1]]))
         assert evidence["signal"] == "SIGUSR1"
         assert "ended by SIGUSR1" in evidence["summary"]
         assert [process["exit"] for process in evidence["processes"]] == [-signal.SIGUSR1]
 
     def test_it_says_with_which_code_a_process_went_that_handles_it(self, start):
         child = start(POLITE)
-        host = create_host([child] * 4)
+        context = create_context([child] * 4)
         wanted = create(KillProcess, signal="term")
-        act = wanted.prepare(ResolvedTarget(ranks=(0,)), host)
-        evidence = asyncio.run(inject(wanted, act, host, reaped=[child]))
+        act = wanted.prepare(ResolvedTarget(ranks=(0,)), context)
+        evidence = asyncio.run(inject(wanted, act, context, reaped=[child]))
         assert "exit code 7" in evidence["summary"]
 
     @pytest.mark.parametrize(
@@ -235,12 +235,12 @@ class TestSignals:
         ],
     )
     def test_a_process_that_lives_on_was_not_killed(self, start, program, why):
-        host = create_host([start(program)] * 4)
+        context = create_context([start(program)] * 4)
         wanted = create(KillProcess, signal="SIGTERM")
-        act = wanted.prepare(ResolvedTarget(ranks=(0,)), host)
+        act = wanted.prepare(ResolvedTarget(ranks=(0,)), context)
         apply(wanted, act)
         with pytest.raises(EffectNotSeen, match=why):
-            verify(wanted, act, host, 0.3)
+            verify(wanted, act, context, 0.3)
 
     @pytest.mark.parametrize("text", ["SIGTERM", "sigterm", "TERM", "15", 15])
     def test_a_signal_has_many_names(self, text):
@@ -269,17 +269,17 @@ class TestSignals:
 
 class TestGrace:
     def node(self, start, *programs):
-        return create_host([start(program) for program in programs])
+        return create_context([start(program) for program in programs])
 
-    def inject(self, host, children, grace):
+    def inject(self, context, children, grace):
         wanted = create(KillNode, grace=grace)
-        act = wanted.prepare(ResolvedTarget(ranks=(0, 1), nodes=(0,)), host)
-        return act, asyncio.run(inject(wanted, act, host, reaped=children))
+        act = wanted.prepare(ResolvedTarget(ranks=(0, 1), nodes=(0,)), context)
+        return act, asyncio.run(inject(wanted, act, context, reaped=children))
 
     def test_it_says_who_went_and_who_had_to_be_killed(self, start):
         children = [start(program) for program in (POLITE, POLITE, STUBBORN, POLITE)]
-        host = create_host(children)
-        _, evidence = self.inject(host, children[:3], "3s")
+        context = create_context(children)
+        _, evidence = self.inject(context, children[:3], "3s")
         supervisor, polite, stubborn, coordinator = children
         assert evidence["went_by_themselves"] == [polite.pid]
         # There was no time left to ask the supervisor.
@@ -290,7 +290,7 @@ class TestGrace:
 
     def test_nobody_is_killed_who_goes_in_time(self, start):
         children = [start(POLITE) for _ in range(4)]
-        _, evidence = self.inject(create_host(children), children[:3], "60s")
+        _, evidence = self.inject(create_context(children), children[:3], "60s")
         assert evidence["had_to_be_killed"] == []
         assert {process["exit"] for process in evidence["processes"]} == {7}
 

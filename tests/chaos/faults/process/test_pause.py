@@ -16,7 +16,7 @@ from chaos.faults.base import Act
 from chaos.faults.process.pause import PauseNode, PauseProcess, resume
 from chaos.host.process_table import cpu_seconds, is_stopped, resident_bytes, thread_names, thread_states
 from mecefo_runtime.system.process import ProcessId
-from tests.chaos.one_node import create_host, do_nothing, older, sleepers, targets
+from tests.chaos.one_node import create_context, do_nothing, older, sleepers, targets
 
 pytestmark = pytest.mark.unit
 
@@ -37,8 +37,8 @@ def children():
 
 
 @pytest.fixture
-def host(children):
-    return create_host(children)
+def context(children):
+    return create_context(children)
 
 
 @pytest.fixture
@@ -55,55 +55,55 @@ def create(fault):
     return fault(fault.Parameters())
 
 
-def verify(fault, act, host, timeout_seconds=5.0):
-    return asyncio.run(fault.verify(act, host, timeout_seconds))
+def verify(fault, act, context, timeout_seconds=5.0):
+    return asyncio.run(fault.verify(act, context, timeout_seconds))
 
 
 @each_pause
-def test_it_is_stopped_and_then_runs_again(fault, host):
+def test_it_is_stopped_and_then_runs_again(fault, context):
     for target in targets(fault):
         wanted = create(fault)
-        act = wanted.prepare(target, host)
+        act = wanted.prepare(target, context)
         record = json.loads(json.dumps(dict(act.undo_record)))
-        asyncio.run(wanted.apply(act, host))
-        evidence = verify(wanted, act, host)
+        asyncio.run(wanted.apply(act, context))
+        evidence = verify(wanted, act, context)
         assert json.loads(json.dumps(evidence)) == evidence
         assert {process["state"] for process in evidence["processes"]} == {"T"}
-        others = set(host.processes.all()) - set(act.processes)
+        others = set(context.processes.all()) - set(act.processes)
         assert not any(is_stopped(owned.process) for owned in others)
         first = fault.undo(record)
-        assert not any(is_stopped(owned.process) for owned in host.processes.all())
+        assert not any(is_stopped(owned.process) for owned in context.processes.all())
         assert fault.undo(record) == first
 
 
 @each_pause
-def test_not_applied_it_is_not_verified(fault, host):
+def test_not_applied_it_is_not_verified(fault, context):
     idle = type("Idle", (fault,), {"apply": do_nothing})
     for target in targets(fault):
         wanted = create(idle)
-        act = wanted.prepare(target, host)
-        asyncio.run(wanted.apply(act, host))
+        act = wanted.prepare(target, context)
+        asyncio.run(wanted.apply(act, context))
         with pytest.raises(EffectNotSeen, match=r"not stopped 0.05 s after"):
-            verify(wanted, act, host, 0.05)
+            verify(wanted, act, context, 0.05)
 
 
-def test_partly_applied_it_is_not_verified(host):
+def test_partly_applied_it_is_not_verified(context):
     wanted = create(PauseNode)
-    act = wanted.prepare(targets(PauseNode)[0], host)
-    asyncio.run(wanted.apply(Act(act.processes[:-1]), host))
+    act = wanted.prepare(targets(PauseNode)[0], context)
+    asyncio.run(wanted.apply(Act(act.processes[:-1]), context))
     with pytest.raises(EffectNotSeen, match=str(act.processes[-1].process.pid)):
-        verify(wanted, act, host, 0.05)
+        verify(wanted, act, context, 0.05)
     PauseNode.undo(act.undo_record)
     assert not any(is_stopped(owned.process) for owned in act.processes)
 
 
-def test_resumed_by_somebody_else_it_is_not_verified(host):
+def test_resumed_by_somebody_else_it_is_not_verified(context):
     wanted = create(PauseProcess)
-    act = wanted.prepare(targets(PauseProcess)[0], host)
+    act = wanted.prepare(targets(PauseProcess)[0], context)
 
     async def meddle():
-        await wanted.apply(act, host)
-        seen = asyncio.create_task(wanted.verify(act, host, 5.0))
+        await wanted.apply(act, context)
+        seen = asyncio.create_task(wanted.verify(act, context, 5.0))
         await asyncio.sleep(0.1)
         act.processes[0].process.signal(signal.SIGCONT)
         return await seen
@@ -113,16 +113,16 @@ def test_resumed_by_somebody_else_it_is_not_verified(host):
 
 
 @each_pause
-def test_a_recycled_pid_is_never_touched(fault, host):
-    recycled = replace(host, processes=host.processes.recycled())
+def test_a_recycled_pid_is_never_touched(fault, context):
+    recycled = replace(context, processes=context.processes.recycled())
     for target in targets(fault):
         wanted = create(fault)
         with pytest.raises(TargetNotFound):
             wanted.prepare(target, recycled)
-        act = wanted.prepare(target, host)
+        act = wanted.prepare(target, context)
         late = tuple(replace(owned, process=older(owned.process)) for owned in act.processes)
-        asyncio.run(wanted.apply(Act(late), host))
-        assert not any(is_stopped(owned.process) for owned in host.processes.all())
+        asyncio.run(wanted.apply(Act(late), context))
+        assert not any(is_stopped(owned.process) for owned in context.processes.all())
         # And one that another has stopped stays so.
         for owned in act.processes:
             owned.process.signal(signal.SIGSTOP)
@@ -134,17 +134,17 @@ def test_a_recycled_pid_is_never_touched(fault, host):
 
 
 @each_pause
-def test_the_undo_of_the_dead_is_done(fault, host, children):
-    act = create(fault).prepare(targets(fault)[0], host)
+def test_the_undo_of_the_dead_is_done(fault, context, children):
+    act = create(fault).prepare(targets(fault)[0], context)
     for child in children:
         child.kill()
         child.wait()
     fault.undo(act.undo_record)
 
 
-def test_what_is_stopped_again_and_again_is_not_healed(host, monkeypatch):
+def test_what_is_stopped_again_and_again_is_not_healed(context, monkeypatch):
     monkeypatch.setattr("chaos.faults.process.pause.RESUMED_WITHIN_SECONDS", 0.1)
-    process = host.processes.ranks[0].process
+    process = context.processes.ranks[0].process
     monkeypatch.setattr(ProcessId, "signal", lambda *_: True)
     os.kill(process.pid, signal.SIGSTOP)
     # It takes a moment to stop on a busy machine.

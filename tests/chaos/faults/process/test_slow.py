@@ -7,7 +7,7 @@ import time
 import pytest
 
 from chaos.errors import EffectNotSeen, UsageError
-from chaos.faults.base import Act, Host, OwnedProcess
+from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process.slow import EFFECT, DelayParameters, SlowCheckpoint, SlowData
 from chaos.faults.watch import Watch
 from chaos.in_process.slow import DelayPhase
@@ -117,17 +117,17 @@ def play(fault, reports, events, *, begins=True):
     """Apply and verify with these reports of the rank and commits of the job; returns (evidence, inside)."""
     inside = Inside(reports)
     watch = Watch()
-    host = Host(processes=Ranks(), inside=inside, watch=watch, run_folder=None)
+    context = FaultContext(processes=Ranks(), inside=inside, watch=watch, run_folder=None)
 
     async def run():
-        act = fault.prepare(ResolvedTarget(ranks=(1,)), host)
+        act = fault.prepare(ResolvedTarget(ranks=(1,)), context)
         assert json.loads(json.dumps(dict(act.undo_record))) == act.undo_record
         if begins:
-            await fault.apply(act, host)
+            await fault.apply(act, context)
         for event in events:
             watch.feed(event)
-        evidence = await fault.verify(act, host, 0.1)
-        await fault.lift(act, host)
+        evidence = await fault.verify(act, context, 0.1)
+        await fault.lift(act, context)
         fault.undo(act.undo_record)
         return evidence
 

@@ -10,7 +10,7 @@ import torch
 
 from chaos.errors import EffectNotSeen, HealError, TargetNotFound
 from chaos.faults import registry
-from chaos.faults.base import Host
+from chaos.faults.base import FaultContext
 from chaos.faults.storage.checkpoint import KEPT_FOLDER, newest_whole
 from chaos.faults.watch import Watch
 from chaos.spec.target import ResolvedTarget
@@ -47,10 +47,10 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture
-def host(saved, tmp_path):
+def context(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "checkpoints")
     (tmp_path / "run").mkdir()
-    return Host(
+    return FaultContext(
         processes=None,
         inside=None,
         watch=Watch(),
@@ -66,14 +66,14 @@ def create(kind, seed=0, **parameters):
     return created
 
 
-def inject(fault, host):
-    act = fault.prepare(ResolvedTarget(), host)
-    asyncio.run(fault.apply(act, host))
+def inject(fault, context):
+    act = fault.prepare(ResolvedTarget(), context)
+    asyncio.run(fault.apply(act, context))
     return act
 
 
-def look(fault, act, host):
-    return asyncio.run(fault.verify(act, host, 30.0))
+def look(fault, act, context):
+    return asyncio.run(fault.verify(act, context, 30.0))
 
 
 def content(folder):
@@ -86,71 +86,71 @@ def as_read(act):
 
 
 @each_kind
-def test_the_reader_refuses_the_newest_one_by_name_until_it_is_put_back(kind, host):
-    before = content(host.checkpoint_folder)
+def test_the_reader_refuses_the_newest_one_by_name_until_it_is_put_back(kind, context):
+    before = content(context.checkpoint_folder)
     fault = create(kind)
-    act = inject(fault, host)
-    evidence = look(fault, act, host)
+    act = inject(fault, context)
+    evidence = look(fault, act, context)
     assert json.loads(json.dumps(evidence)) == evidence
     assert evidence["step"] == 20
     assert evidence["struck"] in evidence["refused"]
     assert "whole before" in evidence["summary"]
     with pytest.raises(CheckpointCorrupt, match=evidence["struck"]):
-        verify(step_folder(host.checkpoint_folder, 20))
-    verify(step_folder(host.checkpoint_folder, 10))
+        verify(step_folder(context.checkpoint_folder, 20))
+    verify(step_folder(context.checkpoint_folder, 10))
     fault.undo(as_read(act))
-    assert content(host.checkpoint_folder) == before
-    assert list(host.run_folder.iterdir()) == [], "the kept copy was not removed"
+    assert content(context.checkpoint_folder) == before
+    assert list(context.run_folder.iterdir()) == [], "the kept copy was not removed"
 
 
 @each_kind
-def test_not_applied_it_is_not_verified(kind, host):
+def test_not_applied_it_is_not_verified(kind, context):
     fault = create(kind)
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     with pytest.raises(EffectNotSeen, match=r"still takes .*step-00000020 for whole: 12 files"):
-        look(fault, act, host)
+        look(fault, act, context)
 
 
 @each_kind
-def test_undo_harms_nothing_whenever_and_however_often_it_is_called(kind, host):
-    before = content(host.checkpoint_folder)
+def test_undo_harms_nothing_whenever_and_however_often_it_is_called(kind, context):
+    before = content(context.checkpoint_folder)
     fault = create(kind)
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     record = as_read(act)
     never_applied = fault.undo(record)
-    assert content(host.checkpoint_folder) == before
-    asyncio.run(fault.apply(act, host))
+    assert content(context.checkpoint_folder) == before
+    asyncio.run(fault.apply(act, context))
     assert fault.undo(record) == fault.undo(record) == never_applied
-    assert content(host.checkpoint_folder) == before
+    assert content(context.checkpoint_folder) == before
 
 
 @each_kind
-def test_undo_leaves_alone_what_the_job_has_removed(kind, host):
+def test_undo_leaves_alone_what_the_job_has_removed(kind, context):
     fault = create(kind)
-    act = inject(fault, host)
-    for path in host.checkpoint_folder.iterdir():
+    act = inject(fault, context)
+    for path in context.checkpoint_folder.iterdir():
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
     evidence = fault.undo(as_read(act))
     assert ("removed" if kind in FILE_KINDS else "not there") in evidence["undone"]
-    assert list(host.checkpoint_folder.iterdir()) == []
-    assert list(host.run_folder.iterdir()) == []
+    assert list(context.checkpoint_folder.iterdir()) == []
+    assert list(context.run_folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS)
-def test_undo_leaves_alone_what_the_job_has_written_anew(kind, host):
+def test_undo_leaves_alone_what_the_job_has_written_anew(kind, context):
     fault = create(kind)
-    act = inject(fault, host)
-    save(host.checkpoint_folder, 20, lineage="second")
-    anew = content(host.checkpoint_folder)
+    act = inject(fault, context)
+    save(context.checkpoint_folder, 20, lineage="second")
+    anew = content(context.checkpoint_folder)
     assert "anew" in fault.undo(as_read(act))["undone"]
-    assert content(host.checkpoint_folder) == anew
-    assert verify(step_folder(host.checkpoint_folder, 20)).stamp.lineage == "second"
+    assert content(context.checkpoint_folder) == anew
+    assert verify(step_folder(context.checkpoint_folder, 20)).stamp.lineage == "second"
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS)
-def test_a_copy_that_was_cut_off_is_never_put_back(kind, host):
+def test_a_copy_that_was_cut_off_is_never_put_back(kind, context):
     fault = create(kind)
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     record = as_read(act)
     kept = Path(record["kept"])
     # Killed while it was made: the file itself is still whole.
@@ -158,32 +158,32 @@ def test_a_copy_that_was_cut_off_is_never_put_back(kind, host):
     kept.write_bytes(b"half")
     assert "whole" in fault.undo(record)["undone"]
     assert not kept.exists()
-    asyncio.run(fault.apply(act, host))
+    asyncio.run(fault.apply(act, context))
     kept.write_bytes(b"half")
     with pytest.raises(HealError, match="not whole"):
         fault.undo(record)
 
 
-def test_a_folder_that_is_hidden_half_is_put_back(host):
-    before = content(host.checkpoint_folder)
+def test_a_folder_that_is_hidden_half_is_put_back(context):
+    before = content(context.checkpoint_folder)
     fault = create("hide-checkpoint")
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     Path(act.undo_record["folder"]).rename(act.undo_record["hidden"])
     fault.undo(as_read(act))
-    assert content(host.checkpoint_folder) == before
+    assert content(context.checkpoint_folder) == before
 
 
-def test_hidden_it_cannot_be_read_by_root_either(host):
+def test_hidden_it_cannot_be_read_by_root_either(context):
     fault = create("hide-checkpoint")
-    act = inject(fault, host)
+    act = inject(fault, context)
     with pytest.raises(OSError, match="symbolic links"):
         list(Path(act.undo_record["struck"]).iterdir())
-    assert [checkpoint.step for checkpoint in complete(host.checkpoint_folder)] == [10]
+    assert [checkpoint.step for checkpoint in complete(context.checkpoint_folder)] == [10]
 
 
-def test_what_took_the_place_of_a_hidden_checkpoint_is_not_overwritten(host):
+def test_what_took_the_place_of_a_hidden_checkpoint_is_not_overwritten(context):
     fault = create("hide-checkpoint")
-    act = inject(fault, host)
+    act = inject(fault, context)
     folder = Path(act.undo_record["folder"])
     folder.unlink()
     folder.mkdir()
@@ -192,28 +192,28 @@ def test_what_took_the_place_of_a_hidden_checkpoint_is_not_overwritten(host):
     assert Path(act.undo_record["hidden"]).is_dir()
 
 
-def test_each_of_several_affects_another_one_until_none_is_whole(host):
+def test_each_of_several_affects_another_one_until_none_is_whole(context):
     faults = [create("flip-checkpoint-bit", seed) for seed in (1, 2)]
-    acts = [inject(fault, host) for fault in faults]
+    acts = [inject(fault, context) for fault in faults]
     assert [act.undo_record["step"] for act in acts] == [20, 10]
     with pytest.raises(TargetNotFound, match=r"no checkpoint in .* is whole: .*step-00000020"):
-        create("flip-checkpoint-bit").prepare(ResolvedTarget(), host)
+        create("flip-checkpoint-bit").prepare(ResolvedTarget(), context)
     for fault, act in zip(faults, acts, strict=True):
         fault.undo(as_read(act))
-    assert newest_whole(host).step == 20
+    assert newest_whole(context).step == 20
 
 
 @each_kind
-def test_before_the_first_checkpoint_there_is_nothing_to_damage(kind, host):
-    shutil.rmtree(host.checkpoint_folder)
+def test_before_the_first_checkpoint_there_is_nothing_to_damage(kind, context):
+    shutil.rmtree(context.checkpoint_folder)
     with pytest.raises(TargetNotFound, match=r"no complete checkpoint in .* yet"):
-        create(kind).prepare(ResolvedTarget(), host)
+        create(kind).prepare(ResolvedTarget(), context)
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS)
-def test_the_seed_draws_the_file_and_a_unit_can_be_named(kind, host):
+def test_the_seed_draws_the_file_and_a_unit_can_be_named(kind, context):
     def drawn(seed, **parameters):
-        record = create(kind, seed, **parameters).prepare(ResolvedTarget(), host).undo_record
+        record = create(kind, seed, **parameters).prepare(ResolvedTarget(), context).undo_record
         return record["struck"], record["details"]
 
     assert drawn(3) == drawn(3)
@@ -223,20 +223,20 @@ def test_the_seed_draws_the_file_and_a_unit_can_be_named(kind, host):
         drawn(3, unit="layer.2")
 
 
-def test_the_details_are_what_was_done(host):
+def test_the_details_are_what_was_done(context):
     fault = create("flip-checkpoint-bit", 5)
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     path, details = Path(act.undo_record["struck"]), act.undo_record["details"]
     before = path.read_bytes()
-    asyncio.run(fault.apply(act, host))
+    asyncio.run(fault.apply(act, context))
     after = path.read_bytes()
     changed = [index for index in range(len(before)) if before[index] != after[index]]
     assert changed == [details["offset"]]
     assert before[changed[0]] ^ after[changed[0]] == 1 << details["bit"]
     fault.undo(as_read(act))
     fault = create("truncate-checkpoint", keep_ratio=0.25)
-    act = inject(fault, host)
+    act = inject(fault, context)
     size = act.undo_record["details"]["num_bytes_before"]
     assert Path(act.undo_record["struck"]).stat().st_size == size // 4
-    assert CheckpointFolder.open(step_folder(host.checkpoint_folder, 10)).step == 10
-    assert (host.run_folder / KEPT_FOLDER).is_dir()
+    assert CheckpointFolder.open(step_folder(context.checkpoint_folder, 10)).step == 10
+    assert (context.run_folder / KEPT_FOLDER).is_dir()

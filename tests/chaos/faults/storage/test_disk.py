@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Ground, Host
+from chaos.faults.base import FaultContext, Ground
 from chaos.faults.storage.disk import FillDisk, FillParameters
 from chaos.faults.watch import Watch
 from chaos.host import small_disk
@@ -32,11 +32,11 @@ needs_mounts = pytest.mark.skipif(not small_disk.may_mount(), reason="takes the 
 
 
 @pytest.fixture
-def host(tmp_path):
+def context(tmp_path):
     root = tmp_path / "check points"
     save(root, 10)
     (tmp_path / "run").mkdir()
-    yield Host(processes=None, inside=None, watch=Watch(), run_folder=tmp_path / "run", checkpoint_folder=root)
+    yield FaultContext(processes=None, inside=None, watch=Watch(), run_folder=tmp_path / "run", checkpoint_folder=root)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         assert str(tmp_path) not in line, "left mounted"
 
@@ -75,12 +75,12 @@ def warning(message):
     return Event("warning", "rank", 0.0, 0.0, 1, step=20, rank=1, fields={"message": message})
 
 
-async def live(host, fault, act, *events, timeout_seconds=TIMEOUT_SECONDS):
+async def live(context, fault, act, *events, timeout_seconds=TIMEOUT_SECONDS):
     """Verify while the job does `events`."""
-    verification = asyncio.ensure_future(fault.verify(act, host, timeout_seconds))
+    verification = asyncio.ensure_future(fault.verify(act, context, timeout_seconds))
     for event in events:
         await asyncio.sleep(0.01)
-        host.watch.feed(event)
+        context.watch.feed(event)
     return await verification
 
 
@@ -89,20 +89,20 @@ STEP = Event("step_committed", "rank", 0.0, 0.0, 1, step=21)
 
 
 @needs_mounts
-def test_the_small_disk_is_full_and_the_machines_is_not(host):
-    folder, before = host.checkpoint_folder, content(host.checkpoint_folder)
-    free = shutil.disk_usage(host.run_folder).free
+def test_the_small_disk_is_full_and_the_machines_is_not(context):
+    folder, before = context.checkpoint_folder, content(context.checkpoint_folder)
+    free = shutil.disk_usage(context.run_folder).free
     fault = create()
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     assert act.undo_record["disk"] is not None
-    run(fault.apply(act, host))
+    run(fault.apply(act, context))
     try:
         assert content(folder).keys() > before.keys(), "what was there is there"
         with pytest.raises(OSError, match="No space left"):
             write(folder)
-        (host.run_folder / "log").write_bytes(b"the run goes on")
-        assert shutil.disk_usage(host.run_folder).free > free - 100 * MEGABYTE
-        evidence = asyncio.run(live(host, fault, act, FAILED, STEP))
+        (context.run_folder / "log").write_bytes(b"the run goes on")
+        assert shutil.disk_usage(context.run_folder).free > free - 100 * MEGABYTE
+        evidence = asyncio.run(live(context, fault, act, FAILED, STEP))
         assert json.loads(json.dumps(evidence)) == evidence
         assert evidence["total_bytes"] == MEGABYTE
         assert evidence["free_bytes"] == 0
@@ -117,17 +117,17 @@ def test_the_small_disk_is_full_and_the_machines_is_not(host):
 
 
 @needs_mounts
-def test_a_step_that_comes_with_the_failed_checkpoint_is_seen_too(host):
+def test_a_step_that_comes_with_the_failed_checkpoint_is_seen_too(context):
     # As where the loop was kept waiting, and finds both at once; there need not be a step after it.
     fault = create()
-    act = fault.prepare(ResolvedTarget(), host)
-    run(fault.apply(act, host))
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
 
     async def both():
-        verification = asyncio.ensure_future(fault.verify(act, host, TIMEOUT_SECONDS))
+        verification = asyncio.ensure_future(fault.verify(act, context, TIMEOUT_SECONDS))
         await asyncio.sleep(0.01)
         for event in (FAILED, STEP):
-            host.watch.feed(event)
+            context.watch.feed(event)
         return await verification
 
     try:
@@ -137,25 +137,25 @@ def test_a_step_that_comes_with_the_failed_checkpoint_is_seen_too(host):
 
 
 @needs_mounts
-def test_undone_by_another_meanwhile_it_is_not_verified(host, monkeypatch):
+def test_undone_by_another_meanwhile_it_is_not_verified(context, monkeypatch):
     fault = create()
-    act = fault.prepare(ResolvedTarget(), host)
-    run(fault.apply(act, host))
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
 
     async def stand_still(step, timeout_seconds):
         fault.undo(as_read(act))
 
-    monkeypatch.setattr(host.watch, "wait_for_step", stand_still)
+    monkeypatch.setattr(context.watch, "wait_for_step", stand_still)
     with pytest.raises(EffectNotSeen, match="undone before its effect was seen"):
-        asyncio.run(live(host, fault, act, FAILED, STEP))
+        asyncio.run(live(context, fault, act, FAILED, STEP))
 
 
 @needs_mounts
-def test_not_applied_it_is_not_verified(host):
+def test_not_applied_it_is_not_verified(context):
     fault = create()
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     with pytest.raises(EffectNotSeen, match=r"a write of 1 byte to .* succeeded"):
-        asyncio.run(live(host, fault, act, FAILED, STEP))
+        asyncio.run(live(context, fault, act, FAILED, STEP))
     assert fault.undo(as_read(act))["undone"]
 
 
@@ -170,39 +170,39 @@ def test_not_applied_it_is_not_verified(host):
     ],
     ids=["no checkpoint failed", "the job stood still", "a checkpoint was skipped", "it was under way before"],
 )
-def test_a_full_disk_that_the_job_does_not_notice_is_not_verified(host, events):
-    host.watch.feed(replace(STEP, step=19))
+def test_a_full_disk_that_the_job_does_not_notice_is_not_verified(context, events):
+    context.watch.feed(replace(STEP, step=19))
     fault = create()
-    act = fault.prepare(ResolvedTarget(), host)
-    run(fault.apply(act, host))
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
     try:
         with pytest.raises(EffectNotSeen, match="the disk is full, but"):
-            asyncio.run(live(host, fault, act, *events, timeout_seconds=0.2))
+            asyncio.run(live(context, fault, act, *events, timeout_seconds=0.2))
     finally:
         fault.undo(as_read(act))
 
 
 @needs_mounts
-def test_what_was_written_to_the_small_disk_comes_to_the_folder(host):
+def test_what_was_written_to_the_small_disk_comes_to_the_folder(context):
     fault = create(size=bytes_text(4 * MEGABYTE))
-    act = fault.prepare(ResolvedTarget(), host)
-    run(fault.apply(act, host))
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
     Path(act.undo_record["ballast"]).unlink()
-    save(host.checkpoint_folder, 20)
-    save(host.checkpoint_folder, 10, lineage="second")
-    shutil.copytree(host.checkpoint_folder / "step-00000020", host.checkpoint_folder / "step-00000030")
-    wanted = content(host.checkpoint_folder)
-    (host.checkpoint_folder / "step-00000030" / "head" / "unit.json").unlink()
+    save(context.checkpoint_folder, 20)
+    save(context.checkpoint_folder, 10, lineage="second")
+    shutil.copytree(context.checkpoint_folder / "step-00000020", context.checkpoint_folder / "step-00000030")
+    wanted = content(context.checkpoint_folder)
+    (context.checkpoint_folder / "step-00000030" / "head" / "unit.json").unlink()
     assert fault.undo(as_read(act))["returned"] == ["step-00000010", "step-00000020"]
-    found = content(host.checkpoint_folder)
+    found = content(context.checkpoint_folder)
     assert found == {name: data for name, data in wanted.items() if "step-00000030" not in name}
 
 
 @needs_mounts
-def test_undo_takes_away_whatever_there_is_of_a_disk_that_was_put_in_place_half(host, monkeypatch):
-    before = content(host.checkpoint_folder)
+def test_undo_takes_away_whatever_there_is_of_a_disk_that_was_put_in_place_half(context, monkeypatch):
+    before = content(context.checkpoint_folder)
     fault = create()
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     assert fault.undo(as_read(act))["undone"]
     mount = small_disk._mount
 
@@ -214,34 +214,34 @@ def test_undo_takes_away_whatever_there_is_of_a_disk_that_was_put_in_place_half(
 
     monkeypatch.setattr(small_disk, "_mount", no_bind)
     with pytest.raises(InjectionError, match="killed here"):
-        run(fault.apply(act, host))
+        run(fault.apply(act, context))
     for _ in range(2):
         fault.undo(as_read(act))
-    assert content(host.checkpoint_folder) == before
+    assert content(context.checkpoint_folder) == before
 
 
 @needs_mounts
-def test_checkpoints_that_do_not_fit_are_said_and_nothing_is_left(host):
+def test_checkpoints_that_do_not_fit_are_said_and_nothing_is_left(context):
     fault = create(size=bytes_text(16 * 1024))
-    act = fault.prepare(ResolvedTarget(), host)
+    act = fault.prepare(ResolvedTarget(), context)
     with pytest.raises(InjectionError, match="do not fit into size 16KiB"):
-        run(fault.apply(act, host))
+        run(fault.apply(act, context))
     fault.undo(as_read(act))
-    assert not list(host.run_folder.iterdir())
+    assert not list(context.run_folder.iterdir())
 
 
 @needs_mounts
-def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(host, monkeypatch):
-    folder = host.checkpoint_folder
+def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(context, monkeypatch):
+    folder = context.checkpoint_folder
     with own_filesystem(folder, MEGABYTE):
         monkeypatch.setattr(small_disk, "may_mount", lambda: False)
         fault = create()
         # Also one in it that the job is yet to make.
         for place in (folder, folder / "not" / "yet"):
             fault.check(ResolvedTarget(), Ground(CLUSTER, place, sees_mounts=False))
-        act = fault.prepare(ResolvedTarget(), host)
+        act = fault.prepare(ResolvedTarget(), context)
         assert act.undo_record["disk"] is None
-        run(fault.apply(act, host))
+        run(fault.apply(act, context))
         with pytest.raises(OSError, match="No space left"):
             write(folder)
         fault.undo(as_read(act))
@@ -251,31 +251,31 @@ def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(host, monkeypatch):
             too_large.check(ResolvedTarget(), Ground(CLUSTER, folder))
 
 
-def test_without_the_right_to_mount_the_machines_disk_is_refused_before_the_start(host, monkeypatch):
+def test_without_the_right_to_mount_the_machines_disk_is_refused_before_the_start(context, monkeypatch):
     monkeypatch.setattr(small_disk, "may_mount", lambda: False)
-    for folder in (host.checkpoint_folder, None):
+    for folder in (context.checkpoint_folder, None):
         with pytest.raises(UsageError, match="run as root, or make one"):
             create(max_filesystem=bytes_text(2**50)).check(ResolvedTarget(), Ground(CLUSTER, folder))
     with pytest.raises(InjectionError, match="run as root"):
-        create(max_filesystem=bytes_text(2**50)).prepare(ResolvedTarget(), host)
+        create(max_filesystem=bytes_text(2**50)).prepare(ResolvedTarget(), context)
 
 
-def test_a_folder_that_is_not_there_yet_is_said(host):
+def test_a_folder_that_is_not_there_yet_is_said(context):
     with suppress(FileNotFoundError):
-        shutil.rmtree(host.checkpoint_folder)
+        shutil.rmtree(context.checkpoint_folder)
     with pytest.raises(TargetNotFound, match="choose a step after the first checkpoint"):
-        create().prepare(ResolvedTarget(), host)
+        create().prepare(ResolvedTarget(), context)
 
 
 @needs_mounts
 @pytest.mark.parametrize("kind", ["flip-checkpoint-bit", "truncate-checkpoint"])
-def test_a_checkpoint_that_was_damaged_on_the_full_disk_is_whole_when_both_are_undone(host, kind):
-    before = content(host.checkpoint_folder)
+def test_a_checkpoint_that_was_damaged_on_the_full_disk_is_whole_when_both_are_undone(context, kind):
+    before = content(context.checkpoint_folder)
     disk, damage = create(), create_damage(kind)
-    disk_act = disk.prepare(ResolvedTarget(), host)
-    run(disk.apply(disk_act, host))
-    act = damage.prepare(ResolvedTarget(), host)
-    run(damage.apply(act, host))
+    disk_act = disk.prepare(ResolvedTarget(), context)
+    run(disk.apply(disk_act, context))
+    act = damage.prepare(ResolvedTarget(), context)
+    run(damage.apply(act, context))
     try:
         if kind == "flip-checkpoint-bit":
             assert "whole" in damage.undo(as_read(act))["undone"], "it takes no room"
@@ -286,5 +286,5 @@ def test_a_checkpoint_that_was_damaged_on_the_full_disk_is_whole_when_both_are_u
     finally:
         disk.undo(as_read(disk_act))
     assert "whole" in damage.undo(as_read(act))["undone"]
-    assert content(host.checkpoint_folder) == before
-    assert not list(host.run_folder.iterdir())
+    assert content(context.checkpoint_folder) == before
+    assert not list(context.run_folder.iterdir())
