@@ -1,7 +1,7 @@
 """A small `chaos` that is killed at a chosen moment, and the look at whether anything is left of what it did.
 
-Its injector, hub, ledger, watchdog and faults are the real ones, and so are the processes, agent and files that they
-affect; only the training is not there.
+Its injector, control server, ledger, watchdog and faults are the real ones, and so are the processes, agent and files
+that they affect; only the training is not there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from chaos.faults.base import Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.host.process_table import thread_names
 from chaos.in_process.hang import WITNESS_NAME
-from chaos.injection.desk import Desk
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
@@ -37,7 +37,7 @@ from chaos.undo.heal import heal
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.residue.processes import processes_of
 from chaos.undo.run_registry import OpenRun
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.process import ProcessId, start_child
 from mecefo_runtime.system.wire import new_token
 
@@ -215,8 +215,8 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     guard.open(has_watchdog=has_watchdog)
     await guard.ready()
     (stage.folder / _RUN_FILE).write_text(guard.run.to_json())
-    desk, token = Desk(), new_token()
-    context = FaultContext(_Processes(stage.owned()), desk, Watch(), stage.folder, stage.checkpoints)
+    sessions, token = AgentSessions(), new_token()
+    context = FaultContext(_Processes(stage.owned()), sessions, Watch(), stage.folder, stage.checkpoints)
     is_node, is_checkpoint = fault.scope == "node", str(fault.scope) == "checkpoint"
     incident = Incident(
         incident=0,
@@ -234,17 +234,17 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     def note(kind: str, **_: Any) -> None:
         seen.append(kind)
 
-    injector = Injector([incident], registry(), frozenset({0}), context, desk, guard.ledger, note)
+    injector = Injector([incident], registry(), frozenset({0}), context, sessions, guard.ledger, note)
     _die_at(point, fault, guard if kills_watchdog else None)
-    hub = Hub(token, injector.on_event)
-    hub.agents = injector
-    await hub.open()
+    control = ControlServer(token, injector.on_event)
+    control.agents = injector
+    await control.open()
     injector.start()
-    invite(stage.folder, hub.address, token)
+    invite(stage.folder, control.address, token)
     while not {"undone", "undo_failed"} & set(seen) and "unverified" not in seen:
         await asyncio.sleep(0.01)
     await injector.finish()
-    await hub.close()
+    await control.close()
     await guard.close(registry())
 
 

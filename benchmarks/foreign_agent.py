@@ -22,7 +22,7 @@ from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machin
 from benchmarks._runs import benchmark_options, finish
 from benchmarks._spread import Spread, spread, table
 from benchmarks.plain.runs import NeverReached
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.wire import new_token
 
@@ -72,17 +72,17 @@ def judge(told: Mapping[str, Any], added_start_seconds: Sequence[float], num_eve
 
 
 async def measure(num_blocks: int, steps_per_block: int, num_starts: int) -> Cost:
-    """Run the script under a hub, as `chaos run` does.
+    """Run the script under a control server, as `chaos run` does.
 
     Raises:
         RuntimeError: the script failed, or was not followed.
     """
     token = new_token()
     events: list[Event] = []
-    hub = Hub(token, events.append)
-    hub.agents = NeverReached()
-    await hub.open()
-    environment = {**os.environ, "CHAOS_RUN": "benchmark", "CHAOS_AGENT": hub.address, "CHAOS_TOKEN": token}
+    control = ControlServer(token, events.append)
+    control.agents = NeverReached()
+    await control.open()
+    environment = {**os.environ, "CHAOS_RUN": "benchmark", "CHAOS_AGENT": control.address, "CHAOS_TOKEN": token}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "chaos/external/site"), str(ROOT)])
     try:
         script = str(ROOT / "benchmarks/_foreign_training.py")
@@ -95,7 +95,7 @@ async def measure(num_blocks: int, steps_per_block: int, num_starts: int) -> Cos
             started = [float(await _run(["-c", _CPU_SECONDS], which)) for which in (bare, environment)]
             added.append(started[1] - started[0])
     finally:
-        await hub.close()
+        await control.close()
     return judge(told, added, sum(event.kind == "step_committed" for event in events))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.plain.runs import NeverReached
 from chaos.spec.trigger import PHASES as ALL_PHASES
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.wire import new_token
 from mecefo_runtime.training.hooks import Hooks
 
@@ -48,14 +48,14 @@ class AgentCost:
 async def measure_agent() -> AgentCost:
     """Time announcements to an agent that is connected, as in a run, and told of a fault that never comes."""
     token = new_token()
-    hub = Hub(token, lambda event: None)
-    hub.agents = NeverReached()
-    await hub.open()
+    control = ControlServer(token, lambda event: None)
+    control.agents = NeverReached()
+    await control.open()
     try:
-        # On a thread of its own: the hub must answer the agent meanwhile.
-        return await asyncio.to_thread(_measure, hub.address, token)
+        # On a thread of its own: the control server must answer the agent meanwhile.
+        return await asyncio.to_thread(_measure, control.address, token)
     finally:
-        await hub.close()
+        await control.close()
 
 
 def _measure(address: str, token: str) -> AgentCost:

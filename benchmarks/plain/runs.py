@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Self
 from benchmarks.plain.forks import plain_file, rendezvous_file
 from benchmarks.plain.phases import Window, hook_environment, phases_file
 from benchmarks.plain.usage import Memory, cpu_seconds_of, read_memory
-from chaos.injection.desk import Channel
-from harness.control.hub import Hub
+from chaos.injection.agent_sessions import AgentSession
+from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.wire import Message, new_token
@@ -209,17 +209,17 @@ class NeverReached:
     def __init__(self) -> None:
         self.num_held = 0
 
-    def connected(self, channel: Channel) -> None:
-        """See `harness.control.hub.AgentDesk`."""
-        channel.send({"holds": self.HOLDS})
+    def connected(self, session: AgentSession) -> None:
+        """See `harness.control.control_server.AgentListener`."""
+        session.send({"holds": self.HOLDS})
 
-    def on_message(self, channel: Channel, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: Message) -> None:
         """Let it go at once, and remember."""
         self.num_held += 1
-        channel.send({"type": "release", "holds": self.HOLDS})
+        session.send({"type": "release", "holds": self.HOLDS})
 
-    def closed(self, channel: Channel) -> None:
-        """See `harness.control.hub.AgentDesk`."""
+    def closed(self, session: AgentSession) -> None:
+        """See `harness.control.control_server.AgentListener`."""
 
 
 class _Watch:
@@ -295,23 +295,23 @@ async def run_ours(
     """
     processes: dict[str, int] = {}
     watch = _Watch(window, job, lambda: processes)
-    hub = Hub(token := new_token(), watch.on_event)
-    await hub.open()
-    desk = NeverReached()
-    hub.agents = desk
-    environment = {"MECEFO_TOKEN": token, "MECEFO_EVENTS": hub.address, "MECEFO_JOB_NAME": "main"}
+    control = ControlServer(token := new_token(), watch.on_event)
+    await control.open()
+    listener = NeverReached()
+    control.agents = listener
+    environment = {"MECEFO_TOKEN": token, "MECEFO_EVENTS": control.address, "MECEFO_JOB_NAME": "main"}
     if with_agent:
-        environment |= {"MECEFO_HOOKS": "chaos.agent:install", "CHAOS_AGENT": hub.address, "CHAOS_TOKEN": token}
+        environment |= {"MECEFO_HOOKS": "chaos.agent:install", "CHAOS_AGENT": control.address, "CHAOS_TOKEN": token}
     elif with_phases:
         environment |= hook_environment(folder, window)
     command = {"command": "ours", "config": job.to_dict(), "environment": environment, "folder": str(folder)}
     try:
         processes.update(await forks.start(command))
-        await _finish_ours(forks, hub, watch, set(processes), job, folder)
+        await _finish_ours(forks, control, watch, set(processes), job, folder)
     finally:
-        await hub.close()
+        await control.close()
     committed = {event.step: event.fields for event in watch.events if event.kind == "step_committed"}
-    failure = watch.disturbance(desk.num_held)
+    failure = watch.disturbance(listener.num_held)
     if failure is None and len(committed) != job.steps:
         failure = f"{len(committed)} of {job.steps} steps were committed"
     if failure is not None or watch.cpu_seconds is None:
@@ -330,7 +330,7 @@ async def run_ours(
 
 
 async def _finish_ours(
-    forks: ForkServer, hub: Hub, watch: _Watch, alive: set[str], job: JobConfig, folder: Path
+    forks: ForkServer, control: ControlServer, watch: _Watch, alive: set[str], job: JobConfig, folder: Path
 ) -> None:
     """The coordinator ends with the job, then every rank, and the supervisors when they are told."""
     await _finish(forks, alive, ["coordinator"], "ours", folder)
@@ -339,7 +339,7 @@ async def _finish_ours(
             while not watch.all_ranks_exited:
                 await asyncio.sleep(POLL_SECONDS)
     for node in range(job.nodes):
-        hub.order(node, {"order": "stop"})
+        control.order(node, {"order": "stop"})
     await _finish(forks, alive, list(alive), "ours", folder)
 
 

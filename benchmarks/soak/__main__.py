@@ -24,9 +24,9 @@ from benchmarks._machine import Machine, describe_machine
 from benchmarks._runs import benchmark_options, finish, progress
 from benchmarks._spread import name_milliseconds, spread, table
 from benchmarks.soak.driver import Driver, Record
-from benchmarks.soak.ground import Ground
 from benchmarks.soak.judge import count_rejoins, judge, loss_deviations, recovery_seconds
 from benchmarks.soak.plan import RunPlan, Shape, plan_run
+from benchmarks.soak.shared_backend import SharedBackend
 from harness.analysis.steps import read_steps
 from mecefo_runtime.system.events import MAIN_JOB
 
@@ -125,10 +125,10 @@ def count_losses(results: Sequence[Result]) -> int:
 class Soak:
     """Runs one plan after the other; `folder` keeps those that failed, or all of them."""
 
-    def __init__(self, seed: int, folder: Path, ground: Ground, *, quick: bool, keep: bool) -> None:
+    def __init__(self, seed: int, folder: Path, shared: SharedBackend, *, quick: bool, keep: bool) -> None:
         self._seed = seed
         self._folder = folder
-        self._ground = ground
+        self._shared = shared
         self._quick = quick
         self._keep = keep
         self._references: dict[Shape, dict[int, float]] = {}
@@ -139,7 +139,7 @@ class Soak:
         reference = None
         if plan.strategy == "exact" and not plan.is_fatal:
             reference = await self._reference(plan)
-        result = summarize(plan, await Driver(plan, self._folder / plan.name, self._ground).run(), reference)
+        result = summarize(plan, await Driver(plan, self._folder / plan.name, self._shared).run(), reference)
         if not result.violations and not self._keep:
             shutil.rmtree(self._folder / plan.name)
         return result
@@ -147,7 +147,7 @@ class Soak:
     async def _reference(self, plan: RunPlan) -> dict[int, float]:
         if plan.shape not in self._references:
             name = f"fault-free-{len(self._references)}"
-            record = await Driver(replace(plan, blows=()), self._folder / name, self._ground).run()
+            record = await Driver(replace(plan, blows=()), self._folder / name, self._shared).run()
             steps = read_steps(record.events, MAIN_JOB).first
             if record.outcome != "completed" or len(steps) != plan.num_steps:
                 raise click.ClickException(f"the fault-free run of {plan.shape} did not complete: {record.outcome}")
@@ -160,8 +160,8 @@ class Soak:
 async def run_all(seed: int, folder: Path, target: int, only: int | None, *, quick: bool, keep: bool) -> list[Result]:
     """Run until `target` losses were dealt, or the run numbered `only`."""
     results: list[Result] = []
-    async with Ground(folder) as ground:
-        soak = Soak(seed, folder, ground, quick=quick, keep=keep)
+    async with SharedBackend(folder) as shared:
+        soak = Soak(seed, folder, shared, quick=quick, keep=keep)
         while not results or (only is None and count_losses(results) < target):
             number = len(results) if only is None else only
             result = await soak.run(number)

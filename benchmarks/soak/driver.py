@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.soak.ground import Ground, find_by_environment
 from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import Blow, RunPlan
+from benchmarks.soak.shared_backend import SharedBackend, find_by_environment
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from harness.backends.node_job import NodeJob
@@ -72,7 +72,7 @@ class Record:
 class Driver:
     """Drives one run in `folder`, which must not be there yet."""
 
-    def __init__(self, plan: RunPlan, folder: Path, ground: Ground) -> None:
+    def __init__(self, plan: RunPlan, folder: Path, shared: SharedBackend) -> None:
         self._plan = plan
         self._draw = random.Random(f"victims {plan.seed}/{plan.number}")
         folder.mkdir(parents=True)
@@ -80,7 +80,7 @@ class Driver:
         logs.mkdir()
         self._recorder = Recorder(folder / EVENTS_FILE)
         self._emitter = Emitter(self._on_event, "soak")
-        self._ground = ground
+        self._shared = shared
         self._logs = logs
         self._job: NodeJob | None = None
         self._known = Knowledge()
@@ -96,19 +96,19 @@ class Driver:
         """Run it to its end, whatever that is; nothing of it runs when this returns, or `leftovers` says what."""
         record = self._record
         began = time.monotonic()
-        self._ground.begin(self._logs, self._on_event)
-        before = find_by_environment(self._ground.mark)
+        self._shared.begin(self._logs, self._on_event)
+        before = find_by_environment(self._shared.mark)
         try:
             record.outcome = await self._run_job()
         except ChaosError as error:
             record.outcome = f"failed to run: {error}"
         finally:
             if self._job is not None:
-                await self._ground.settle()
+                await self._shared.settle()
                 # The last events may have told of processes that nobody knew of before.
                 await self._job.stop()
                 record.leftovers += [str(owned) for owned in self._job.leftovers()]
-            left = set(find_by_environment(self._ground.mark)) - set(before)
+            left = set(find_by_environment(self._shared.mark)) - set(before)
             record.leftovers += [f"pid {process.pid}" for process in sorted(left, key=lambda process: process.pid)]
             self._recorder.close()
         record.wall_seconds = time.monotonic() - began
@@ -125,7 +125,7 @@ class Driver:
             samples_per_step=config.samples_per_step,
             dilation_ratio=config.dilation_ratio,
         )
-        self._job = job = await self._ground.backend.prepare_job(MAIN_JOB, config, with_agents=False)
+        self._job = job = await self._shared.backend.prepare_job(MAIN_JOB, config, with_agents=False)
         await job.start()
         self._last_progress_seconds = time.monotonic()
         tasks = [asyncio.create_task(work) for work in (self._deal(), self._repair(), self._wake())]

@@ -183,7 +183,7 @@ class Emit(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RunContext:
     """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints.
 
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
@@ -267,7 +267,7 @@ class Fault(ABC, Generic[ParametersT]):
         """What is left to be drawn when it fires, always the same for an incident."""
         return Random(self.seed)
 
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse before the start what can be known then to be impossible, beyond `needs`.
 
         Raises:

@@ -17,9 +17,9 @@ from typing import Any
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
+from chaos.injection.agent_sessions import AgentSession, AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
-from chaos.injection.desk import Channel, Desk
 from chaos.injection.order import UndoOrder
 from chaos.plan.incident import Incident
 from chaos.spec.trigger import Duration
@@ -46,7 +46,7 @@ class Injector:
         faults: Mapping[str, type[Fault[Any]]],
         all_ranks: frozenset[int],
         context: FaultContext,
-        desk: Desk,
+        sessions: AgentSessions,
         ledger: Ledger,
         emit: Emit,
         seed: int = 0,
@@ -56,7 +56,7 @@ class Injector:
         self._affected = ActiveRanks()
         self._order = UndoOrder()
         self._context = context
-        self._desk = desk
+        self._sessions = sessions
         self._ledger = ledger
         self._emit = emit
         self._faults = faults
@@ -109,33 +109,33 @@ class Injector:
 
     # ---- agents ----
 
-    def connected(self, channel: Channel) -> None:
+    def connected(self, session: AgentSession) -> None:
         """An agent said hello: tell it where it is to be held."""
-        self._desk.connected(channel)
-        if channel.attempt > self._attempt:
-            self._attempt = channel.attempt
+        self._sessions.connected(session)
+        if session.attempt > self._attempt:
+            self._attempt = session.attempt
             self._arm_again()
-        channel.send({"holds": self._holds_for(channel.rank)})
+        session.send({"holds": self._holds_for(session.rank)})
         for armed in self._armed:
-            if armed.is_due and armed.fired is None and channel.rank in armed.witnesses:
-                self._desk.call(channel.rank)
+            if armed.is_due and armed.fired is None and session.rank in armed.witnesses:
+                self._sessions.call(session.rank)
 
-    def closed(self, channel: Channel) -> None:
+    def closed(self, session: AgentSession) -> None:
         """An agent is gone, and is held no longer."""
-        self._desk.closed(channel)
+        self._sessions.closed(session)
 
-    def on_message(self, channel: Channel, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: Message) -> None:
         """An agent said something."""
         if message["type"] != "at":
-            self._desk.on_message(channel, message)
+            self._sessions.on_message(session, message)
             return
-        rank, step, phase = channel.rank, int(message["step"]), str(message["phase"])
+        rank, step, phase = session.rank, int(message["step"]), str(message["phase"])
         wanted = [armed for armed in self._armed if armed.wants(rank, step, phase)]
-        channel.is_held = True
+        session.is_held = True
 
         def release() -> None:
-            channel.is_held = False
-            channel.send({"type": "release", "holds": self._holds_for(rank)})
+            session.is_held = False
+            session.send({"type": "release", "holds": self._holds_for(rank)})
 
         let_go = last_of(len(wanted), release)
         if not wanted:
@@ -201,7 +201,7 @@ class Injector:
             return
         armed.is_due = True
         for rank in armed.witnesses:
-            self._desk.call(rank)
+            self._sessions.call(rank)
 
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()

@@ -16,7 +16,7 @@ from chaos.undo import residue, run_registry
 from chaos.undo.heal import Faults, undo_pending
 from chaos.undo.lease import LEASE_SECONDS, Lease
 from chaos.undo.ledger import Ledger, read_ledger
-from chaos.undo.residue.base import Ground
+from chaos.undo.residue.base import AuditScope
 from chaos.undo.residue.processes import RUN_VARIABLE, end_processes, processes_of
 from chaos.undo.run_registry import OpenRun, Place
 from mecefo_runtime.system.process import ProcessId
@@ -66,7 +66,7 @@ class Guard:
         folder = folder.absolute()
         here, us = Place.here(), ProcessId.of(os.getpid())
         self._run = OpenRun(run, folder, folder / LEDGER_FILE, here, us, engine=engine)
-        self._ground = Ground(run, (folder, *folders), folder / LEDGER_FILE, engine)
+        self._scope = AuditScope(run, (folder, *folders), folder / LEDGER_FILE, engine)
         self._log = logs / WATCHDOG_LOG
         self._on_lapse = on_lapse
         self._on_loss = on_loss
@@ -89,7 +89,7 @@ class Guard:
         run_registry.register(self._run)
         # For all that this process starts from now on, the helpers of faults included.
         os.environ[RUN_VARIABLE] = self._run.run
-        self._before = residue.look(self._ground)
+        self._before = residue.look(self._scope)
         if has_watchdog:
             self._lease = Lease(self._run, self._log, self._on_lapse, self._lost, self._lease_seconds)
             self._run = self._lease.start()
@@ -115,7 +115,7 @@ class Guard:
         await asyncio.to_thread(end_processes, self._run.run)
         contents = read_ledger(self._run.ledger)
         before = self._before if self._before is not None else {}
-        left = residue.left_behind(before, residue.look(self._ground))
+        left = residue.left_behind(before, residue.look(self._scope))
         farewell = Farewell(
             tuple(undone),
             tuple(entry.incident for entry in contents.pending),

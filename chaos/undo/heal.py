@@ -14,7 +14,7 @@ from chaos.faults.base import Fault
 from chaos.host import containers
 from chaos.undo import residue, run_registry
 from chaos.undo.ledger import Author, Entry, Ledger, read_ledger
-from chaos.undo.residue.base import Ground
+from chaos.undo.residue.base import AuditScope
 from chaos.undo.residue.processes import end_processes, kill_processes, processes_of
 from chaos.undo.run_registry import OpenRun
 
@@ -118,7 +118,7 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Hea
         tuple(undoing.failed),
         tuple(one.to_dict() for one in ended.values()),
         tuple(removed),
-        tuple(residue.left_behind({}, residue.look(ground_of(run)))),
+        tuple(residue.left_behind({}, residue.look(audit_scope(run)))),
         read_ledger(run.ledger).problems,
     )
     if healed.is_clean:
@@ -176,9 +176,9 @@ def refuse_if_unclean() -> None:
         run_registry.forget(run.run)
 
 
-def ground_of(run: OpenRun) -> Ground:
+def audit_scope(run: OpenRun) -> AuditScope:
     """Where to look for what the run left behind."""
-    return Ground(run.run, (run.folder,), run.ledger, run.engine)
+    return AuditScope(run.run, (run.folder,), run.ledger, run.engine)
 
 
 def _in_engine(run: OpenRun) -> tuple[tuple[str, ...], str | None]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import fsum, inf
 from statistics import median
 
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall
 from harness.analysis.steps import CommittedStep, median_step_seconds
 from harness.analysis.timeline import Timeline
@@ -206,7 +206,7 @@ def _step_claims(timeline: Timeline) -> Iterable[Claim]:
         yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
 
 
-def _incident_claims(incident: Incident, timeline: Timeline) -> Iterable[Claim]:
+def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable[Claim]:
     steps, injected = timeline.steps.first, incident.injected
     if incident.held is not None:
         until = max((time for time in (incident.released, injected) if time is not None), default=incident.held)

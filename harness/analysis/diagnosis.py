@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 COORDINATOR = "coordinator"
@@ -65,7 +65,7 @@ class Diagnoses:
     precision_ratio: float | None
 
 
-def diagnose(events: Iterable[Event], incidents: Sequence[Incident]) -> Diagnoses:
+def diagnose(events: Iterable[Event], incidents: Sequence[MeasuredIncident]) -> Diagnoses:
     """Hold what the main job said against what was done to it.
 
     A rank that is named counts for the incident that affected it last before; one that no incident has affected counts
@@ -105,7 +105,7 @@ def diagnose(events: Iterable[Event], incidents: Sequence[Incident]) -> Diagnose
     )
 
 
-def _affected(incident: Incident) -> frozenset[Culprit]:
+def _affected(incident: MeasuredIncident) -> frozenset[Culprit]:
     if incident.ranks:
         return frozenset(incident.ranks)
     return frozenset([COORDINATOR]) if incident.target == f"role={COORDINATOR}" else frozenset()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class MeasuredIncident:
     """One planned firing of a fault and when each of its phases was reached (CLOCK_MONOTONIC seconds; None: never).
 
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the

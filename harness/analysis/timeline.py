@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.analysis.attempts import COMMAND_RUNTIME, Attempt, epochs_of_pids, read_attempts, read_restarts
 from harness.analysis.detections import assign_detections, own_stalls
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
 from harness.analysis.steps import CommittedStep, Steps, baseline, median_work_per_second, read_steps, shows_recovery
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
@@ -49,7 +49,7 @@ class Timeline:
     stalls: tuple[Stall, ...]
     coordinator_downs: tuple[tuple[float, float], ...]
     checkpoints: tuple[tuple[float, float], ...]
-    incidents: tuple[Incident, ...]
+    incidents: tuple[MeasuredIncident, ...]
     rejected: tuple[float, ...] = ()
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
@@ -86,8 +86,8 @@ class Timeline:
         """Whether the job went as far as it could: neither cut off, nor interrupted, nor halted."""
         return self.job_failed is not None or self.run_ended in ("completed", "failed")
 
-    def recovered(self, incident: Incident) -> bool | None:
-        """See `Incident.recovered`."""
+    def recovered(self, incident: MeasuredIncident) -> bool | None:
+        """See `MeasuredIncident.recovered`."""
         return incident.recovered(self.is_over, self.is_complete)
 
     def is_degraded(self, step: CommittedStep) -> bool:
@@ -184,7 +184,7 @@ def _first_step(main: Iterable[Event]) -> int:
 
 def _read_incidents(
     main: Sequence[Event], steps: Steps, stalls: Sequence[Stall], is_command: bool
-) -> tuple[Incident, ...]:
+) -> tuple[MeasuredIncident, ...]:
     plans: dict[int, Mapping[str, Any]] = {}
     firsts: dict[int, dict[str, Event]] = {}
     for event in main:
@@ -227,7 +227,7 @@ def _read_incident(
     stalls: Sequence[Stall],
     before: float | None,
     is_command: bool,
-) -> Incident:
+) -> MeasuredIncident:
     at = {kind: event.monotonic_seconds for kind, event in firsts.items()}
     injection = firsts.get("injected")
     said: Mapping[str, Any] = injection.fields if injection else {}
@@ -247,7 +247,7 @@ def _read_incident(
         "released": at.get("released"),
     }
     if injection is None:
-        return Incident(**known)
+        return MeasuredIncident(**known)
     injected = injection.monotonic_seconds
     committed = None if following is None else following.committed_seconds
     progress = [step for step in steps.first if _shows_recovery(step, injected)]
@@ -273,7 +273,7 @@ def _read_incident(
     elif lifted is None and (detected is None or rejoined is not None):
         # One that was only frozen thaws.
         lifted = at.get("undone")
-    return Incident(
+    return MeasuredIncident(
         **known,
         injected=injected,
         verified=at.get("verified"),

@@ -26,7 +26,7 @@ class RunningJob(ProcessHost, Protocol):
         ...
 
     async def start(self) -> None:
-        """Start coordinator and nodes; events go to the hub."""
+        """Start coordinator and nodes; events go to the control server."""
 
     def note(self, event: Event) -> None:
         """Learn from an event which processes there are."""

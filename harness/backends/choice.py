@@ -11,9 +11,9 @@ from harness.backends.base import AnyConfig, Backend
 from harness.backends.command.backend import CommandBackend
 from harness.backends.docker.backend import DockerBackend
 from harness.backends.docker.command import folder_of
-from harness.backends.docker.settings import ground_of
+from harness.backends.docker.settings import container_spec
 from harness.backends.local import LocalBackend
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.network.machine import wants_networks
 from mecefo_runtime.system.events import Emitter
 
@@ -27,7 +27,7 @@ def choose_backend(
     needs: Iterable[tuple[str, ...]],
     folder: Path,
     logs: Path,
-    hub: Hub,
+    control: ControlServer,
     token: str,
     emitter: Emitter,
     engine: str | None,
@@ -42,15 +42,15 @@ def choose_backend(
     networked = job.cluster() if has_links else None
     if isinstance(job, CommandConfig):
         if engine is None:
-            return CommandBackend(hub, token, logs, emitter, networked)
-        ground = ground_of(experiment, job, (folder.resolve(), folder_of(job)), has_links=has_links)
-        return DockerBackend(hub, token, logs, emitter, ground, engine)
+            return CommandBackend(control, token, logs, emitter, networked)
+        spec = container_spec(experiment, job, (folder.resolve(), folder_of(job)), has_links=has_links)
+        return DockerBackend(control, token, logs, emitter, spec, engine)
     modules = () if job.checkpoint is None else CHECKPOINT_MODULES
     if engine is None:
-        return LocalBackend(hub, token, logs, job.data, emitter, modules, networked, ranks_metrics)
+        return LocalBackend(control, token, logs, job.data, emitter, modules, networked, ranks_metrics)
     folders = [one.resolve() for one in (folder, *checkpoint_folders(job))]
-    ground = ground_of(experiment, job, folders, has_links=has_links)
-    return DockerBackend(hub, token, logs, emitter, ground, engine, modules, ranks_metrics)
+    spec = container_spec(experiment, job, folders, has_links=has_links)
+    return DockerBackend(control, token, logs, emitter, spec, engine, modules, ranks_metrics)
 
 
 def checkpoint_folders(job: AnyConfig) -> tuple[Path, ...]:

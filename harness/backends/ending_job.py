@@ -17,7 +17,7 @@ class EndingJob:
         """Wait until the job has completed or cannot go on.
 
         Raises:
-            EnvironmentFailure: the ground was taken from under it.
+            EnvironmentFailure: nothing runs processes any more (its fork server or engine is gone).
         """
         return await asyncio.shield(self._outcome)
 

@@ -19,7 +19,7 @@ from chaos.faults.base import OwnedProcess
 from chaos.host.links.nccl_transport import LOG_NAME
 from harness.backends.base import AnyConfig
 from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.network.links import NamespaceLinks, new_mark
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.job.config import JobConfig
@@ -46,7 +46,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        hub: Hub,
+        control: ControlServer,
         token: str,
         logs: Path,
         data: str | None,
@@ -55,7 +55,7 @@ class LocalBackend:
         networked: Cluster | None = None,
         ranks_metrics: str = "",
     ) -> None:
-        self._hub = hub
+        self._control = control
         self._token = token
         self._logs = logs
         self._data = data or ""
@@ -115,7 +115,7 @@ class LocalBackend:
             "MECEFO_JOB_NAME": name,
             "MECEFO_TOKEN": self._token,
             "MECEFO_COORDINATOR": address,
-            "MECEFO_EVENTS": self._hub.address,
+            "MECEFO_EVENTS": self._control.address,
         }
         if self._networked is not None and job.device != "cpu":
             # What a rule on a link does to NCCL depends on the way that it takes.
@@ -123,11 +123,11 @@ class LocalBackend:
         if with_agents:
             environment |= {
                 "MECEFO_HOOKS": "chaos.agent:install",
-                "CHAOS_AGENT": self._hub.address,
+                "CHAOS_AGENT": self._control.address,
                 "CHAOS_TOKEN": self._token,
                 "MECEFO_METRICS": self._ranks_metrics,
             }
-        running = NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links)
+        running = NodeJob(self, self._control, name, job, environment, self._logs, self._emitter, self._links)
         self.jobs.append(running)
         return running
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from chaos.faults.base import LinkHost, OwnedProcess
 from harness.backends.ending_job import EndingJob
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.membership.coordinator import JOB_FAILED
 from mecefo_runtime.system.events import Emitter, Event
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.02
 MAX_COORDINATOR_CRASHES = 3
 
 
-class Ground(Protocol):
+class NodeLauncher(Protocol):
     """Where a job's processes are started."""
 
     async def fork(self, command: Mapping[str, Any]) -> ProcessId:
@@ -47,8 +47,8 @@ class NodeJob(EndingJob):
 
     def __init__(
         self,
-        backend: Ground,
-        hub: Hub,
+        backend: NodeLauncher,
+        control: ControlServer,
         name: str,
         job: JobConfig,
         environment: dict[str, str],
@@ -58,7 +58,7 @@ class NodeJob(EndingJob):
     ) -> None:
         super().__init__()
         self._backend = backend
-        self._hub = hub
+        self._control = control
         self.name = name
         self.links = links
         self._cluster = job.cluster()
@@ -167,7 +167,7 @@ class NodeJob(EndingJob):
             return
         node = self._cluster.node_of(rank)
         self._rank_attempts[rank] += 1
-        if not self._hub.order(node, {"order": "start_rank", "rank": rank, "attempt": self._rank_attempts[rank]}):
+        if not self._control.order(node, {"order": "start_rank", "rank": rank, "attempt": self._rank_attempts[rank]}):
             self.repair_node(node)
 
     async def stop(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 # sockaddr_un takes 108 bytes, with a zero at the end (unix(7)).
 MAX_PATH_BYTES = 107
-_NAME = "hub.socket"
+_NAME = "control.socket"
 _BACKLOG = 1024
 
 

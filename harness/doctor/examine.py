@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.backends.docker import examination as engine
 from harness.backends.docker.image import DEFAULT_IMAGE
 from harness.backends.finding import Finding
-from harness.doctor import fault_ground, machine
+from harness.doctor import fault_needs, machine
 from harness.doctor.torch_build import TorchLook
 
 
@@ -34,9 +34,9 @@ def examine(out: Path, image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
         if temporary.outcome == "ok":
             yield machine.STATE.looked(machine.state_folder)
             yield machine.EARLIER.looked(machine.earlier_runs)
-        yield fault_ground.NETWORKS.looked(fault_ground.networks)
-        yield fault_ground.QUEUES.looked(fault_ground.packet_queue)
-        yield fault_ground.MEMORY_GROUPS.looked(fault_ground.memory_groups)
-        yield fault_ground.MOUNTS.looked(fault_ground.mounts)
+        yield fault_needs.NETWORKS.looked(fault_needs.networks)
+        yield fault_needs.QUEUES.looked(fault_needs.packet_queue)
+        yield fault_needs.MEMORY_GROUPS.looked(fault_needs.memory_groups)
+        yield fault_needs.MOUNTS.looked(fault_needs.mounts)
         yield from torch.findings()
     yield from engine.docker_findings(image)

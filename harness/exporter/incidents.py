@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall
 from harness.analysis.steps import CommittedStep
 from harness.analysis.timeline import RESTORED_RATIO, RESTORED_STEPS
@@ -30,7 +30,7 @@ OUTCOMES = ("verified", "unverified", "not_due")
 class _Open:
     """An incident, its times in `known`, and what of it the timeline does not say."""
 
-    known: Incident
+    known: MeasuredIncident
     is_loss: bool = False
     goes_on: bool = False
     outcome: str | None = None
@@ -53,7 +53,7 @@ class Incidents:
         self.outcomes: dict[tuple[str, str], int] = {}
         self.recoveries: dict[str, int] = {}
         self.undo_failures: dict[str, int] = {}
-        self.newest: dict[str, Incident] = {}
+        self.newest: dict[str, MeasuredIncident] = {}
         self.undo_pending: frozenset[int] = frozenset()
         self.first_injected: float | None = None
         self.fault_work = 0.0
@@ -74,7 +74,7 @@ class Incidents:
             number, fault = int(plan["incident"]), self._kind(plan["fault"])
             if number in self._incidents:
                 continue
-            self._keep(_Open(Incident(number, fault, plan.get("target"), plan.get("step"), plan.get("phase"))))
+            self._keep(_Open(MeasuredIncident(number, fault, plan.get("target"), plan.get("step"), plan.get("phase"))))
             self.planned[fault] = self.planned.get(fault, 0) + 1
             for outcome in OUTCOMES:
                 self.outcomes.setdefault((fault, outcome), 0)
@@ -87,7 +87,7 @@ class Incidents:
         one = self._incidents.get(number)
         if one is None:
             fault = self._kind(event.fields.get("fault", "unknown"))
-            one = _Open(Incident(number, fault, event.fields.get("target"), event.step, None))
+            one = _Open(MeasuredIncident(number, fault, event.fields.get("target"), event.step, None))
             self._keep(one)
         one.is_command = is_command
         match event.kind:

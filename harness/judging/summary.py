@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput, timeline
 from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.steps import WORK_UNITS, median_step_seconds
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
@@ -175,7 +175,7 @@ def _group_backends(events: Sequence[Event]) -> list[str] | None:
 
 
 def _incident(
-    incident: Incident,
+    incident: MeasuredIncident,
     times: Timeline,
     segments: Sequence[accounting.Segment],
     named: diagnosis.Diagnoses | None,

@@ -27,7 +27,7 @@ from chaos.host.links.firewall import (
     telling_time,
 )
 from chaos.undo.residue.processes import RUN_VARIABLE
-from harness.network.asked import AskedLinks
+from harness.network.link_queries import LinkQueries
 from harness.network.plan import HeldNetworks
 from mecefo_runtime.system.own_network import OwnNetwork
 
@@ -54,7 +54,7 @@ class _Helper:
         await self.process.wait()
 
 
-class NamespaceLinks(AskedLinks):
+class NamespaceLinks(LinkQueries):
     """The links among ranks that have networks of their own; see `chaos.faults.base.LinkHost`.
 
     `mark` tells this run's rules from all others.

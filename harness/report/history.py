@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from harness.analysis import accounting, timeline
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.steps import median_work_per_second
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
@@ -117,7 +117,7 @@ def shares(
     return {cause: tuple(seconds / width for seconds in own) for cause, own in sums.items()}
 
 
-def _until(incident: Incident, end: float) -> float:
+def _until(incident: MeasuredIncident, end: float) -> float:
     """When the fault was over and its ranks were back; the end of the job when that never came."""
     if incident.rejoined is not None and incident.repair_started is not None:
         return incident.rejoined
@@ -129,7 +129,7 @@ def _until(incident: Incident, end: float) -> float:
     return incident.lifted
 
 
-def _restarted(incident: Incident, times: timeline.Timeline) -> float | None:
+def _restarted(incident: MeasuredIncident, times: timeline.Timeline) -> float | None:
     """When the launcher of a command had started its ranks again, if that is how the job came through."""
     if incident.injected is None or incident.committed is None:
         return None
@@ -137,7 +137,7 @@ def _restarted(incident: Incident, times: timeline.Timeline) -> float | None:
     return next((at for at in starts if incident.injected < at <= incident.committed), None)
 
 
-def _way(incident: Incident, goes_on: bool, restarted: float | None) -> Way:
+def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> Way:
     if incident.injected is None:
         return Way((), ())
     step = f"step {incident.committed_step}, the next to begin after the fault, committed"
@@ -160,7 +160,7 @@ def _way(incident: Incident, goes_on: bool, restarted: float | None) -> Way:
     return Way(tuple(sorted(milestones, key=lambda milestone: milestone.seconds)), tuple(_parts(incident, restarted)))
 
 
-def _parts(incident: Incident, restarted: float | None) -> Iterable[tuple[str, str, float]]:
+def _parts(incident: MeasuredIncident, restarted: float | None) -> Iterable[tuple[str, str, float]]:
     """The recovery cut where something was reached; what was not, or not in order, is not cut off."""
     if incident.injected is None or incident.committed is None:
         return

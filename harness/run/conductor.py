@@ -21,14 +21,14 @@ from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.faults import registry
 from chaos.faults.base import Fault, FaultContext
 from chaos.faults.watch import Watch
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.caps import may_fire
-from chaos.injection.desk import Desk
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.undo.guard import Guard
 from harness.backends.base import AnyConfig, Outcome, RunningJob
 from harness.backends.choice import checkpoint_folders, choose_backend
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.control.recorder import Recorder
 from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
@@ -75,7 +75,7 @@ class Conductor:
         self._faults = registry() if faults is None else faults
         self._recorder = Recorder(folder / EVENTS_FILE)
         self._emitter = Emitter(self._on_event, "conductor")
-        self._hub = Hub(token := new_token(), self._on_event)
+        self._control = ControlServer(token := new_token(), self._on_event)
         logs = folder / LOGS_FOLDER
         try:
             logs.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ class Conductor:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
         needs = [self._faults[incident.fault].needs for incident in incidents]
         self._backend = choose_backend(
-            experiment, job, needs, folder, logs, self._hub, token, self._emitter, engine, ranks_metrics
+            experiment, job, needs, folder, logs, self._control, token, self._emitter, engine, ranks_metrics
         )
         folders = checkpoint_folders(job)
         self._guard = Guard(
@@ -151,7 +151,7 @@ class Conductor:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
         self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
         is_ours = isinstance(self._job, JobConfig)
-        await self._hub.open(self._folder if self._backend.has_networks else None, may_be_relative=is_ours)
+        await self._control.open(self._folder if self._backend.has_networks else None, may_be_relative=is_ours)
         await self._backend.open()
         await self._guard.ready()
 
@@ -159,13 +159,13 @@ class Conductor:
         cluster = self._job.cluster()
         limits = self._experiment.limits
         running = await self._start_job(MAIN_JOB, self._job, with_agents=True)
-        desk, emitter = Desk(), Emitter(self._on_event, "injector")
-        self._injector = self._hub.agents = Injector(
+        sessions, emitter = AgentSessions(), Emitter(self._on_event, "injector")
+        self._injector = self._control.agents = Injector(
             list(self._incidents.values()),
             self._faults,
             frozenset(range(cluster.num_ranks)),
-            self._fault_context(running, desk, emitter),
-            desk,
+            self._fault_context(running, sessions, emitter),
+            sessions,
             self._guard.ledger,
             emitter.emit,
             self._experiment.seed,
@@ -179,11 +179,11 @@ class Conductor:
             await (self._undoing or self._injector.finish())
             self._injector = None
 
-    def _fault_context(self, running: RunningJob, desk: Desk, emitter: Emitter) -> FaultContext:
+    def _fault_context(self, running: RunningJob, sessions: AgentSessions, emitter: Emitter) -> FaultContext:
         checkpoint = self._job.checkpoint if isinstance(self._job, JobConfig) else None
         return FaultContext(
             processes=running,
-            inside=desk,
+            inside=sessions,
             watch=Watch(),
             run_folder=self._folder,
             checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
@@ -261,7 +261,7 @@ class Conductor:
     async def _close(self, reason: str, message: str) -> None:
         with suppress(ChaosError):
             await self._backend.close()
-        await self._hub.close()
+        await self._control.close()
         for job in self._backend.jobs:
             # The last events may have told of processes that nobody knew of before.
             await job.stop()

@@ -15,7 +15,7 @@ from chaos.errors import EnvironmentFailure, UsageError, all_of
 from chaos.experiment.command_job import CommandConfig, CommandJob, check_command
 from chaos.experiment.experiment import Experiment, to_yaml
 from chaos.faults import registry
-from chaos.faults.base import Ground
+from chaos.faults.base import RunContext
 from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import NEEDS, capabilities_of, check_needs
 from chaos.plan.schedule import make_plan
@@ -244,7 +244,7 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
     """
     checkpoint = job.checkpoint if isinstance(job, JobConfig) else None
     folder = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder else None
-    ground = Ground(
+    run = RunContext(
         job.cluster(),
         folder,
         sees_mounts=experiment.backend == "local" or is_shared(folder or Path.cwd()),
@@ -254,7 +254,7 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]
         try:
-            kind(kind.Parameters.model_validate(dict(incident.parameters))).check(incident.target, ground)
+            kind(kind.Parameters.model_validate(dict(incident.parameters))).check(incident.target, run)
         except UsageError as error:
             key = of_fault + (f".{error.key}" if error.key else "")
             raise UsageError(error.message, key=key, suggestion=error.suggestion) from error

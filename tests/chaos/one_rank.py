@@ -9,13 +9,13 @@ from pathlib import Path
 
 from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
-from chaos.injection.desk import Desk
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import new_token
@@ -103,16 +103,16 @@ class OneRank:
 
     async def _play(self, until, then):
         token = new_token()
-        hub = Hub(token, lambda event: None)
-        await hub.open()
+        control = ControlServer(token, lambda event: None)
+        await control.open()
         (self.folder / "logs").mkdir(exist_ok=True)
         with Ledger(self.folder / "ledger.jsonl") as ledger:
-            desk = Desk()
-            context = FaultContext(processes=self, inside=desk, watch=self.watch, run_folder=self.folder)
+            sessions = AgentSessions()
+            context = FaultContext(processes=self, inside=sessions, watch=self.watch, run_folder=self.folder)
             faults = {self._fault.kind: self._fault}
-            injector = Injector([self._incident], faults, frozenset({0}), context, desk, ledger, self._emit)
-            hub.agents = injector
-            child = await self._start(hub.address, token)
+            injector = Injector([self._incident], faults, frozenset({0}), context, sessions, ledger, self._emit)
+            control.agents = injector
+            child = await self._start(control.address, token)
             self.process = ProcessId.of(child.pid)
             follow = asyncio.create_task(self._follow(child, injector))
             injector.start()
@@ -131,7 +131,7 @@ class OneRank:
                 try:
                     await injector.finish()
                 finally:
-                    await hub.close()
+                    await control.close()
         assert bool(read_ledger(self.folder / "ledger.jsonl").pending) == bool(self.of("undo_failed"))
 
     async def _start(self, address, token):

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import DASHBOARDS, FOLDER, as_text, as_values, write
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.judging.verdict import EXIT_CODES
 from tests.dashboards.reading import DOCS, all_panels, all_queries, metrics, table_of_metrics
 
@@ -93,7 +93,7 @@ def test_every_verdict_has_its_colour_and_every_phase_its_bar() -> None:
     (organize,) = (t["options"] for t in panels["Recovery by phase"]["transformations"] if t["id"] == "organize")
     bars = [column for name, column in organize["renameByName"].items() if name.startswith("Value")]
     # What comes after the recovery stands in another panel.
-    phases = Incident(incident=0, fault="", target=None, step=None, phase=None).phases_seconds
+    phases = MeasuredIncident(incident=0, fault="", target=None, step=None, phase=None).phases_seconds
     assert bars == [phase for phase in phases if phase not in ("restore", "rejoin")]
 
 

@@ -1,4 +1,4 @@
-"""Runs a script under a real hub, with the agent inside, and says what came of it."""
+"""Runs a script under a real control server, with the agent inside, and says what came of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.injection.desk import Channel
-from harness.control.hub import Hub
+from chaos.injection.agent_sessions import AgentSession
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.wire import Message
 
@@ -34,7 +34,7 @@ class Held:
     step: int
     phase: str
     printed: tuple[str, ...]
-    channel: Channel
+    session: AgentSession
 
     @property
     def place(self) -> tuple[int, int, str]:
@@ -66,7 +66,7 @@ class Job:
         return [event.step for event in self.of("step_committed")]
 
 
-class TestDesk:
+class TestAgents:
     """Holds whom it is told to, does `on_hold` then, and lets go."""
 
     __test__ = False
@@ -77,7 +77,7 @@ class TestDesk:
         holds: Sequence[tuple[int, int, str]],
         printed: Callable[[], tuple[str, ...]],
         on_hold: Callable[[Held], Sequence[Message]],
-        dies_with: Hub | None,
+        dies_with: ControlServer | None,
     ) -> None:
         self._dies_with = dies_with
         self._job, self._holds, self._printed, self._on_hold = job, list(holds), printed, on_hold
@@ -86,18 +86,18 @@ class TestDesk:
     def _holds_of(self, rank: int) -> list[tuple[int, str]]:
         return [(step, phase) for wanted, step, phase in self._holds if wanted == rank]
 
-    def connected(self, channel: Channel) -> None:
-        self._job.hellos.append((channel.rank, channel.node, channel.attempt))
-        channel.send({"holds": self._holds_of(channel.rank)})
+    def connected(self, session: AgentSession) -> None:
+        self._job.hellos.append((session.rank, session.node, session.attempt))
+        session.send({"holds": self._holds_of(session.rank)})
 
-    def on_message(self, channel: Channel, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: Message) -> None:
         if message["type"] != "at":
             self._job.answers.append(message)
-            self._waiting[channel.rank] = self._waiting.get(channel.rank, 0) - (message["type"] in ("began", "refused"))
-            if not self._waiting[channel.rank]:
-                channel.send({"type": "release", "holds": self._holds_of(channel.rank)})
+            self._waiting[session.rank] = self._waiting.get(session.rank, 0) - (message["type"] in ("began", "refused"))
+            if not self._waiting[session.rank]:
+                session.send({"type": "release", "holds": self._holds_of(session.rank)})
             return
-        held = Held(channel.rank, int(message["step"]), str(message["phase"]), self._printed(), channel)
+        held = Held(session.rank, int(message["step"]), str(message["phase"]), self._printed(), session)
         self._job.held.append(held)
         # Once.
         self._holds = [place for place in self._holds if place != held.place]
@@ -107,12 +107,12 @@ class TestDesk:
         begins = self._on_hold(held)
         if begins is STAY:
             return
-        begun = [channel.send(begin) for begin in begins]
-        self._waiting[channel.rank] = len(begun)
+        begun = [session.send(begin) for begin in begins]
+        self._waiting[session.rank] = len(begun)
         if not begun:
-            channel.send({"type": "release", "holds": self._holds_of(channel.rank)})
+            session.send({"type": "release", "holds": self._holds_of(session.rank)})
 
-    def closed(self, channel: Channel) -> None:
+    def closed(self, session: AgentSession) -> None:
         return
 
 
@@ -132,17 +132,17 @@ def run_job(
     on_hold: Callable[[Held], Sequence[Message]] = nothing,
     environment: Mapping[str, str] | None = None,
     site: Sequence[Path] = (),
-    is_hub_to_die: bool = False,
+    is_server_to_die: bool = False,
 ) -> Job:
     """Run `command` to its end with the agent in it; `holds` are (rank, step, phase).
 
-    `site` are folders that come after ours on PYTHONPATH. `is_hub_to_die`: with the first hold.
+    `site` are folders that come after ours on PYTHONPATH. `is_server_to_die`: with the first hold.
     """
     job = Job()
     stdout, stderr = folder / "stdout", folder / "stderr"
-    hub = Hub(TOKEN, job.events.append)
-    dies_with = hub if is_hub_to_die else None
-    hub.agents = TestDesk(job, holds, lambda: tuple(stdout.read_text().splitlines()), on_hold, dies_with)
+    control = ControlServer(TOKEN, job.events.append)
+    dies_with = control if is_server_to_die else None
+    control.agents = TestAgents(job, holds, lambda: tuple(stdout.read_text().splitlines()), on_hold, dies_with)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -151,14 +151,14 @@ def run_job(
         asyncio.run_coroutine_threadsafe(coroutine, loop).result(TIMEOUT_SECONDS)
 
     try:
-        do(hub.open())
+        do(control.open())
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CHAOS_")}
         paths = [SITE, *site]
         variables = {
             **inherited,
             # A name of its own: what carries it is looked for on the whole machine.
             "CHAOS_RUN": uuid.uuid4().hex,
-            "CHAOS_AGENT": hub.address,
+            "CHAOS_AGENT": control.address,
             "CHAOS_TOKEN": TOKEN,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "OMP_NUM_THREADS": "1",
@@ -180,9 +180,9 @@ def run_job(
                 process.kill()
                 process.wait()
         # What it said last may be on its way; to hang up waits for that for a second only.
-        do(hub.drained(TIMEOUT_SECONDS))
+        do(control.drained(TIMEOUT_SECONDS))
     finally:
-        do(hub.close())
+        do(control.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -56,7 +56,7 @@ def test_a_script_runs_to_the_same_end_without_an_injector(tmp_path):
 
 
 def test_the_death_of_the_injector_lets_go(tmp_path):
-    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 2, "forward")], is_hub_to_die=True)
+    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 2, "forward")], is_server_to_die=True)
     assert (job.exit_code, job.stderr) == (0, "")
     assert held_after(job) == {(0, 2, "forward"): "data 2"}
     assert job.lines[-1].startswith("step 4")
@@ -193,7 +193,7 @@ def test_ranks_that_restart_from_a_checkpoint_go_on_counting(tmp_path):
         """Rank 1, when rank 0 has come to the third step, too: it is told then, and its checkpoint is written."""
         if held.step != 3:
             return ()
-        at_three[held.rank] = held.channel.process
+        at_three[held.rank] = held.session.process
         if len(at_three) == 2:
             at_three[1].signal(signal.SIGKILL)
         return STAY if held.rank == 1 else ()

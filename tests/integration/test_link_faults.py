@@ -53,7 +53,7 @@ def test_a_job_on_networks_of_its_own_survives_as_on_the_loopback(tmp_path):
     run = run_chaos(tmp_path, *kill, "--network", "namespaces")
     assert_survived(run, 60, at=10)
     assert run.of("run_started")[0].fields["experiment"]["network"] == "namespaces"
-    assert not (run.folder / "hub.socket").exists()
+    assert not (run.folder / "control.socket").exists()
 
 
 def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_whole(tmp_path):

@@ -14,7 +14,7 @@ from chaos.undo import residue
 from chaos.undo.residue import auditors, left_behind, look
 from chaos.undo.residue.base import Ground
 from harness.backends.local import LocalBackend
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.judging import gates
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import JobConfig
@@ -187,13 +187,13 @@ def test_a_job_comes_through_on_the_local_backend(tmp_path):
             for job in backend.jobs:
                 job.note(event)
 
-        hub = Hub("a-token", on_event)
-        await hub.open()
-        backend = LocalBackend(hub, "a-token", tmp_path, None, Emitter(events.append, "conductor"))
+        control = ControlServer("a-token", on_event)
+        await control.open()
+        backend = LocalBackend(control, "a-token", tmp_path, None, Emitter(events.append, "conductor"))
         try:
             return await comes_through(backend, replace(JobConfig(), nodes=2, data_parallel=2, steps=3))
         finally:
-            await hub.close()
+            await control.close()
 
     assert asyncio.run(run()) == "completed"
     assert {event.step for event in events if event.kind == "step_committed"} == {1, 2, 3}

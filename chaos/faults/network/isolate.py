@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from chaos.errors import InjectionError
-from chaos.faults.base import Act, End, FaultContext, Ground, NoParameters
+from chaos.faults.base import Act, End, FaultContext, NoParameters, RunContext
 from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.host.links.check import COORDINATOR, Link
 from chaos.spec.target import ResolvedTarget, Scope
@@ -16,7 +16,7 @@ from chaos.spec.target import ResolvedTarget, Scope
 class _Isolation(LinkFault[NoParameters]):
     """Cuts links whose other ends are not in the target."""
 
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Any target will do."""
 
     def _act(self, target: ResolvedTarget, context: FaultContext, record: Mapping[str, Any]) -> Act:

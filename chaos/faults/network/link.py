@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Act, ConnectionHost, Fault, FaultContext, Fidelity, Ground, LinkHost, NoParameters
+from chaos.faults.base import Act, ConnectionHost, Fault, FaultContext, Fidelity, LinkHost, NoParameters, RunContext
 from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
 from chaos.faults.process.crash import LOGS_FOLDER
 from chaos.host.links import remove_rules
@@ -50,10 +50,10 @@ class LinkFault(Fault[ParametersT]):
         super().__init__(parameters)
         self._before: dict[Link, Look] = {}
 
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse links that are none: without two ends, or with both of them on one host."""
         for link in target.links:
-            check_link(link, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
+            check_link(link, run.cluster, ranks_are_hosts=run.ranks_are_hosts)
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules."""

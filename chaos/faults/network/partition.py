@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from chaos.faults.base import Act, FaultContext, Ground
+from chaos.faults.base import Act, FaultContext, RunContext
 from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.host.links.check import COORDINATOR, Link, check_groups, parse_groups
 from chaos.spec.target import ResolvedTarget, Scope
@@ -46,9 +46,9 @@ class Partition(LinkFault[PartitionParameters]):
         self._groups = parse_groups(parameters.groups)
         self._supervisors: tuple[str, ...] = ()
 
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse groups that are not a partition of the job's ranks, or that split a host."""
-        check_groups(self._groups, ground.cluster, ranks_are_hosts=ground.ranks_are_hosts)
+        check_groups(self._groups, run.cluster, ranks_are_hosts=run.ranks_are_hosts)
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules, those of the hosts that are to have no coordinator with them."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
-from chaos.faults.base import Act, FaultContext, Ground, OwnedProcess
+from chaos.faults.base import Act, FaultContext, OwnedProcess, RunContext
 from chaos.faults.process._processes import Exits, ProcessFault, ending
 from chaos.host import memory_limit
 from chaos.host.process_table import resident_bytes
@@ -65,12 +65,12 @@ class LeakMemory(ProcessFault[LeakParameters]):
         super().__init__(parameters)
         self._handles: dict[int, int] = {}
 
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse what a node cannot hold: its own limit would affect first, and whom it likes."""
-        node_bytes = ground.node_memory_bytes
+        node_bytes = run.node_memory_bytes
         if node_bytes is None:
             return
-        for node, num_ranks in Counter(ground.cluster.node_of(rank) for rank in target.ranks).items():
+        for node, num_ranks in Counter(run.cluster.node_of(rank) for rank in target.ranks).items():
             if (wanted_bytes := num_ranks * self.parameters.limit) >= node_bytes:
                 raise UsageError(
                     f"{bytes_text(wanted_bytes)} more than {'its rank has' if num_ranks == 1 else 'its ranks have'} "

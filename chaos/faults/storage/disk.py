@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Act, Fault, FaultContext, Fidelity, Ground
+from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.host import small_disk
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
@@ -64,13 +64,13 @@ class FillDisk(Fault[FillParameters]):
         # the disk under it, not of a full one.
         self._last_step = 0
 
-    def check(self, target: ResolvedTarget, ground: Ground) -> None:
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse what would fill a disk that is not the run's own."""
-        if self._is_small(ground.checkpoint_folder):
+        if self._is_small(run.checkpoint_folder):
             return
         if not small_disk.may_mount():
-            raise UsageError(self._violation(ground.checkpoint_folder or "the run's folder"))
-        if not ground.sees_mounts:
+            raise UsageError(self._violation(run.checkpoint_folder or "the run's folder"))
+        if not run.sees_mounts:
             raise UsageError(
                 "containers here do not see the small disk that is put over the checkpoint folder: let them, with "
                 "`mount --make-rshared /`, or choose a --checkpoint-folder on a small filesystem of its own"

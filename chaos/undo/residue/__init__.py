@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 
 Findings = Mapping[str, frozenset[str]]
 
@@ -27,9 +27,9 @@ def auditors() -> tuple[Auditor, ...]:
     return tuple(auditor for _, auditor in sorted(found.items()))
 
 
-def look(ground: Ground) -> Findings:
+def look(scope: AuditScope) -> Findings:
     """What there is now: the sort of thing -> sentences."""
-    return {auditor.name: auditor.look(ground) for auditor in auditors()}
+    return {auditor.name: auditor.look(scope) for auditor in auditors()}
 
 
 def left_behind(before: Findings, after: Findings) -> list[dict[str, str]]:

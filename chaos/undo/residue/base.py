@@ -1,4 +1,4 @@
-"""What an auditor is, and the ground that it searches."""
+"""What an auditor is, and where it searches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class AuditScope:
     """Of one run: its name in the environment of its processes, the folders that are its own, and its ledger.
 
     `engine` is the address of the Docker engine in which it has containers, if it has.
@@ -35,5 +35,5 @@ class Auditor(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """What of it is there now, each as a phrase that lets a person find it; what cannot be read is left out."""

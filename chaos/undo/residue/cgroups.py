@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 
 _ROOT = Path("/sys/fs/cgroup")
 
@@ -16,11 +16,11 @@ class ControlGroups(Auditor):
 
     name: ClassVar[str] = "cgroup"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """A control group is a folder; ours is one whose own name says so."""
         return frozenset(
             str(Path(folder) / name)
             for folder, names, _ in os.walk(_ROOT)
             for name in names
-            if ground.is_ours(name) and not (Path(folder) / name).is_symlink()
+            if scope.is_ours(name) and not (Path(folder) / name).is_symlink()
         )

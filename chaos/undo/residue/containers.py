@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.containers import describe, engine
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 
 
 class Containers(Auditor):
@@ -14,12 +14,12 @@ class Containers(Auditor):
 
     name: ClassVar[str] = "Docker"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """By the label; an engine that does not answer may have anything."""
-        if ground.engine is None:
+        if scope.engine is None:
             return frozenset()
         try:
-            with engine(ground.engine) as client:
-                return frozenset(describe(client, ground.run))
+            with engine(scope.engine) as client:
+                return frozenset(describe(client, scope.run))
         except EnvironmentFailure as error:
             return frozenset([f"engine: perhaps some of the run: {error}"])

@@ -6,7 +6,7 @@ import os
 from typing import ClassVar
 
 from chaos.undo.ledger import read_ledger
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 
 
 class NamedFiles(Auditor):
@@ -14,7 +14,7 @@ class NamedFiles(Auditor):
 
     name: ClassVar[str] = "file"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """Every entry of the ledger counts, affected or not."""
-        entries = read_ledger(ground.ledger).entries
+        entries = read_ledger(scope.ledger).entries
         return frozenset(path for entry in entries for path in entry.absent if os.path.lexists(path))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
@@ -16,14 +16,14 @@ class Mounts(Auditor):
 
     name: ClassVar[str] = "mount"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """See proc_pid_mountinfo(5): the mount point is the fifth word, type and source follow a lone hyphen."""
         found = set()
-        folders = [folder.resolve() for folder in ground.folders]
+        folders = [folder.resolve() for folder in scope.folders]
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             left, _, right = line.partition(" - ")
             point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), left.split()[4])
             kind, source = right.split()[:2]
-            if ground.is_ours(f"{point} {source}") or any(Path(point).is_relative_to(folder) for folder in folders):
+            if scope.is_ours(f"{point} {source}") or any(Path(point).is_relative_to(folder) for folder in folders):
                 found.add(f"{kind} on {point}")
         return frozenset(found)

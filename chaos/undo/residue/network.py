@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import ClassVar
 
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 
 _NAMESPACES = Path("/run/netns")
 _INTERFACES = Path("/sys/class/net")
@@ -22,12 +22,12 @@ class NamespacesAndInterfaces(Auditor):
 
     name: ClassVar[str] = "network"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """By name alone."""
         found = set()
         for what, folder in (("network namespace", _NAMESPACES), ("interface", _INTERFACES)):
             if folder.is_dir():
-                found |= {f"{what} {path.name}" for path in folder.iterdir() if ground.is_ours(path.name)}
+                found |= {f"{what} {path.name}" for path in folder.iterdir() if scope.is_ours(path.name)}
         return frozenset(found)
 
 
@@ -36,7 +36,7 @@ class FirewallRules(Auditor):
 
     name: ClassVar[str] = "rule"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """What the machine's own tools list."""
         if os.geteuid() != 0:
             return frozenset()
@@ -45,7 +45,7 @@ class FirewallRules(Auditor):
             for command in _LISTINGS
             if shutil.which(command[0])
             for line in _output(command).splitlines()
-            if ground.is_ours(line)
+            if scope.is_ours(line)
         )
 
 

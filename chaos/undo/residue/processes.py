@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chaos.undo.residue.base import Auditor, Ground
+from chaos.undo.residue.base import Auditor, AuditScope
 from mecefo_runtime.system.process import ProcessId
 
 RUN_VARIABLE = "CHAOS_RUN"
@@ -86,6 +86,6 @@ class Processes(Auditor):
 
     name: ClassVar[str] = "process"
 
-    def look(self, ground: Ground) -> frozenset[str]:
+    def look(self, scope: AuditScope) -> frozenset[str]:
         """By their environment, in this namespace of processes."""
-        return frozenset(str(one) for one in processes_of(ground.run))
+        return frozenset(str(one) for one in processes_of(scope.run))

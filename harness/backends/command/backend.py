@@ -23,7 +23,7 @@ from harness.backends.command.networks import CommandLinks, CommandNetworks
 from harness.backends.command.processes_by_env import session_processes
 from harness.backends.command.run import CommandRun
 from harness.backends.command.start import agent_environment, with_site
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId
@@ -42,10 +42,12 @@ class CommandBackend:
     # What a launcher starts does not die with it, nor with us.
     may_outlive: ClassVar[bool] = True
 
-    def __init__(self, hub: Hub, token: str, logs: Path, emitter: Emitter, networked: Cluster | None = None) -> None:
+    def __init__(
+        self, control: ControlServer, token: str, logs: Path, emitter: Emitter, networked: Cluster | None = None
+    ) -> None:
         self._networked = networked
         self.has_networks = networked is not None
-        self._hub = hub
+        self._control = control
         self._token = token
         self._logs = logs
         self._emitter = emitter
@@ -61,10 +63,10 @@ class CommandBackend:
         run_id = os.environ[RUN_VARIABLE]
         environment = {**os.environ, **job.environment, RUN_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"}
         if with_agents:
-            environment = with_site(environment) | agent_environment(self._hub.address, self._token)
+            environment = with_site(environment) | agent_environment(self._control.address, self._token)
         if self._networked is not None:
             environment[NCCL_LOG_VARIABLE] = str(self._logs.resolve() / LOG_NAME)
-        running = LocalCommand(self._hub, name, job, run_id, environment, self._logs / JOB_LOG, self._emitter)
+        running = LocalCommand(self._control, name, job, run_id, environment, self._logs / JOB_LOG, self._emitter)
         self.jobs.append(running)
         if self._networked is not None:
             await running.make_networks(self._networked)
@@ -83,7 +85,7 @@ class LocalCommand(CommandRun):
 
     def __init__(
         self,
-        hub: Hub,
+        control: ControlServer,
         name: str,
         job: CommandConfig,
         run_id: str,
@@ -91,7 +93,7 @@ class LocalCommand(CommandRun):
         log: Path,
         emitter: Emitter,
     ) -> None:
-        super().__init__(hub, name, job, run_id, {0: log}, emitter)
+        super().__init__(control, name, job, run_id, {0: log}, emitter)
         self._environment = environment
         self._log = log
         self._child: asyncio.subprocess.Process | None = None
@@ -117,7 +119,7 @@ class LocalCommand(CommandRun):
         Raises:
             EnvironmentFailure: it cannot be started.
         """
-        self._hub.on_agent = self.on_agent
+        self._control.on_agent = self.on_agent
         if self._networks is None:
             self._child = await self._spawn(self._job.command)
         else:

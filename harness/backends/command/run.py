@@ -21,7 +21,7 @@ from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, 
 from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment
 from harness.backends.ending_job import EndingJob
 from harness.backends.exits import exit_of
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import Message
@@ -51,10 +51,16 @@ class CommandRun(EndingJob, ABC):
     """
 
     def __init__(
-        self, hub: Hub, name: str, job: CommandConfig, run_id: str, logs: Mapping[int, Path], emitter: Emitter
+        self,
+        control: ControlServer,
+        name: str,
+        job: CommandConfig,
+        run_id: str,
+        logs: Mapping[int, Path],
+        emitter: Emitter,
     ) -> None:
         super().__init__()
-        self._hub = hub
+        self._control = control
         self.name = name
         self._job = job
         self._run_id = run_id
@@ -223,7 +229,7 @@ class CommandRun(EndingJob, ABC):
         if not self._is_stopping and (left := self._kill_own()):
             message = f"the command is over: {count(left, 'process')} that it left running ended by chaos"
             self._emitter.emit("warning", message=message)
-        await self._hub.drained(FAREWELL_SECONDS)
+        await self._control.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
         if exits := list(self._exits.values()):

@@ -1,8 +1,8 @@
 """The Docker backend: every node is a container with an address of its own; our jobs' coordinator is in another.
 
 The containers are unprivileged, see neither the engine nor the outside, run as the user who runs `chaos`, and are all
-on one network, which the run makes and removes. They get their orders over the run's hub, a Unix socket, to which it
-does not matter what becomes of a network.
+on one network, which the run makes and removes. They get their orders over the run's control server, a Unix socket, to
+which it does not matter what becomes of a network.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.command.start import agent_environment, node_environment
 from harness.backends.docker.command import ContainerCommand
-from harness.backends.docker.container import ADDRESS_VARIABLE, COORDINATOR, HUB_VARIABLE, TOKEN_VARIABLE
+from harness.backends.docker.container import ADDRESS_VARIABLE, CONTROL_VARIABLE, COORDINATOR, TOKEN_VARIABLE
 from harness.backends.docker.engine import EngineCalls
 from harness.backends.docker.examination import docker_findings
 from harness.backends.docker.links import ContainerLinks
 from harness.backends.docker.memory import MemoryWatch
 from harness.backends.docker.network import NAMES, NetworkWatch, make_network
 from harness.backends.docker.node_container import NodeContainer
-from harness.backends.docker.settings import HOLDER_PREFIX, Ground, plan_addresses, with_whole_paths
+from harness.backends.docker.settings import HOLDER_PREFIX, ContainerSpec, plan_addresses, with_whole_paths
 from harness.backends.local import METRICS_MODULES
 from harness.backends.node_job import NodeJob
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.control.pid_namespaces import HostPids
 from harness.network.links import new_mark
 from mecefo_runtime.job.config import JobConfig
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # Inside a container nobody else listens: the first job's coordinator has this port, the twin's the next.
 FIRST_PORT = 29400
 # The run's socket as containers see it.
-_HUB_FOLDER = "/run/mecefo-chaos"
+_CONTROL_FOLDER = "/run/mecefo-chaos"
 
 
 class DockerBackend:
@@ -64,21 +64,21 @@ class DockerBackend:
 
     def __init__(
         self,
-        hub: Hub,
+        control: ControlServer,
         token: str,
         logs: Path,
         emitter: Emitter,
-        ground: Ground,
+        spec: ContainerSpec,
         engine: str,
         modules: Sequence[str] = (),
         ranks_metrics: str = "",
     ) -> None:
-        self._hub = hub
+        self._control = control
         self._token = token
         # Containers have another working folder, and see this one at the same path, without the links on its way.
         self._logs = logs.resolve()
         self._emitter = emitter
-        self._ground = ground
+        self._spec = spec
         self._engine = engine
         # Wherever the job's are: theirs are at their containers' addresses.
         self._ranks_metrics = AUTO if ranks_metrics else ""
@@ -96,17 +96,17 @@ class DockerBackend:
         self._ports: dict[str, int] = {}
         self._is_closing = False
         self._watches: list[asyncio.Task[None]] = []
-        self._memory = None if ground.memory_bytes is None else MemoryWatch(ground.memory_bytes, self._on_out_of_memory)
-        self._calls = EngineCalls(ground.image)
+        self._memory = None if spec.memory_bytes is None else MemoryWatch(spec.memory_bytes, self._on_out_of_memory)
+        self._calls = EngineCalls(spec.image)
         self.jobs: list[NodeJob | ContainerCommand] = []
-        hub.nodes = self
+        control.nodes = self
 
-    # ---- the ground ----
+    # ---- network and containers ----
 
     async def open(self) -> None:
         """Make the network, start all containers, and wait until they take orders."""
         self._run = os.environ[RUN_VARIABLE]
-        for folder in self._ground.folders:
+        for folder in self._spec.folders:
             try:
                 # The engine mounts only what is there.
                 folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ class DockerBackend:
         network, self._addresses = await self._calls.call(self._make_network)
         self._network = network
         self._mark = new_mark()
-        self._emitter.emit("nodes_starting", num_nodes=self._ground.cluster.nodes, image=self._ground.image)
+        self._emitter.emit("nodes_starting", num_nodes=self._spec.cluster.nodes, image=self._spec.image)
         try:
             async with asyncio.TaskGroup() as starts:
                 for name in self._addresses:
@@ -130,7 +130,7 @@ class DockerBackend:
             self._watches.append(asyncio.create_task(self._memory.run()))
 
     async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A container reports to the hub; see `harness.control.hub.NodeDesk`."""
+        """A container reports to the control server; see `harness.control.control_server.NodeListener`."""
         container = self._by_report.get(name)
         if container is not None:
             await container.serve(pid, reader, writer)
@@ -146,14 +146,14 @@ class DockerBackend:
         return running
 
     def _prepare_command(self, name: str, job: CommandConfig, *, with_agents: bool) -> ContainerCommand:
-        shared = agent_environment(self._hub_inside(), self._token) if with_agents else {}
-        if self._ground.gpus and self._ground.has_links:
+        shared = agent_environment(self._control_address_inside(), self._token) if with_agents else {}
+        if self._spec.gpus and self._spec.has_links:
             shared[NCCL_LOG_VARIABLE] = str(self._logs / LOG_NAME)
         environments = {
             node: {**node_environment(job, node, self._addresses, FIRST_PORT), **shared} for node in range(job.nodes)
         }
         return ContainerCommand(
-            self, self._hub, name, job, self._run, environments, self._logs, self._emitter, self._links()
+            self, self._control, name, job, self._run, environments, self._logs, self._emitter, self._links()
         )
 
     async def _prepare_nodes(self, name: str, job: JobConfig, *, with_agents: bool) -> NodeJob:
@@ -165,18 +165,18 @@ class DockerBackend:
             "MECEFO_JOB_NAME": name,
             "MECEFO_TOKEN": self._token,
             "MECEFO_COORDINATOR": address,
-            "MECEFO_EVENTS": self._hub_inside(),
+            "MECEFO_EVENTS": self._control_address_inside(),
         }
         if with_agents:
             environment |= {
                 "MECEFO_HOOKS": "chaos.agent:install",
-                "CHAOS_AGENT": self._hub_inside(),
+                "CHAOS_AGENT": self._control_address_inside(),
                 "CHAOS_TOKEN": self._token,
                 "MECEFO_METRICS": self._ranks_metrics,
             }
-        if self._ground.gpus and self._ground.has_links:
+        if self._spec.gpus and self._spec.has_links:
             environment["MECEFO_NCCL_LOG"] = str(self._logs / LOG_NAME)
-        return NodeJob(self, self._hub, name, job, environment, self._logs, self._emitter, self._links())
+        return NodeJob(self, self._control, name, job, environment, self._logs, self._emitter, self._links())
 
     async def fork(self, command: Mapping[str, Any]) -> ProcessId:
         """Have a process started where it belongs; its container is started first if it does not run."""
@@ -199,12 +199,10 @@ class DockerBackend:
 
     def _links(self) -> ContainerLinks | None:
         """What changes the links between the containers, where they can be changed."""
-        if not self._ground.has_links:
+        if not self._spec.has_links:
             return None
         holders = {part: str(self._containers[HOLDER_PREFIX + part].container.id) for part in self._addresses}
-        return ContainerLinks(
-            self._ground.cluster, holders, self._addresses, self._engine, self._mark, self._ask_holder
-        )
+        return ContainerLinks(self._spec.cluster, holders, self._addresses, self._engine, self._mark, self._ask_holder)
 
     async def _ask_holder(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
         return await self._containers[HOLDER_PREFIX + part].ask(question, timeout_seconds)
@@ -241,16 +239,16 @@ class DockerBackend:
                 return known
             if self._is_closing:
                 raise EnvironmentFailure("the run is over")
-            if self._ground.has_links and not name.startswith(HOLDER_PREFIX):
+            if self._spec.has_links and not name.startswith(HOLDER_PREFIX):
                 await self._ready(HOLDER_PREFIX + name)
             began_seconds = asyncio.get_running_loop().time()
             container = await self._start(name)
             try:
                 await container.ready()
             except EnvironmentFailure as error:
-                if self._ground.memory_bytes is None or not name.startswith("node-"):
+                if self._spec.memory_bytes is None or not name.startswith("node-"):
                     raise
-                limit = bytes_text(self._ground.memory_bytes)
+                limit = bytes_text(self._spec.memory_bytes)
                 raise EnvironmentFailure(
                     f"{error}. Its memory is limited to {limit}: a node takes some 350 MiB"
                 ) from error
@@ -272,8 +270,8 @@ class DockerBackend:
         if name.startswith(HOLDER_PREFIX):
             arguments = ["-m", "harness.backends.docker.holder", report]
         else:
-            has_our_ranks = self._ground.has_ranks(name) and not self._ground.is_for_command
-            loaded = [self._ground.data or "", *self._modules] if has_our_ranks else []
+            has_our_ranks = self._spec.has_ranks(name) and not self._spec.is_for_command
+            loaded = [self._spec.data or "", *self._modules] if has_our_ranks else []
             arguments = ["-m", "harness.backends.docker.container", report, *loaded]
         # With its output in the run's folder: what it says before it reports must not go with it.
         command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
@@ -305,21 +303,21 @@ class DockerBackend:
         assert self._client is not None
         address = self._addresses[part.removeprefix(HOLDER_PREFIX)]
         return self._client.containers.create(
-            self._ground.image,
+            self._spec.image,
             command,
             name=name,
             entrypoint=[],
             labels={containers.LABEL: self._run, containers.PART_LABEL: part},
             environment={
                 RUN_VARIABLE: self._run,
-                HUB_VARIABLE: self._hub_inside(),
+                CONTROL_VARIABLE: self._control_address_inside(),
                 TOKEN_VARIABLE: self._token,
                 ADDRESS_VARIABLE: address,
                 "HOME": "/tmp",
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
             **self._where(part, address),
-            **self._ground.settings(part, self._mounts()),
+            **self._spec.settings(part, self._mounts()),
         )
 
     def _where(self, part: str, address: str) -> dict[str, Any]:
@@ -334,16 +332,16 @@ class DockerBackend:
 
     def _mounts(self) -> list[tuple[Path, str, bool]]:
         """What containers see of this machine: (folder or file, where inside, whether they may write to it)."""
-        hub = Path(self._hub.address.removeprefix(UNIX)).resolve().parent
-        return [*self._ground.mounts(), (hub, _HUB_FOLDER, True)]
+        control = Path(self._control.address.removeprefix(UNIX)).resolve().parent
+        return [*self._spec.mounts(), (control, _CONTROL_FOLDER, True)]
 
-    def _hub_inside(self) -> str:
-        return f"{UNIX}{_HUB_FOLDER}/{Path(self._hub.address.removeprefix(UNIX)).name}"
+    def _control_address_inside(self) -> str:
+        return f"{UNIX}{_CONTROL_FOLDER}/{Path(self._control.address.removeprefix(UNIX)).name}"
 
     def _make_network(self) -> tuple[Network, Mapping[str, str]]:
         assert self._client is not None
-        has_coordinator = not self._ground.is_for_command
-        plans = plan_addresses(self._ground.cluster.nodes, self._run, has_coordinator=has_coordinator)
+        has_coordinator = not self._spec.is_for_command
+        plans = plan_addresses(self._spec.cluster.nodes, self._run, has_coordinator=has_coordinator)
         return make_network(self._client, f"mecefo-chaos-{self._run}", {containers.LABEL: self._run}, plans)
 
     def _in_network(self) -> dict[str, str]:
@@ -351,7 +349,7 @@ class DockerBackend:
         return {
             name: str(one.container.id)
             for name, one in self._containers.items()
-            if one.is_running and not (self._ground.has_links and name in self._addresses)
+            if one.is_running and not (self._spec.has_links and name in self._addresses)
         }
 
     def _on_network_gone(self, loss: EnvironmentFailure) -> None:

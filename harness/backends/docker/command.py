@@ -12,7 +12,7 @@ from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.faults.process.crash import JOB_LOG, job_log_of
 from harness.backends.command.run import CommandRun
 from harness.backends.docker.hints import hint
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import Message
@@ -52,7 +52,7 @@ class ContainerCommand(CommandRun):
     def __init__(
         self,
         backend: CommandGround,
-        hub: Hub,
+        control: ControlServer,
         name: str,
         job: CommandConfig,
         run_id: str,
@@ -61,7 +61,7 @@ class ContainerCommand(CommandRun):
         emitter: Emitter,
         links: LinkHost | None,
     ) -> None:
-        super().__init__(hub, name, job, run_id, job_logs(logs, job.nodes), emitter)
+        super().__init__(control, name, job, run_id, job_logs(logs, job.nodes), emitter)
         self._backend = backend
         self._environments = environments
         self._has_warned = False
@@ -74,7 +74,7 @@ class ContainerCommand(CommandRun):
         Raises:
             EnvironmentFailure: a container is not there any more.
         """
-        self._hub.on_agent = self.on_agent
+        self._control.on_agent = self.on_agent
         await asyncio.gather(*(self._start_on(node) for node in self._logs))
         self._follow()
 

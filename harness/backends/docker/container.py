@@ -1,8 +1,8 @@
 """`python -m harness.backends.docker.container NAME [DATA [MODULE]...]`: the first process of a container.
 
-A fork server that gets its orders over the run's hub, a socket that is mounted into the container, and that ends, and
-the container with it, when whoever gives the orders hangs up or dies. With DATA ("": the text that comes with us) it
-brings into memory first what ranks of our runtime need.
+A fork server that gets its orders over the run's control server, a socket that is mounted into the container, and that
+ends, and the container with it, when whoever gives the orders hangs up or dies. With DATA ("": the text that comes
+with us) it brings into memory first what ranks of our runtime need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.backends.forkserver import ForkServer, load
 from mecefo_runtime.system.process import set_name
 from mecefo_runtime.system.wire import connect, encode
 
-HUB_VARIABLE, TOKEN_VARIABLE = "CHAOS_HUB", "CHAOS_TOKEN"
+CONTROL_VARIABLE, TOKEN_VARIABLE = "CHAOS_CONTROL", "CHAOS_TOKEN"
 # The IPv4 address by which the run's other containers reach this one.
 ADDRESS_VARIABLE = "CHAOS_ADDRESS"
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -24,24 +24,24 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 COORDINATOR = "coordinator"
 
 
-def report_to_hub(name: str) -> socket.socket:
-    """A connection to the hub, which knows this container as `name`."""
-    hub = connect(os.environ[HUB_VARIABLE], CONNECT_TIMEOUT_SECONDS)
-    hub.settimeout(None)
-    hub.sendall(encode({"token": os.environ[TOKEN_VARIABLE], "role": "node", "name": name}))
-    return hub
+def report_to_control_server(name: str) -> socket.socket:
+    """A connection to the control server, which knows this container as `name`."""
+    control = connect(os.environ[CONTROL_VARIABLE], CONNECT_TIMEOUT_SECONDS)
+    control.settimeout(None)
+    control.sendall(encode({"token": os.environ[TOKEN_VARIABLE], "role": "node", "name": name}))
+    return control
 
 
 def main() -> None:
-    """Serve until the hub hangs up."""
+    """Serve until the control server hangs up."""
     # The kernel keeps from a container's first process what it has no handler for.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     set_name("chaos-forks")
     name, loaded = sys.argv[1], sys.argv[2:]
-    hub = report_to_hub(name)
+    control = report_to_control_server(name)
     if loaded:
         load(loaded[0] or None, loaded[1:])
-    ForkServer(hub.fileno(), hub.fileno(), host=os.environ[ADDRESS_VARIABLE]).serve()
+    ForkServer(control.fileno(), control.fileno(), host=os.environ[ADDRESS_VARIABLE]).serve()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from harness.backends.docker.container import ADDRESS_VARIABLE, report_to_hub
+from harness.backends.docker.container import ADDRESS_VARIABLE, report_to_control_server
 from harness.network.sock_diag import connections_with, end_connections_with
 from mecefo_runtime.system.process import set_name
 
@@ -149,10 +149,10 @@ def _num_unacknowledged(sock: socket.socket) -> int:
         return 0
 
 
-async def _serve(hub: socket.socket) -> None:
+async def _serve(control: socket.socket) -> None:
     holder = Holder(os.environ[ADDRESS_VARIABLE])
     await holder.open()
-    reader, writer = await asyncio.open_unix_connection(sock=hub)
+    reader, writer = await asyncio.open_unix_connection(sock=control)
     tasks: set[asyncio.Task[None]] = set()
 
     def reply(message: Mapping[str, Any]) -> None:
@@ -173,11 +173,11 @@ async def _serve(hub: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve until the hub hangs up."""
+    """Serve until the control server hangs up."""
     # The kernel keeps from a container's first process what it has no handler for.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     set_name("chaos-links")
-    asyncio.run(_serve(report_to_hub(sys.argv[1])))
+    asyncio.run(_serve(report_to_control_server(sys.argv[1])))
 
 
 if __name__ == "__main__":

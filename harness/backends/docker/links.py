@@ -16,7 +16,7 @@ from chaos.faults.base import End
 from chaos.host.links.check import name_of
 from chaos.host.links.firewall import FirewallRules, read_time, restore_text, run_inside, telling_time
 from harness.backends.docker.container import COORDINATOR
-from harness.network.asked import AskedLinks
+from harness.network.link_queries import LinkQueries
 from harness.network.links import all_over, places_of, rules_for
 from mecefo_runtime.job.layout import Cluster
 
@@ -24,7 +24,7 @@ from mecefo_runtime.job.layout import Cluster
 Ask = Callable[[str, Mapping[str, Any], float], Awaitable[Mapping[str, Any]]]
 
 
-class ContainerLinks(AskedLinks):
+class ContainerLinks(LinkQueries):
     """The links among nodes that are containers; see `chaos.faults.base.LinkHost`. A rank's are those of its node.
 
     `holders` are the containers that hold the networks, and `addresses` those of the networks, by part (`node-3`,

@@ -1,4 +1,4 @@
-"""One container of a run: started, given orders over the hub, seen to end."""
+"""One container of a run: started, given orders over the control server, seen to end."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _TEMPORARY = "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ContainerSpec:
     """What the containers of a run are made of.
 
     `cpus` (of a core's time, None: no limit) and `memory_bytes` limit a node; `gpus` are this machine's that all nodes
@@ -123,12 +123,14 @@ def is_shared(path: Path) -> bool:
     return found
 
 
-def ground_of(experiment: Experiment, job: AnyConfig, folders: Sequence[Path], *, has_links: bool) -> Ground:
+def container_spec(
+    experiment: Experiment, job: AnyConfig, folders: Sequence[Path], *, has_links: bool
+) -> ContainerSpec:
     """What the containers of `experiment` are made of; the run and its nodes write to `folders`, whole paths."""
     # One inside another is there already.
     outermost = [one for one in folders if not any(one != other and one.is_relative_to(other) for other in folders)]
     is_for_command = isinstance(job, CommandConfig)
-    return Ground(
+    return ContainerSpec(
         experiment.containers.image,
         job.cluster(),
         outermost,

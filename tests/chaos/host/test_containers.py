@@ -15,7 +15,7 @@ from chaos.experiment.experiment import experiment_hash
 from chaos.experiment.reading import from_options
 from chaos.host import containers
 from chaos.undo import residue
-from chaos.undo.residue.base import Ground
+from chaos.undo.residue.base import AuditScope
 
 pytestmark = pytest.mark.unit
 
@@ -78,10 +78,10 @@ def test_what_to_do(said, told):
 
 def test_where_nobody_can_look_something_may_be_left(tmp_path):
     url = f"unix://{tmp_path}/none.sock"
-    ground = Ground("r", (tmp_path,), tmp_path / "ledger.jsonl", url)
-    (told,) = residue.look(ground)["Docker"]
+    scope = AuditScope("r", (tmp_path,), tmp_path / "ledger.jsonl", url)
+    (told,) = residue.look(scope)["Docker"]
     assert told.startswith("engine: perhaps some of the run: there is no Docker engine")
-    assert residue.look(Ground("r", (tmp_path,), tmp_path / "ledger.jsonl"))["Docker"] == frozenset()
+    assert residue.look(AuditScope("r", (tmp_path,), tmp_path / "ledger.jsonl"))["Docker"] == frozenset()
     with pytest.raises(HealError, match="nobody knows whether"):
         containers.is_container_running(url, "0123456789abcdef")
     with pytest.raises(OSError, match="no Docker engine"):

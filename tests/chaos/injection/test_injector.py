@@ -10,7 +10,7 @@ import chaos.injection.injector
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
-from chaos.injection.desk import Channel, Desk
+from chaos.injection.agent_sessions import AgentSession, AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
@@ -90,15 +90,22 @@ class Stage:
         self.path = folder / "ledger.jsonl"
         self.ledger = NotingLedger(self.path, self.trace)
         faults = {"note-acts": create_fault(self.trace, **failure)}
-        self.desk = Desk()
+        self.sessions = AgentSessions()
         self.watch = Watch()
-        context = FaultContext(processes=None, inside=self.desk, watch=self.watch, run_folder=folder)
+        context = FaultContext(processes=None, inside=self.sessions, watch=self.watch, run_folder=folder)
         self.injector = Injector(
-            incidents or [incident()], faults, ALL_RANKS, context, self.desk, self.ledger, self.emit, may_fire=may_fire
+            incidents or [incident()],
+            faults,
+            ALL_RANKS,
+            context,
+            self.sessions,
+            self.ledger,
+            self.emit,
+            may_fire=may_fire,
         )
         # What each agent was told last of where it is to be held.
         self.holds = {}
-        self._channels = {}
+        self._sessions = {}
 
     def emit(self, kind, *, step=None, monotonic_seconds=None, **fields):
         self.trace.append(kind)
@@ -107,13 +114,13 @@ class Stage:
     def arrive(self, rank, step=5, phase="backward"):
         """`rank` comes to a hold."""
         self.connect(rank)
-        self.injector.on_message(self._channels[rank], {"type": "at", "step": step, "phase": phase})
+        self.injector.on_message(self._sessions[rank], {"type": "at", "step": step, "phase": phase})
 
     def connect(self, rank):
         """The agent of `rank` says hello, unless it has."""
-        if rank not in self._channels:
-            self._channels[rank] = Channel(rank, 0, 1, None, lambda message: self._hear(rank, message))
-            self.injector.connected(self._channels[rank])
+        if rank not in self._sessions:
+            self._sessions[rank] = AgentSession(rank, 0, 1, None, lambda message: self._hear(rank, message))
+            self.injector.connected(self._sessions[rank])
 
     def _hear(self, rank, message):
         if message.get("type") == "release":

@@ -7,7 +7,7 @@ import pytest
 
 from chaos.faults.base import FaultContext
 from chaos.faults.watch import Watch
-from chaos.injection.desk import Channel, Desk
+from chaos.injection.agent_sessions import AgentSession, AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
@@ -35,27 +35,27 @@ def play(folder, retrigger, num_attempts, *, num_held=99):
         incident = Again(
             0, "note-acts", False, {}, ResolvedTarget(ranks=(2,)), "rank=2", Trigger(STEP), None, retrigger=retrigger
         )
-        desk = Desk()
-        context = FaultContext(processes=None, inside=desk, watch=Watch(), run_folder=folder)
+        sessions = AgentSessions()
+        context = FaultContext(processes=None, inside=sessions, watch=Watch(), run_folder=folder)
 
         def emit(kind, *, step=None, monotonic_seconds=None, **fields):
             events.append((kind, fields))
 
         with Ledger(folder / "ledger.jsonl") as ledger:
             faults = {"note-acts": create_fault([])}
-            injector = Injector([incident], faults, frozenset({2}), context, desk, ledger, emit)
+            injector = Injector([incident], faults, frozenset({2}), context, sessions, ledger, emit)
             injector.start()
             for attempt in range(1, num_attempts + 1):
-                channel = Channel(2, 0, attempt, None, lambda message: None)
+                session = AgentSession(2, 0, attempt, None, lambda message: None)
                 told = []
-                channel.send = told.append
-                injector.connected(channel)
+                session.send = told.append
+                injector.connected(session)
                 holds.append(told[0]["holds"])
                 if told[0]["holds"] and attempt <= num_held:
-                    injector.on_message(channel, {"type": "at", "step": STEP, "phase": PHASE})
-                    while channel.is_held:
+                    injector.on_message(session, {"type": "at", "step": STEP, "phase": PHASE})
+                    while session.is_held:
                         await asyncio.sleep(0)
-                injector.closed(channel)
+                injector.closed(session)
             await injector.finish()
 
     asyncio.run(run())

@@ -12,15 +12,15 @@ import pytest
 
 from chaos.undo import residue
 from chaos.undo.ledger import Ledger
-from chaos.undo.residue.base import Ground
+from chaos.undo.residue.base import AuditScope
 from chaos.undo.residue.processes import RUN_VARIABLE, end_processes, processes_of
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def ground(tmp_path):
-    return Ground(uuid.uuid4().hex[:16], (tmp_path,), tmp_path / "ledger.jsonl")
+def scope(tmp_path):
+    return AuditScope(uuid.uuid4().hex[:16], (tmp_path,), tmp_path / "ledger.jsonl")
 
 
 @pytest.fixture
@@ -41,44 +41,44 @@ def start():
         child.wait()
 
 
-def found(ground, before):
-    return residue.left_behind(before, residue.look(ground))
+def found(scope, before):
+    return residue.left_behind(before, residue.look(scope))
 
 
-def test_nothing_is_left_by_nobody(ground):
-    assert residue.left_behind({}, residue.look(ground)) == []
+def test_nothing_is_left_by_nobody(scope):
+    assert residue.left_behind({}, residue.look(scope)) == []
     assert {auditor.name for auditor in residue.auditors()} == {
         *("process", "mount", "cgroup", "Docker", "file", "network", "rule"),
     }
 
 
-def test_processes_of_a_run_are_found_by_their_environment(ground, start):
-    child, other = start(ground.run), start(ground.run + "0")
-    (one,) = processes_of(ground.run)
+def test_processes_of_a_run_are_found_by_their_environment(scope, start):
+    child, other = start(scope.run), start(scope.run + "0")
+    (one,) = processes_of(scope.run)
     assert one.process.pid == child.pid
-    assert found(ground, {}) == [{"kind": "process", "what": f"pid {child.pid}: sleep 600"}]
+    assert found(scope, {}) == [{"kind": "process", "what": f"pid {child.pid}: sleep 600"}]
     child.send_signal(signal.SIGSTOP)
-    while processes_of(ground.run)[0].state != "T":
+    while processes_of(scope.run)[0].state != "T":
         time.sleep(0.001)
-    assert found(ground, {}) == [{"kind": "process", "what": f"pid {child.pid}, stopped: sleep 600"}]
+    assert found(scope, {}) == [{"kind": "process", "what": f"pid {child.pid}, stopped: sleep 600"}]
 
-    assert [one.process.pid for one in end_processes(ground.run)] == [child.pid], "a stopped one dies like any other"
+    assert [one.process.pid for one in end_processes(scope.run)] == [child.pid], "a stopped one dies like any other"
     assert child.wait() == -signal.SIGKILL
-    assert processes_of(ground.run) == ()
+    assert processes_of(scope.run) == ()
     assert other.poll() is None
-    assert end_processes(ground.run) == ()
+    assert end_processes(scope.run) == ()
 
 
-def test_files_that_records_name_are_found_when_they_were_not_there_before(ground, tmp_path):
+def test_files_that_records_name_are_found_when_they_were_not_there_before(scope, tmp_path):
     made, link, old = tmp_path / "made", tmp_path / "link", tmp_path / "old"
     old.write_text("was there")
-    with Ledger(ground.ledger) as ledger:
+    with Ledger(scope.ledger) as ledger:
         ledger.prepare(0, "f", {"paths": [str(made), str(link)], "old": str(old), "never": str(tmp_path / "never")})
         ledger.close_entry(0, "f")
-    before = residue.look(ground)
+    before = residue.look(scope)
     made.mkdir()
     link.symlink_to("nowhere")
-    assert found(ground, before) == [{"kind": "file", "what": str(link)}, {"kind": "file", "what": str(made)}]
+    assert found(scope, before) == [{"kind": "file", "what": str(link)}, {"kind": "file", "what": str(made)}]
 
 
 @contextmanager
@@ -96,38 +96,38 @@ def done_and_undone(do, undo):
         subprocess.run(undo, check=True)
 
 
-def test_mounts_on_the_runs_folders_are_found(ground, tmp_path):
+def test_mounts_on_the_runs_folders_are_found(scope, tmp_path):
     point = tmp_path / "disk with a blank"
     point.mkdir()
-    before = residue.look(ground)
+    before = residue.look(scope)
     with done_and_undone(["mount", "-t", "tmpfs", "tmpfs", str(point)], ["umount", str(point)]):
-        assert found(ground, before) == [{"kind": "mount", "what": f"tmpfs on {point}"}]
-        assert residue.look(Ground(ground.run, (), ground.ledger))["mount"] == frozenset()
-    assert found(ground, before) == []
+        assert found(scope, before) == [{"kind": "mount", "what": f"tmpfs on {point}"}]
+        assert residue.look(AuditScope(scope.run, (), scope.ledger))["mount"] == frozenset()
+    assert found(scope, before) == []
 
 
-def test_a_mount_that_only_bears_the_projects_name_is_somebody_elses(ground, tmp_path):
+def test_a_mount_that_only_bears_the_projects_name_is_somebody_elses(scope, tmp_path):
     point = tmp_path / "mecefo-chaos-ci"
     point.mkdir()
-    elsewhere = Ground(ground.run, (tmp_path / "run",), ground.ledger)
+    elsewhere = AuditScope(scope.run, (tmp_path / "run",), scope.ledger)
     with done_and_undone(["mount", "-t", "tmpfs", "mecefo-chaos", str(point)], ["umount", str(point)]):
         assert found(elsewhere, {}) == []
 
 
-def test_network_namespaces_under_the_runs_name_are_found(ground):
-    name = f"chaos-{ground.run}"
-    before = residue.look(ground)
+def test_network_namespaces_under_the_runs_name_are_found(scope):
+    name = f"chaos-{scope.run}"
+    before = residue.look(scope)
     with done_and_undone(["ip", "netns", "add", name], ["ip", "netns", "delete", name]):
-        assert {"kind": "network", "what": f"network namespace {name}"} in found(ground, before)
-    assert found(ground, before) == []
+        assert {"kind": "network", "what": f"network namespace {name}"} in found(scope, before)
+    assert found(scope, before) == []
 
 
-def test_control_groups_under_the_runs_name_are_found(ground):
+def test_control_groups_under_the_runs_name_are_found(scope):
     root = next((path for path in Path("/sys/fs/cgroup").glob("*/") if os.access(path, os.W_OK)), None)
     if root is None:
         pytest.skip("no control group can be made here")
-    before = residue.look(ground)
-    group = root / f"chaos-{ground.run}"
+    before = residue.look(scope)
+    group = root / f"chaos-{scope.run}"
     with done_and_undone(["mkdir", str(group)], ["rmdir", str(group)]):
-        assert found(ground, before) == [{"kind": "cgroup", "what": str(group)}]
-    assert found(ground, before) == []
+        assert found(scope, before) == [{"kind": "cgroup", "what": str(group)}]
+    assert found(scope, before) == []

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.incident import Incident
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.throughput import measure
 from harness.analysis.timeline import Timeline, build
 from harness.judging.summary import summarize
@@ -16,7 +16,7 @@ from tests.harness.synthetic import Fault, run, shifted
 pytestmark = pytest.mark.unit
 
 
-def only(timeline: Timeline) -> Incident:
+def only(timeline: Timeline) -> MeasuredIncident:
     (incident,) = timeline.incidents
     return incident
 
@@ -166,7 +166,7 @@ def test_a_detection_before_the_verification_takes_no_time():
 
 
 def test_a_detection_that_led_to_no_regroup_may_come_after_the_next_step():
-    incident = Incident(0, "partition", "the job", 10, "forward", injected=1.0, committed=1.5, detected=3.0)
+    incident = MeasuredIncident(0, "partition", "the job", 10, "forward", injected=1.0, committed=1.5, detected=3.0)
     assert incident.is_phase_order_valid
     assert not replace(incident, isolated=3.1, regrouped=3.2).is_phase_order_valid
     assert not replace(incident, detected=0.5).is_phase_order_valid

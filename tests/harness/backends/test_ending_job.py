@@ -11,7 +11,7 @@ import pytest
 from chaos.errors import EnvironmentFailure
 from harness.backends.ending_job import EndingJob
 from harness.backends.node_job import MAX_COORDINATOR_CRASHES, NodeJob
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
@@ -58,7 +58,7 @@ def test_who_gives_up_waiting_ends_nothing():
     assert asyncio.run(give_up()) == "failed"
 
 
-class Ground:
+class FakeLauncher:
     """Starts what ends before anybody has heard that it was started, where it is one of `doomed`."""
 
     def __init__(self, *doomed: str) -> None:
@@ -78,17 +78,17 @@ class Ground:
         return ()
 
 
-def job_on(ground: Ground, told: list[Event]) -> NodeJob:
-    emitter, hub = Emitter(told.append, "conductor"), Hub("token", told.append)
-    ground.job = NodeJob(ground, hub, "main", JobConfig(nodes=2, data_parallel=2), {}, Path("logs"), emitter)
-    return ground.job
+def job_on(launcher: FakeLauncher, told: list[Event]) -> NodeJob:
+    emitter, control = Emitter(told.append, "conductor"), ControlServer("token", told.append)
+    launcher.job = NodeJob(launcher, control, "main", JobConfig(nodes=2, data_parallel=2), {}, Path("logs"), emitter)
+    return launcher.job
 
 
 def test_a_coordinator_that_is_over_before_its_start_was_heard_of_is_missed():
     told: list[Event] = []
 
     async def start() -> str:
-        job = job_on(Ground("coordinator"), told)
+        job = job_on(FakeLauncher("coordinator"), told)
         await job.start()
         return await asyncio.wait_for(job.ended(), TIMEOUT_SECONDS)
 
@@ -101,11 +101,11 @@ def test_a_node_that_is_over_before_its_start_was_heard_of_can_be_repaired():
     told: list[Event] = []
 
     async def start() -> None:
-        ground = Ground("supervisor")
-        job = job_on(ground, told)
+        launcher = FakeLauncher("supervisor")
+        job = job_on(launcher, told)
         await job.start()
         assert not job.node_processes((0, 1))
-        ground.doomed = ()
+        launcher.doomed = ()
         job.repair_node(1)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while not job.node_processes((1,)):

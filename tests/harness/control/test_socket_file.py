@@ -1,4 +1,4 @@
-"""A Unix socket in a run's folder, and the hub behind it."""
+"""A Unix socket in a run's folder, and the control server behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.control.socket_file import MAX_PATH_BYTES, SocketFile
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.sinks import connect_sink
@@ -33,7 +33,7 @@ def test_it_is_in_the_folder_and_open_to_this_user_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     made = SocketFile(tmp_path / "run")
-    assert Path(made.path).resolve() == tmp_path.resolve() / "run" / "hub.socket"
+    assert Path(made.path).resolve() == tmp_path.resolve() / "run" / "control.socket"
     assert stat.S_IMODE(Path(made.path).stat().st_mode) == 0o600
     made.socket.close()
     made.remove()
@@ -43,7 +43,7 @@ def test_it_is_in_the_folder_and_open_to_this_user_alone(tmp_path, monkeypatch):
 def test_where_the_path_is_too_long_from_the_root_it_is_taken_from_here(deep, monkeypatch):
     monkeypatch.chdir(deep)
     made = SocketFile(deep)
-    assert made.path == "hub.socket"
+    assert made.path == "control.socket"
     made.socket.close()
     made.remove()
 
@@ -81,14 +81,14 @@ def test_events_and_orders_go_through_it(tmp_path, monkeypatch):
     come: list[Event] = []
 
     async def talk() -> None:
-        hub = Hub("secret", come.append)
-        await hub.open(tmp_path)
-        environment = {"MECEFO_EVENTS": hub.address, "MECEFO_TOKEN": "secret"}
+        control = ControlServer("secret", come.append)
+        await control.open(tmp_path)
+        environment = {"MECEFO_EVENTS": control.address, "MECEFO_TOKEN": "secret"}
         sink = await asyncio.to_thread(connect_sink, environment)
         Emitter(sink, "rank").emit("rank_started", step=3)
         hello = {"token": "secret", "role": "supervisor", "node": 1}
-        orders = await asyncio.to_thread(Connection.open, hub.address, hello, TIMEOUT_SECONDS)
-        while not hub.order(1, {"order": "stop"}):
+        orders = await asyncio.to_thread(Connection.open, control.address, hello, TIMEOUT_SECONDS)
+        while not control.order(1, {"order": "stop"}):
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(orders.receive) == {"order": "stop"}
         orders.close()
@@ -97,7 +97,7 @@ def test_events_and_orders_go_through_it(tmp_path, monkeypatch):
         connection = sink._connection  # type: ignore[attr-defined]
         assert isinstance(connection, socket.socket)
         connection.close()
-        await hub.close()
+        await control.close()
 
     asyncio.run(asyncio.wait_for(talk(), 2 * TIMEOUT_SECONDS))
     assert [(event.kind, event.step) for event in come] == [("rank_started", 3)]

@@ -16,7 +16,7 @@ from chaos.errors import EnvironmentFailure
 from harness.backends.docker import examination as engine
 from harness.backends.docker.image import PURPOSE_LABEL
 from harness.backends.finding import Check
-from harness.doctor import examine, fault_ground, machine, torch_build
+from harness.doctor import examine, fault_needs, machine, torch_build
 
 pytestmark = pytest.mark.unit
 
@@ -206,16 +206,16 @@ def test_gpus_that_torch_cannot_use_are_told():
     ],
 )
 def test_networks_are_told_as_the_runs_would_find_them(monkeypatch, reason, outcome, remedy):
-    monkeypatch.setattr(fault_ground, "why_no_networks", lambda: reason)
-    finding = fault_ground.networks()
+    monkeypatch.setattr(fault_needs, "why_no_networks", lambda: reason)
+    finding = fault_needs.networks()
     assert finding.outcome == outcome and finding.remedy.startswith(remedy)
-    assert fault_ground.packet_queue().outcome != "ok" or reason is None
+    assert fault_needs.packet_queue().outcome != "ok" or reason is None
 
 
 def test_a_process_without_rights_is_told(monkeypatch):
-    monkeypatch.setattr(fault_ground.small_disk, "may_mount", lambda: False)
-    monkeypatch.setattr(fault_ground.memory_limit, "plan", lambda *args, **kwargs: {"by": "rlimit"})
-    assert fault_ground.mounts().outcome == fault_ground.memory_groups().outcome == "missing"
+    monkeypatch.setattr(fault_needs.small_disk, "may_mount", lambda: False)
+    monkeypatch.setattr(fault_needs.memory_limit, "plan", lambda *args, **kwargs: {"by": "rlimit"})
+    assert fault_needs.mounts().outcome == fault_needs.memory_groups().outcome == "missing"
 
 
 # ---- Docker ----

@@ -10,11 +10,11 @@ import pytest
 import chaos.host.links
 from chaos.errors import HealError, UsageError
 from chaos.faults import registry
-from chaos.faults.base import FaultContext, Ground
+from chaos.faults.base import FaultContext, RunContext
 from chaos.faults.network.look import Look, is_loss, probes_for_loss
 from chaos.faults.watch import Watch
 from chaos.host.links.check import Group, parse_groups
-from chaos.injection.desk import Desk
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
@@ -157,12 +157,12 @@ def inject(folder, network, kind, parameters=None):
             in_force.extend(network.rules)
 
     async def run():
-        desk = Desk()
-        context = FaultContext(processes=None, inside=desk, watch=Watch(), run_folder=folder, links=network)
+        sessions = AgentSessions()
+        context = FaultContext(processes=None, inside=sessions, watch=Watch(), run_folder=folder, links=network)
         with Ledger(folder / "ledger.jsonl") as ledger:
             given = PARAMETERS[kind] if parameters is None else parameters
             injector = Injector(
-                [incident(kind, given)], registry(), frozenset(range(4)), context, desk, ledger, emit, seed=3
+                [incident(kind, given)], registry(), frozenset(range(4)), context, sessions, ledger, emit, seed=3
             )
             injector.start()
             while not events.keys() & {"undone", "undo_failed"} and (network or "unverified" not in events):
@@ -317,7 +317,7 @@ def test_the_sorts_of_rules_that_are_installed_keep_to_the_protocol():
 
 def check(kind, target, **parameters):
     fault = registry()[kind]
-    fault(fault.Parameters.model_validate(parameters)).check(target, Ground(CLUSTER))
+    fault(fault.Parameters.model_validate(parameters)).check(target, RunContext(CLUSTER))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from chaos.errors import UsageError
-from chaos.faults.base import Ground
+from chaos.faults.base import RunContext
 from chaos.faults.process.memory import LeakMemory, LeakParameters
 from chaos.host import memory_limit
 from chaos.spec.quantities import bytes_text, parse_bytes, parse_seconds
@@ -105,13 +105,13 @@ def test_what_the_machine_cannot_give_is_not_leaked(tmp_path):
 )
 def test_what_a_node_cannot_hold_is_refused_before_the_start(ranks, node_memory, refused):
     job = JobConfig(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2)
-    ground = Ground(job.cluster(), node_memory_bytes=node_memory and parse_bytes(node_memory))
+    run = RunContext(job.cluster(), node_memory_bytes=node_memory and parse_bytes(node_memory))
     fault = LeakMemory(LeakParameters())
     if not refused:
-        fault.check(ResolvedTarget(ranks=ranks), ground)
+        fault.check(ResolvedTarget(ranks=ranks), run)
         return
     with pytest.raises(UsageError, match=rf"{refused} cannot be leaked on node 0, .* {node_memory}.*--node-memory"):
-        fault.check(ResolvedTarget(ranks=ranks), ground)
+        fault.check(ResolvedTarget(ranks=ranks), run)
 
 
 def version_1(folder, limit_mib):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import FaultContext, Ground
+from chaos.faults.base import FaultContext, RunContext
 from chaos.faults.storage.disk import FillDisk, FillParameters
 from chaos.faults.watch import Watch
 from chaos.host import small_disk
@@ -238,7 +238,7 @@ def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(context, monkeypatc
         fault = create()
         # Also one in it that the job is yet to make.
         for place in (folder, folder / "not" / "yet"):
-            fault.check(ResolvedTarget(), Ground(CLUSTER, place, sees_mounts=False))
+            fault.check(ResolvedTarget(), RunContext(CLUSTER, place, sees_mounts=False))
         act = fault.prepare(ResolvedTarget(), context)
         assert act.undo_record["disk"] is None
         run(fault.apply(act, context))
@@ -248,14 +248,14 @@ def test_a_small_filesystem_of_the_jobs_own_is_filled_itself(context, monkeypatc
         write(folder)
         too_large = create(max_filesystem=bytes_text(MEGABYTE - 1))
         with pytest.raises(UsageError, match="no filesystem of its own of at most"):
-            too_large.check(ResolvedTarget(), Ground(CLUSTER, folder))
+            too_large.check(ResolvedTarget(), RunContext(CLUSTER, folder))
 
 
 def test_without_the_right_to_mount_the_machines_disk_is_refused_before_the_start(context, monkeypatch):
     monkeypatch.setattr(small_disk, "may_mount", lambda: False)
     for folder in (context.checkpoint_folder, None):
         with pytest.raises(UsageError, match="run as root, or make one"):
-            create(max_filesystem=bytes_text(2**50)).check(ResolvedTarget(), Ground(CLUSTER, folder))
+            create(max_filesystem=bytes_text(2**50)).check(ResolvedTarget(), RunContext(CLUSTER, folder))
     with pytest.raises(InjectionError, match="run as root"):
         create(max_filesystem=bytes_text(2**50)).prepare(ResolvedTarget(), context)
 

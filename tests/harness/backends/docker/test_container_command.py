@@ -13,14 +13,14 @@ from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig
 from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.backends.docker.command import ContainerCommand, job_logs
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 
 
-class Ground:
+class FakeLauncher:
     """Nodes whose commands are over before anybody has heard that they were started."""
 
     def __init__(self, codes: Mapping[int, int]) -> None:
@@ -48,11 +48,11 @@ def outcome_of(
     told: list[Event] = []
 
     async def run_it() -> str:
-        ground, job = Ground(codes), CommandConfig(("true",), nodes=len(codes))
+        launcher, job = FakeLauncher(codes), CommandConfig(("true",), nodes=len(codes))
         environments: dict[int, dict[str, str]] = {node: {} for node in codes}
-        emitter, hub = Emitter(told.append, "conductor"), Hub("token", told.append)
-        run = ContainerCommand(ground, hub, "main", job, "no-such-run", environments, folder, emitter, None)
-        ground.run = run
+        emitter, control = Emitter(told.append, "conductor"), ControlServer("token", told.append)
+        run = ContainerCommand(launcher, control, "main", job, "no-such-run", environments, folder, emitter, None)
+        launcher.run = run
         if has_stepped:
             run.note(Event("step_committed", "rank", 0.0, 0.0, 1, 1))
         if memory is not None:
@@ -121,9 +121,9 @@ def test_two_trainings_are_not_one_job(tmp_path, node, attempt, is_running, outc
     mark = uuid.uuid4().hex
 
     async def run_it() -> str:
-        emitter, hub = Emitter(told.append, "conductor"), Hub("token", told.append)
+        emitter, control = Emitter(told.append, "conductor"), ControlServer("token", told.append)
         job = CommandConfig(("python", "train.py"), nodes=2)
-        run = ContainerCommand(Ground({}), hub, "main", job, mark, {0: {}, 1: {}}, tmp_path, emitter, None)
+        run = ContainerCommand(FakeLauncher({}), control, "main", job, mark, {0: {}, 1: {}}, tmp_path, emitter, None)
         ranks = [subprocess.Popen(["sleep", "300"], env={**os.environ, RUN_VARIABLE: mark}) for _ in range(2)]
         first, second = (ProcessId.of(rank.pid) for rank in ranks)
         hello = {"rank": 0, "pid": 7, "world_size": 1}

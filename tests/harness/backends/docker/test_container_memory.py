@@ -11,7 +11,7 @@ from chaos.errors import EnvironmentFailure
 from chaos.host import memory_limit
 from harness.backends.docker.memory import MemoryWatch
 from harness.backends.node_job import NodeJob
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
@@ -71,8 +71,8 @@ def test_a_job_that_lost_a_process_before_its_first_step_cannot_begin(has_steppe
     nobody: Any = None
 
     async def outcome() -> str:
-        hub, emitter = Hub("token", lambda event: None), Emitter(lambda event: None, "conductor")
-        job = NodeJob(nobody, hub, "main", JobConfig(), {}, Path("logs"), emitter)
+        control, emitter = ControlServer("token", lambda event: None), Emitter(lambda event: None, "conductor")
+        job = NodeJob(nobody, control, "main", JobConfig(), {}, Path("logs"), emitter)
         if has_stepped:
             job.note(Event("step_committed", "rank", 0.0, 0.0, 1, 1))
         job.on_out_of_memory(EnvironmentFailure("too little memory"))

@@ -17,13 +17,19 @@ from chaos.experiment.reading import from_mapping
 from harness.backends.choice import choose_backend
 from harness.backends.docker.command import folder_of
 from harness.backends.docker.container import COORDINATOR
-from harness.backends.docker.settings import HOLDER_PREFIX, Ground, ground_of, plan_addresses, with_whole_paths
-from harness.control.hub import Hub
+from harness.backends.docker.settings import (
+    HOLDER_PREFIX,
+    ContainerSpec,
+    container_spec,
+    plan_addresses,
+    with_whole_paths,
+)
+from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
 from mecefo_runtime.system.events import Emitter
 
 pytestmark = pytest.mark.unit
-GROUND = Ground(
+SPEC = ContainerSpec(
     "image", JobConfig(nodes=2, gpus_per_node=3, data_parallel=3, pipeline=2).cluster(), (Path("/runs/one"),)
 )
 
@@ -49,54 +55,54 @@ def test_the_ranges_of_a_run_are_all_different_and_begin_with_one_of_its_own():
     ("gpus", "expected"), [("", ["", ""]), ("0", ["0", "0"]), ("25", ["25", "25"]), ("012345", ["012", "345"])]
 )
 def test_gpus_are_shared_out_over_the_nodes(gpus, expected):
-    ground = replace(GROUND, gpus=tuple(gpus))
-    assert [ground.gpus_of(node) for node in range(2)] == [tuple(names) for names in expected]
-    asked = ground.settings("node-0", []).get("device_requests", [])
+    spec = replace(SPEC, gpus=tuple(gpus))
+    assert [spec.gpus_of(node) for node in range(2)] == [tuple(names) for names in expected]
+    asked = spec.settings("node-0", []).get("device_requests", [])
     assert [request["DeviceIDs"] for request in asked] == ([list(expected[0])] if gpus else [])
-    assert "device_requests" not in ground.settings(COORDINATOR, [])
+    assert "device_requests" not in spec.settings(COORDINATOR, [])
 
 
 def test_limits_are_a_nodes_and_periods_are_short():
-    ground = replace(GROUND, cpus=1.5, memory_bytes=1 << 30)
-    settings = ground.settings("node-1", [])
+    spec = replace(SPEC, cpus=1.5, memory_bytes=1 << 30)
+    settings = spec.settings("node-1", [])
     assert settings["cpu_quota"] / settings["cpu_period"] == 1.5
     assert settings["cpu_period"] == 10_000
     assert settings["mem_limit"] == settings["memswap_limit"] == 1 << 30
     for part in (COORDINATOR, f"{HOLDER_PREFIX}node-1"):
-        assert not {"cpu_quota", "mem_limit"} & ground.settings(part, []).keys()
+        assert not {"cpu_quota", "mem_limit"} & spec.settings(part, []).keys()
 
 
 def test_only_who_holds_a_network_may_change_one():
     for part in (COORDINATOR, "node-0"):
-        settings = GROUND.settings(part, [])
+        settings = SPEC.settings(part, [])
         assert (settings["cap_drop"], settings.get("cap_add")) == (["ALL"], None)
         assert settings["user"] == f"{os.geteuid()}:{os.getegid()}"
         assert settings["read_only"] and settings["security_opt"] == ["no-new-privileges"]
-    holder = GROUND.settings(f"{HOLDER_PREFIX}node-0", [])
+    holder = SPEC.settings(f"{HOLDER_PREFIX}node-0", [])
     assert (holder["cap_drop"], holder["cap_add"]) == (["ALL"], ["NET_ADMIN", "DAC_OVERRIDE"])
 
 
 def test_a_command_has_no_coordinator_and_its_folder_may_be_that_for_temporary_files(tmp_path):
     _, addresses = next(plan_addresses(2, "0" * 16, has_coordinator=False))
     assert addresses.keys() == {"node-0", "node-1"}
-    ground = replace(GROUND, is_for_command=True)
+    spec = replace(SPEC, is_for_command=True)
     # What torch compiles there is to be loaded.
-    assert "exec" in ground.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
-    assert "exec" not in GROUND.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
-    assert "tmpfs" not in ground.settings("node-0", [(Path("/tmp"), "/tmp", True)])
+    assert "exec" in spec.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
+    assert "exec" not in SPEC.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
+    assert "tmpfs" not in spec.settings("node-0", [(Path("/tmp"), "/tmp", True)])
 
 
 def test_a_command_writes_to_its_folder_which_may_hold_the_runs(tmp_path):
     experiment = from_mapping({"name": "n", "job": {"runtime": "command", "command": ["true"]}, "backend": "docker"})
     job = CommandConfig(("true",), folder=str(tmp_path))
-    ground = ground_of(experiment, job, (tmp_path / "runs" / "one", folder_of(job)), has_links=False)
-    assert ground.is_for_command and ground.mounts() == [(tmp_path, str(tmp_path), True)]
+    spec = container_spec(experiment, job, (tmp_path / "runs" / "one", folder_of(job)), has_links=False)
+    assert spec.is_for_command and spec.mounts() == [(tmp_path, str(tmp_path), True)]
 
 
 def test_the_runs_folders_may_be_written_to_and_its_data_only_read(tmp_path):
-    ground = replace(GROUND, data=str(tmp_path))
-    assert ground.mounts() == [(Path("/runs/one"), "/runs/one", True), (tmp_path, str(tmp_path), False)]
-    mounts = ground.settings("node-0", ground.mounts())["mounts"]
+    spec = replace(SPEC, data=str(tmp_path))
+    assert spec.mounts() == [(Path("/runs/one"), "/runs/one", True), (tmp_path, str(tmp_path), False)]
+    mounts = spec.settings("node-0", spec.mounts())["mounts"]
     assert [(mount["Target"], mount["ReadOnly"]) for mount in mounts] == [("/runs/one", False), (str(tmp_path), True)]
 
 
@@ -115,9 +121,9 @@ def backend_of(job, run):
     raw = {"name": "n", "backend": "docker"}
     if isinstance(job, CommandConfig):
         raw["job"] = {"runtime": "command", "command": ["true"]}
-    hub = Hub("token", lambda event: None)
+    control = ControlServer("token", lambda event: None)
     emitter = Emitter(lambda event: None, "conductor")
-    return choose_backend(from_mapping(raw), job, [], run, run / "logs", hub, "token", emitter, "unix:///none", "")
+    return choose_backend(from_mapping(raw), job, [], run, run / "logs", control, "token", emitter, "unix:///none", "")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,7 @@ def backend_of(job, run):
 def test_a_runs_folder_is_seen_wherever_it_is(places, out, folders):
     run = Path(out) / "n" / "time"
     backend = backend_of(CommandConfig(("true",)), run)
-    mounts = backend._ground.mounts()
+    mounts = backend._spec.mounts()
     assert [str(outside.relative_to(places)) for outside, _, _ in mounts] == folders
     assert [inside for _, inside, _ in mounts] == [str(outside) for outside, _, _ in mounts]
     assert any(backend._logs.is_relative_to(outside) for outside, _, _ in mounts)
@@ -142,7 +148,7 @@ def test_a_jobs_folders_and_data_are_seen_without_the_links_on_the_way_to_them(p
     checkpoint = CheckpointConfig(folder="runs/../checkpoints", every_steps=10)
     job = JobConfig(data="../project/runs/corpus", checkpoint=checkpoint)
     backend = backend_of(job, Path("../project/runs/n/time"))
-    mounts = [(str(outside.relative_to(places)), may_write) for outside, _, may_write in backend._ground.mounts()]
+    mounts = [(str(outside.relative_to(places)), may_write) for outside, _, may_write in backend._spec.mounts()]
     assert mounts == [("disk/n/time", True), ("checkpoints", True), ("disk/corpus", False)]
     inside = with_whole_paths(job)
     assert (inside.data, inside.checkpoint.folder) == (str(places / "disk/corpus"), str(places / "checkpoints"))

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.backends.local import LocalBackend
-from harness.control.hub import Hub
+from harness.control.control_server import ControlServer
 from harness.run.conductor import LOGS_FOLDER
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
@@ -20,8 +20,8 @@ MARK = "SOAK_RUN"
 SETTLE_SECONDS = 0.2
 
 
-class Ground:
-    """What all runs of a soak stand on: one hub and one backend, whose fork server takes seconds to start."""
+class SharedBackend:
+    """One control server and one backend for all runs of a soak: the fork server takes seconds to start."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = new_token()
@@ -30,13 +30,13 @@ class Ground:
         self._on_event: Callable[[Event], None] = lambda _: None
         emitter = Emitter(self._pass_on, "backend")
         token = new_token()
-        self._hub = Hub(token, self._pass_on)
-        self.backend = LocalBackend(self._hub, token, self._logs, None, emitter)
+        self._control = ControlServer(token, self._pass_on)
+        self.backend = LocalBackend(self._control, token, self._logs, None, emitter)
 
     async def __aenter__(self) -> Self:
         self._point_logs_to(self._folder)
         os.environ[MARK] = self.mark
-        await self._hub.open()
+        await self._control.open()
         await self.backend.open()
         return self
 
@@ -44,7 +44,7 @@ class Ground:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.backend.close()
-        await self._hub.close()
+        await self._control.close()
         self._logs.unlink()
         del os.environ[MARK]
 

@@ -26,7 +26,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class Channel:
+class AgentSession:
     """One agent's connection. `attempt` and `process` tell it from those of the rank's earlier and later processes."""
 
     rank: int
@@ -38,26 +38,26 @@ class Channel:
     running: dict[int, _Running] = field(default_factory=dict)
 
 
-class Desk:
+class AgentSessions:
     """All agents of a run; what they send comes in by `on_message`."""
 
     def __init__(self) -> None:
-        self._channels: dict[int, Channel] = {}
+        self._sessions: dict[int, AgentSession] = {}
         self._handles = itertools.count(1)
 
-    def connected(self, channel: Channel) -> None:
+    def connected(self, session: AgentSession) -> None:
         """An agent said hello."""
-        self._channels[channel.rank] = channel
+        self._sessions[session.rank] = session
 
-    def closed(self, channel: Channel) -> None:
+    def closed(self, session: AgentSession) -> None:
         """An agent's connection ended: nothing more will be heard of what went on in its rank."""
-        if self._channels.get(channel.rank) is channel:
-            del self._channels[channel.rank]
-        channel.is_held = False
-        for running in channel.running.values():
+        if self._sessions.get(session.rank) is session:
+            del self._sessions[session.rank]
+        session.is_held = False
+        for running in session.running.values():
             running.reports.put_nowait(None)
             if not running.began.done():
-                running.began.set_exception(InjectionError(f"rank {channel.rank} ended before the effect began"))
+                running.began.set_exception(InjectionError(f"rank {session.rank} ended before the effect began"))
                 # Whoever waited for it may have been cancelled.
                 running.began.exception()
             if not running.lifted.done():
@@ -65,22 +65,22 @@ class Desk:
 
     def call(self, rank: int) -> bool:
         """Have `rank` held at its next announcement, whatever that is; False when it is not there."""
-        channel = self._channels.get(rank)
-        if channel is None:
+        session = self._sessions.get(rank)
+        if session is None:
             return False
-        channel.send({"type": "call"})
+        session.send({"type": "call"})
         return True
 
-    def on_message(self, channel: Channel, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: Message) -> None:
         """An answer or a report of an agent (anything but `at`)."""
-        running = channel.running.get(int(message["handle"]))
+        running = session.running.get(int(message["handle"]))
         if running is None:
             return
         match message["type"]:
             case "began" if not running.began.done():
                 running.began.set_result(message["told"])
             case "refused" if not running.began.done():
-                running.began.set_exception(InjectionError(f"rank {channel.rank}: {message['reason']}"))
+                running.began.set_exception(InjectionError(f"rank {session.rank}: {message['reason']}"))
             case "report":
                 running.reports.put_nowait(message["told"])
             case "lifted" if not running.lifted.done():
@@ -90,14 +90,14 @@ class Desk:
 
     async def begin(self, rank: int, effect: str, arguments: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """See `chaos.faults.base.InsideHost.begin`."""
-        channel = self._channels.get(rank)
-        if channel is None or not channel.is_held:
-            what = "is not held" if channel is not None else "has no agent: it is gone, or has not started"
+        session = self._sessions.get(rank)
+        if session is None or not session.is_held:
+            what = "is not held" if session is not None else "has no agent: it is gone, or has not started"
             raise InjectionError(f"rank {rank} {what}, so nothing can be done inside it")
         handle = next(self._handles)
         loop = asyncio.get_running_loop()
-        running = channel.running[handle] = _Running(loop.create_future(), loop.create_future())
-        channel.send({"type": "begin", "handle": handle, "effect": effect, "arguments": dict(arguments)})
+        running = session.running[handle] = _Running(loop.create_future(), loop.create_future())
+        session.send({"type": "begin", "handle": handle, "effect": effect, "arguments": dict(arguments)})
         try:
             return handle, await asyncio.wait_for(running.began, BEGIN_TIMEOUT_SECONDS)
         except TimeoutError:
@@ -116,16 +116,16 @@ class Desk:
 
     async def lift(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
         """See `chaos.faults.base.InsideHost.lift`."""
-        channel = self._channels.get(rank)
-        if channel is None or handle not in channel.running:
+        session = self._sessions.get(rank)
+        if session is None or handle not in session.running:
             return {"gone": True}
-        running = channel.running[handle]
-        channel.send({"type": "lift", "handle": handle})
+        running = session.running[handle]
+        session.send({"type": "lift", "handle": handle})
         try:
             return await asyncio.wait_for(asyncio.shield(running.lifted), timeout_seconds)
         except TimeoutError:
             raise HealError(f"rank {rank} did not end its effect within {timeout_seconds:g} s") from None
 
     def _running(self, rank: int, handle: int) -> _Running | None:
-        channel = self._channels.get(rank)
-        return None if channel is None else channel.running.get(handle)
+        session = self._sessions.get(rank)
+        return None if session is None else session.running.get(handle)

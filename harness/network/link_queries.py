@@ -10,7 +10,7 @@ from typing import Any
 from chaos.faults.base import End
 
 
-class AskedLinks(ABC):
+class LinkQueries(ABC):
     """The half of a `chaos.faults.base.LinkHost` that looks, and of a `ConnectionHost` all."""
 
     @abstractmethod

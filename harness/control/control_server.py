@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.errors import EnvironmentFailure
-from chaos.injection.desk import Channel
+from chaos.injection.agent_sessions import AgentSession
 from harness.control.pid_namespaces import HostPids
 from harness.control.socket_file import SocketFile
 from mecefo_runtime.system.events import Event
@@ -27,23 +27,23 @@ LOOPBACK = "127.0.0.1"
 _CREDENTIALS = "=iII"
 
 
-class AgentDesk(Protocol):
+class AgentListener(Protocol):
     """Who talks with agents; see `chaos.injection.injector.Injector`."""
 
-    def connected(self, channel: Channel) -> None:
+    def connected(self, session: AgentSession) -> None:
         """An agent said hello, and waits to be told where it is to be held."""
         ...
 
-    def on_message(self, channel: Channel, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: Message) -> None:
         """An agent is held, or says how something went."""
         ...
 
-    def closed(self, channel: Channel) -> None:
+    def closed(self, session: AgentSession) -> None:
         """An agent's connection ended."""
         ...
 
 
-class NodeDesk(Protocol):
+class NodeListener(Protocol):
     """Who starts processes in containers; see `harness.backends.docker.backend.DockerBackend`."""
 
     async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +51,7 @@ class NodeDesk(Protocol):
         ...
 
 
-class Hub:
+class ControlServer:
     """Collects events and passes messages, until closed; `on_event` gets every event, in the order of arrival."""
 
     def __init__(self, token: str, on_event: Callable[[Event], None]) -> None:
@@ -62,8 +62,8 @@ class Hub:
         self._open: set[asyncio.Task[None]] = set()
         self._socket_file: SocketFile | None = None
         self._host_pids = HostPids()
-        self.agents: AgentDesk | None = None
-        self.nodes: NodeDesk | None = None
+        self.agents: AgentListener | None = None
+        self.nodes: NodeListener | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
         self.address = ""
@@ -141,7 +141,7 @@ class Hub:
             # A process that was killed in the middle of a line, or a stranger.
             return
         except asyncio.CancelledError:
-            # The hub closes. Streams of Python 3.11 report a connection's cancelled task as a failure.
+            # The control server closes. Streams of Python 3.11 report a connection's cancelled task as a failure.
             return
         finally:
             self._open.discard(task)
@@ -155,8 +155,8 @@ class Hub:
     async def _serve_agent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None
     ) -> None:
-        desk = self.agents
-        if desk is None:
+        listener = self.agents
+        if listener is None:
             # Without an injector nobody is held: training goes on when the connection ends.
             writer.write(encode({"holds": []}))
             return
@@ -168,13 +168,13 @@ class Hub:
         with suppress(ProcessLookupError):
             process = ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid)
             attempt = int(hello["attempt"]) if self.on_agent is None else self.on_agent(hello, process)
-            channel = Channel(int(hello["rank"]), int(hello["node"]), attempt, process, send)
-            desk.connected(channel)
+            session = AgentSession(int(hello["rank"]), int(hello["node"]), attempt, process, send)
+            listener.connected(session)
             try:
                 while line := await reader.readline():
-                    desk.on_message(channel, decode(line))
+                    listener.on_message(session, decode(line))
             finally:
-                desk.closed(channel)
+                listener.closed(session)
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int | None:
