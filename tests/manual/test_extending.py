@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from chaos.undo import residue
 from chaos.undo.residue import auditors, left_behind, look
-from chaos.undo.residue.base import Ground
+from chaos.undo.residue.base import AuditScope
 from harness.backends.local import LocalBackend
 from harness.control.control_server import ControlServer
 from harness.judging import gates
@@ -130,7 +130,7 @@ def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
         monkeypatch.setattr(importlib.import_module("chaos.undo.residue.shared_memory"), "FOLDER", shared)
         # What carries its name is looked for on the whole machine.
         run = uuid.uuid4().hex
-        ground = Ground(run, (), tmp_path / "ledger.jsonl")
+        ground = AuditScope(run, (), tmp_path / "ledger.jsonl")
         before = look(ground)
         assert "shared memory" in before
         (shared / f"mecefo-chaos-{run}").touch()
