@@ -10,10 +10,12 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 from click import Command, Group
 
 from chaos.cli import cli, run_cli
@@ -22,6 +24,7 @@ from chaos.faults import registry
 from harness.judging.metrics import METRICS
 from harness.judging.verdict import EXIT_CODES
 from mecefo_runtime import planners
+from tests.conftest import TIERS
 
 pytestmark = pytest.mark.unit
 
@@ -261,6 +264,7 @@ def emitted_kinds(tree: ast.AST) -> Iterator[str]:
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 TEST_COMMANDS = ("pip install -e '.[test]' -c constraints.txt", "pytest -n auto")
+REAL_RUNS = 'pytest -n auto -m "not (unit or smoke or nightly)"'
 MAIN_COMMANDS = ("pip install . -c constraints.txt", "chaos run kill-node --at step=500")
 
 
@@ -286,9 +290,26 @@ def test_ci_runs_the_tests_as_the_readme_says():
     script = (ROOT / ".ci/run").read_text()
     lines = [re.sub(r" --quiet", "", line.strip()) for line in script.splitlines()]
     assert set(TEST_COMMANDS) <= set(lines)
-    assert lines[-1] == TEST_COMMANDS[-1], "the closing line of pytest must be the last one printed"
+    assert lines[-1] == REAL_RUNS, "the closing line of pytest must be the last one printed"
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert all(f"`{line}`" in contributing for line in lines if line.startswith("pytest "))
     assert "set -euo pipefail" in lines
     assert (ROOT / ".ci/run").stat().st_mode & 0o111, ".ci/run is not executable"
+
+
+def test_the_tiers_of_the_tests_are_those_that_contributors_read_of():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    listed = [marker.partition(":")[0] for marker in tool["markers"]]
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| tier |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == listed
+    assert sorted(TIERS) == sorted(listed)
+
+
+def test_the_nightly_workflow_runs_what_there_is():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert [step["run"].split()[-2:] for step in job["steps"] if "run" in step] == [[".ci/run", "nightly"]]
+    assert "pytest -n auto -m nightly" in (ROOT / ".ci/run").read_text()
 
 
 def test_ci_and_contributors_have_the_same_gates():

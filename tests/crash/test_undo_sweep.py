@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks._undo_stage import POINTS
-from benchmarks.undo_sweep import BOTH, kinds_with_undo
+from benchmarks.undo_sweep import BOTH
 from chaos.undo.ledger import read_ledger
 from tests.crash.patience import PATIENT
 from tests.integration.runs import (
@@ -65,16 +65,6 @@ def test_killed_at_every_point(tmp_path, kind):
     assert rows.keys() == {(kind, point) for point in (*POINTS, BOTH)}
     assert {(row["reached"], row["clean"]) for row in rows.values()} == {(1, 1)}, rows
     assert code == 0
-
-
-@pytest.mark.slow
-def test_every_kind_at_every_point(tmp_path):
-    # A hundred times each takes hours: `python -m benchmarks.undo_sweep --times 100`.
-    code, rows = sweep(tmp_path, "--times", "1")
-    assert code == 0
-    assert {kind for kind, _ in rows} == set(kinds_with_undo())
-    assert not {key: row for key, row in rows.items() if row["clean"] != row["reached"]}
-    assert max(row["seconds"]["max"] or 0.0 for row in rows.values()) <= CLEAN_WITHIN_SECONDS
 
 
 def test_without_a_watchdog_something_is_left(tmp_path):

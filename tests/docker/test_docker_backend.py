@@ -28,7 +28,7 @@ from tests.integration.runs import (
     run_chaos,
 )
 
-pytestmark = [pytest.mark.docker, pytest.mark.integration]
+pytestmark = pytest.mark.docker
 
 DOCKER = (*SMALL, "--backend", "docker", "--image", os.environ.get("CHAOS_TEST_IMAGE", DEFAULT_IMAGE))
 AT = ("--at", "step=10")
@@ -119,7 +119,6 @@ def test_two_runs_at_once_do_not_meet(tmp_path):
         assert_gone(name, 1.0)
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize(
     "fault",
     [("pause-node", "--on", "node=1", "--for", "600s"), ("drop-link", "--on", "link=0-2", "--for", "600s")],
@@ -136,7 +135,6 @@ def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monkeypatch, number):
     with SlowEngine(tmp_path, 3.5) as engine:
@@ -152,7 +150,6 @@ def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monke
             assert not any(parts(name).values())
 
 
-@pytest.mark.crash
 def test_killed_with_its_watchdog_heal_removes_what_is_left(tmp_path):
     with ChaosRun(tmp_path, ["run", "pause-node", "--on", "node=1", "--for", "600s", *LONG]) as run:
         run.wait_for("verified")

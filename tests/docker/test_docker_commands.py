@@ -14,7 +14,7 @@ from harness.backends.docker.image import DEFAULT_IMAGE
 from tests.docker.engine import assert_gone, container_of, run_of
 from tests.integration.runs import ChaosRun, Finished, read_run, run_chaos
 
-pytestmark = [pytest.mark.docker, pytest.mark.integration]
+pytestmark = pytest.mark.docker
 
 HERE = Path(__file__).resolve().parents[1] / "integration"
 DOCKER = ("--backend", "docker", "--image", os.environ.get("CHAOS_TEST_IMAGE", DEFAULT_IMAGE))

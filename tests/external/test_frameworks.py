@@ -4,7 +4,7 @@ import pytest
 
 from tests.external.jobs import python, run_job
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.external
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

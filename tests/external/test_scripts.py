@@ -7,7 +7,7 @@ import pytest
 
 from tests.external.jobs import ROOT, SCRIPTS, STAY, python, run_job, torchrun
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.external
 
 
 def held_after(job):

@@ -11,7 +11,7 @@ import pytest
 from mecefo_runtime.system.process import ProcessId
 from tests.integration.runs import ChaosRun, assert_nothing_left, run_chaos
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.external
 
 HERE = Path(__file__).parent
 FOLLOWER = (sys.executable, str(HERE / "follower.py"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.runs import run_chaos
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.external
 
 TRAINING = str(Path(__file__).parent / "external_training.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")

@@ -14,7 +14,7 @@ from tests.integration.runs import ChaosRun, assert_nothing_left, read_log, run_
 from tests.ports import reserved_port
 
 pytestmark = [
-    pytest.mark.integration,
+    pytest.mark.external,
     pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.runs import REPOSITORY
 from tests.manual.documents import Document, blocks, commands
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.nightly
 
 PAGE = Document(
     "docs/foreign-jobs.md", (REPOSITORY / "docs/foreign-jobs.md").read_text().partition("## What to know")[0]

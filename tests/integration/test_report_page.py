@@ -17,7 +17,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = next((found for name in pictures.BROWSERS if (found := shutil.which(name))), None)
 
 pytestmark = [
-    pytest.mark.integration,
+    pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(pictures.BROWSERS)} is installed"),
 ]
 

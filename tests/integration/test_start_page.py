@@ -11,7 +11,7 @@ import pytest
 from tests.integration.runs import REPOSITORY
 from tests.manual.documents import Document, commands, experiment_files
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.nightly
 
 PAGE = Document("docs/start.md", (REPOSITORY / "docs/start.md").read_text())
 # What is on the page besides: an installation, which .ci/run does, and a script of the reader's own.

@@ -15,7 +15,7 @@ import pytest
 from chaos.faults import registry
 from tests.manual.documents import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.browser
 
 # Much longer than a browser takes on a busy machine.
 TIMEOUT_MILLISECONDS = 300_000

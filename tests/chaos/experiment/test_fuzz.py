@@ -73,8 +73,7 @@ def test_damaged_files_are_planned_or_refused(plan):
     assert sum(count for (_, code), count in counts.items() if code == 0) > 20
 
 
-@pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_ten_thousand_damaged_files_are_planned_or_refused(plan):
     counts = fuzz(plan, range(1000, 11_000))
     assert {how for how, _ in counts} >= {"bytes_of", "words_of", "values_of", "deep", "alias_bomb"}
