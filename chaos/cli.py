@@ -285,10 +285,16 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
 
 
+def _colour() -> bool | None:
+    """False where the user wants no colour (https://no-color.org) or the terminal has none; else click decides."""
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return False if is_plain else None
+
+
 def run_cli(arguments: list[str]) -> int:
     """Run the command line; returns the exit code. A user's mistake never shows a traceback."""
     try:
-        result = cli.main(arguments, prog_name="chaos", standalone_mode=False)
+        result = cli.main(arguments, prog_name="chaos", standalone_mode=False, color=_colour())
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code

@@ -32,7 +32,7 @@ _FAMILIES = {
     "Tensors": ("tensor",),
     "GPUs": ("cuda", "telemetry"),
     "Checkpoints and disks": ("checkpoint", "disk"),
-    "Links": ("link", "isolate", "partition"),
+    "Links": ("link", "flap", "isolate", "partition"),
 }
 _SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,37 +14,67 @@ from chaos.errors import UsageError
 if TYPE_CHECKING:
     from harness.judging.gates import Gate
 
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 _GRAMMAR = "METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR NUMBER[UNIT]"
 
 _UNITS = {"seconds": " s", "ratio": " (a ratio)", "rate": " per second", "token_rate": " tokens/s"}
 
 
+_HEADINGS = {
+    "run": "of the run: one figure, no aggregate",
+    "incident": "of each incident: the largest, unless an aggregate is written",
+    "series": "series: an aggregate is needed; before, during or after the fault may be written",
+}
+_THRESHOLDS = {"ratio": "5%", "seconds": "5s", "number": "10", "token_rate": "1000tokens/s", "rate": "1000tokens/s"}
+
+
 @click.command()
-@click.argument("expressions", metavar="[GATE]...", nargs=-1)
+@click.argument("expressions", metavar="[GATE|METRIC]...", nargs=-1)
 @JSON_OPTION
 def gates(expressions: tuple[str, ...], as_json: bool) -> int:
-    """List the metrics that gates can be set on, with their units; or say how each GATE is understood."""
-    from harness.judging.gates import Gate, GateError
-
-    try:
-        parsed = [Gate.parse(expression) for expression in expressions]
-    except GateError as error:
-        raise UsageError(str(error)) from error
-    if parsed:
-        rows = [_meaning(gate) for gate in parsed]
-        print_json(rows) if as_json else print_text("\n".join(map(_sentence, rows)))
+    """List the metrics that gates can be set on, with their units; or say what each GATE or METRIC means."""
+    rows = [row for expression in expressions for row in _asked(expression.strip())]
+    if rows:
+        texts = [_sentence(row) if "gate" in row else _metric_text(row) for row in rows]
+        print_json(rows) if as_json else print_text("\n".join(texts))
         return 0
     document = _vocabulary()
     print_json(document) if as_json else print_text(_text(document))
     return 0
 
 
-def _vocabulary() -> dict[str, Any]:
-    from harness.judging.early_end import can_end_early
-    from harness.judging.gates import AGGREGATES, BUILTIN_GATES, OPERATORS, UNITS, Gate
-    from harness.judging.metric_words import ABOUT, SERIES_ABOUT
+def _asked(expression: str) -> list[dict[str, Any]]:
+    """What there is to say of a gate, or of what goes by the name of a metric, which may be two."""
+    from harness.judging.gates import Gate, GateError, find_metrics
+
+    try:
+        if _NAME.fullmatch(expression):
+            names = {metric.name for metric in find_metrics(expression)}
+            return [{**row, "example": _example(row)} for row in _metrics() if row["name"] in names]
+        return [_meaning(Gate.parse(expression))]
+    except GateError as error:
+        raise UsageError(str(error)) from error
+
+
+def _example(row: dict[str, Any]) -> str:
+    """A gate on a metric, the way round in which it makes sense."""
+    from harness.comparison.figures import FIGURES
     from harness.judging.metrics import METRICS
-    from harness.judging.series import PERIODS, SERIES
+    from harness.judging.series import SERIES
+
+    if row["kind"] == "series":
+        unit = SERIES[row["name"]].unit
+        words, is_least = (" min", True) if unit == "rate" else (" max", False)
+    else:
+        unit, words = METRICS[row["name"]].unit, ""
+        is_least = FIGURES[row["name"]].better == "higher"
+    threshold = "95%" if is_least and unit == "ratio" else _THRESHOLDS[unit]
+    return f"{row['name']}{words} {'>=' if is_least else '<='} {threshold}"
+
+
+def _vocabulary() -> dict[str, Any]:
+    from harness.judging.gates import AGGREGATES, BUILTIN_GATES, OPERATORS
+    from harness.judging.series import PERIODS
 
     return {
         "grammar": _GRAMMAR,
@@ -51,45 +82,58 @@ def _vocabulary() -> dict[str, Any]:
         "periods": list(PERIODS),
         "operators": list(OPERATORS),
         "always": list(BUILTIN_GATES),
-        "metrics": [
-            {
-                "name": metric.name,
-                "kind": "incident" if metric.is_per_incident else "run",
-                "units": list(UNITS[metric.unit]),
-                "abort_on_fail": can_end_early(Gate.parse(f"{metric.name} <= 0")),
-                "about": ABOUT[metric.name],
-            }
-            for metric in METRICS.values()
-        ]
-        + [
-            {
-                "name": series.name,
-                "kind": "series",
-                "units": list(UNITS[series.unit]),
-                "abort_on_fail": can_end_early(Gate.parse(f"{series.name} max <= 0")),
-                "about": SERIES_ABOUT[series.name],
-            }
-            for series in SERIES.values()
-        ],
+        "metrics": _metrics(),
     }
+
+
+def _metrics() -> list[dict[str, Any]]:
+    from harness.judging.early_end import can_end_early
+    from harness.judging.gates import UNITS, Gate
+    from harness.judging.metric_words import ABOUT, SERIES_ABOUT
+    from harness.judging.metrics import METRICS
+    from harness.judging.series import SERIES
+
+    return [
+        {
+            "name": metric.name,
+            "kind": "incident" if metric.is_per_incident else "run",
+            "units": list(UNITS[metric.unit]),
+            "abort_on_fail": can_end_early(Gate.parse(f"{metric.name} <= 0")),
+            "about": ABOUT[metric.name],
+        }
+        for metric in METRICS.values()
+    ] + [
+        {
+            "name": series.name,
+            "kind": "series",
+            "units": list(UNITS[series.unit]),
+            "abort_on_fail": can_end_early(Gate.parse(f"{series.name} max <= 0")),
+            "about": SERIES_ABOUT[series.name],
+        }
+        for series in SERIES.values()
+    ]
 
 
 def _text(document: dict[str, Any]) -> str:
-    headings = {
-        "run": "of the run: one figure, no aggregate",
-        "incident": "of each incident: the largest, unless an aggregate is written",
-        "series": "series: an aggregate is needed; before, during or after the fault may be written",
-    }
     lines = [document["grammar"], f"always checked: {', '.join(document['always'])}"]
-    for kind, heading in headings.items():
+    for kind, heading in _HEADINGS.items():
         lines += ["", heading]
         for metric in document["metrics"]:
             if metric["kind"] == kind:
                 mark = "*" if metric["abort_on_fail"] else " "
-                units = f" [{', '.join(metric['units'])}]" if metric["units"] else ""
-                lines.append(f"{mark} {metric['name']:<36}{metric['about']}{units}")
+                lines.append(f"{mark} {metric['name']:<36}{metric['about']}{_units(metric)}")
     lines += ["", "* may have abort_on_fail, with < or <=: it is known to fail before the run is over"]
     return "\n".join(lines)
+
+
+def _units(row: dict[str, Any]) -> str:
+    return f" [{', '.join(row['units'])}]" if row["units"] else ""
+
+
+def _metric_text(row: dict[str, Any]) -> str:
+    return (
+        f"{row['name']}: {row['about']}{_units(row)}\n    {_HEADINGS[row['kind']]}\n    for example '{row['example']}'"
+    )
 
 
 def _meaning(gate: Gate) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Gate:
         # Only one of both is called alike: the figure is what stands there without further words.
         metric = figure if series is None or (figure is not None and not words) else series
         if metric is None:
-            raise _unknown("metric", match["metric"], [*METRICS, *SERIES], expression)
+            raise _unknown("metric", match["metric"], [*METRICS, *SERIES], f"{expression!r}: ")
         aggregate, period = _aggregate_and_period(words, metric, expression)
         threshold = _threshold(match, metric)
         return cls(expression, metric, aggregate, match["operator"], threshold, period, match["unit"])
@@ -172,6 +172,18 @@ class Gate:
         """The answer that this gate gives."""
         unit = self.metric.unit
         return GateResult(self.expression, value, passed, builtin, reason, unit, self.comparison, self.threshold)
+
+
+def find_metrics(name: str) -> list[Metric | Series]:
+    """What goes by that name, the figure before the series.
+
+    Raises:
+        GateError: nothing does.
+    """
+    found = [metric for metric in (find(name), find_series(name)) if metric is not None]
+    if not found:
+        raise _unknown("metric", name, [*METRICS, *SERIES])
+    return found
 
 
 def evaluate(
@@ -306,7 +318,7 @@ class HaltCondition:
         name = match["metric"].lower().replace("-", "_")
         name = f"training_{name}" if name == "loss" else name
         if name not in HALT_METRICS:
-            raise _unknown("metric of a step", name, list(HALT_METRICS), expression)
+            raise _unknown("metric of a step", name, list(HALT_METRICS), f"{expression!r}: ")
         return cls(expression, name, match["operator"], _number(match["number"] or "0", expression))
 
     def check(self, event: Event) -> bool:
@@ -328,7 +340,7 @@ def _aggregate_and_period(words: Sequence[str], metric: Metric | Series, express
     names = [word for word in words if word not in PERIODS]
     for name in names:
         if name not in AGGREGATES and not _PERCENTILE.fullmatch(name):
-            raise _unknown("aggregate", name, [*AGGREGATES, "p0 to p100", *PERIODS], expression)
+            raise _unknown("aggregate", name, [*AGGREGATES, "p0 to p100", *PERIODS], f"{expression!r}: ")
     if len(names) > 1 or len(words) > len(names) + 1:
         raise GateError(f"{expression!r}: one aggregate and one of {', '.join(PERIODS)} at most")
     if isinstance(metric, Series):
@@ -382,7 +394,7 @@ def written(value: float, unit: Unit) -> str:
             return f"{value:.6g}"
 
 
-def _unknown(what: str, name: str, known: list[str], expression: str) -> GateError:
+def _unknown(what: str, name: str, known: list[str], where: str = "") -> GateError:
     guess = nearest(name, known)
     others = f"did you mean {guess!r}?" if guess else f"known are: {', '.join(known)}"
-    return GateError(f"{expression!r}: there is no {what} {name!r}; {others}")
+    return GateError(f"{where}there is no {what} {name!r}; {others}")

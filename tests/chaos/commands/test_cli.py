@@ -1,6 +1,8 @@
 """The command line without a job: what is refused and how, what is planned, what is printed where."""
 
+import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import run_cli
+from harness.backends.finding import Check
 
 pytestmark = pytest.mark.unit
 
@@ -77,12 +80,40 @@ class TestHelp:
         code = """
 import sys
 from chaos.cli import run_cli
+from harness.backends.finding import Check
 assert run_cli(["--help"]) == 0
 sys.exit(", ".join({"torch", "rich", "pydantic", "yaml", "jinja2"} & set(sys.modules)) or None)
 """
         root = Path(__file__).resolve().parents[3]
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+COLOURED = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is one."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("arguments", [("doctor",), ("report", "latest")])
+def test_a_terminal_has_colours_and_whoever_wants_none_has_none(stored_run, monkeypatch, arguments):
+    monkeypatch.setattr("harness.doctor.examine.examine", lambda *_: iter([Check("torch", "all").ok("is there")]))
+
+    def printed(**environment):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", Terminal())
+            for name, value in {"NO_COLOR": "", "TERM": "xterm-256color", **environment}.items():
+                patch.setenv(name, value)
+            run_cli(list(arguments))
+            return sys.stdout.getvalue()
+
+    assert COLOURED.search(printed())
+    assert not COLOURED.search(printed(NO_COLOR="1"))
+    assert not COLOURED.search(printed(TERM="dumb"))
 
 
 # Arguments, and what the message must say.
