@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +34,8 @@ class CheckpointRefused(EpochBroken):
     """A checkpoint is damaged: the epoch cannot begin with it. The text names what is wrong with which file."""
 
 
-def load_units(folder: str, units: Mapping[str, UnitState]) -> None:
-    """Make `units` what they were in the checkpoint in `folder`.
+def load_units(folder: str, units: Mapping[str, UnitState]) -> tuple[float, int]:
+    """Make `units` what they were in the checkpoint in `folder`; returns (seconds, bytes loaded).
 
     Raises:
         CheckpointRefused: it is damaged.
@@ -42,6 +43,7 @@ def load_units(folder: str, units: Mapping[str, UnitState]) -> None:
     from mecefo_runtime.checkpoint.checkpoint import Checkpoint
     from mecefo_runtime.checkpoint.manifest import CheckpointError
 
+    began = time.monotonic()
     message = None
     try:
         checkpoint = Checkpoint.open(Path(folder))
@@ -51,6 +53,7 @@ def load_units(folder: str, units: Mapping[str, UnitState]) -> None:
         message = str(error)
     if message is not None:
         raise CheckpointRefused(message)
+    return time.monotonic() - began, sum(unit.storage.nbytes for unit in units.values())
 
 
 class Saving:

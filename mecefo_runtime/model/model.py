@@ -180,17 +180,20 @@ def build_unit(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    draws: bool = True,
 ) -> nn.Module:
     """Build one unit as it is at step 0, which depends on `config`, `seed` and the unit's name alone.
 
     Weights are normal with standard deviation 0.02, divided by sqrt(2 layers) for those that write into the residual
     stream (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3). On the meta device
-    nothing is drawn.
+    nothing is drawn, nor where `draws` is False: then the weights are whatever the memory holds.
 
     Raises:
         ValueError: `config` has no such unit.
     """
     module = _empty_unit(unit, config, torch.device(device), dtype)
+    if not draws:
+        return module
     digest = hashlib.sha256(f"{seed}/{unit}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
     with torch.no_grad():

@@ -7,7 +7,7 @@ the same holders are reduced by one operation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +47,9 @@ class AttentionShare:
 class ModelState:
     """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
-    `stats_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are; new
-    ones are built on `device` as at step 0, to be overwritten by transfers. `enter_step` must be called before a step's
-    gradients are reduced.
+    `stats_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are. New
+    ones are built on `device`: those `to_come`, which will be received or loaded, as zeros, others as at step 0.
+    `enter_step` must be called before a step's gradients are reduced.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class ModelState:
         stats_size: int,
         background: Background | None = None,
         device: torch.device = CPU,
+        *,
+        to_come: Collection[str] = (),
     ) -> None:
         self._config = config
         self.device = device
@@ -71,7 +73,8 @@ class ModelState:
         names = self._background.units(layout, rank)
         self.units: dict[str, UnitState] = {}
         for name in names:
-            self.units[name] = previous.get(name) or UnitState(name, config, device)
+            unit = previous.get(name)
+            self.units[name] = unit or UnitState(name, config, device, is_to_come=name in to_come)
         self._first_steps = {shadow.unit: shadow.step for shadow in self._background.of(rank)}
         self.holders: dict[str, tuple[int, ...]] = {}
         self.buckets: tuple[Bucket, ...] = ()
@@ -95,6 +98,15 @@ class ModelState:
         # Of layers that some replica degrades, the bases that all holders agree on; see `restore_means`.
         self.bases: dict[str, Bases] = {}
         self._optimizer = self._build_optimizer()
+
+    def release(self) -> None:
+        """Let go of the units, the gradients and the optimizer, whoever still knows this state: its epoch is over."""
+        # Replaced, where others may know them; cleared, where this state alone does.
+        self.units, self.computed, self.holders, self.buckets, self.bases = {}, (), {}, (), {}
+        self.gradients = self.stats = self.gradients.new_empty(0)
+        self._segments.clear()
+        self._optimizer.state.clear()
+        self._optimizer.param_groups.clear()
 
     @property
     def rest_units(self) -> tuple[str, ...]:

@@ -1,63 +1,132 @@
-"""State that moves between ranks before an epoch begins."""
+"""State that moves between ranks: any number of units under way at once, their checksums computed beside."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from mecefo_runtime.comm.groups import Groups
-from mecefo_runtime.comm.operations import EpochBroken, wait_all
+from mecefo_runtime.comm.operations import EpochBroken, Operation, wait_all
 from mecefo_runtime.job.layout import Transfer
-from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.units import UnitState
 
 # Tags of state messages start here: activations use the lower ones.
 STATE_TAG = 1 << 20
+# One thread computes a CRC-32 at some 1.4 GB/s, without Python's lock: a few keep up with a fast network.
+MAX_CHECKSUM_THREADS = 4
 
 
-class StateCorrupt(RuntimeError):
-    """State arrived with another checksum than it was sent with."""
+class StateCorrupt(EpochBroken):
+    """Units arrived with another checksum than they were sent with; `damaged` says which, and who sent them."""
+
+    def __init__(self, damaged: Sequence[Transfer]) -> None:
+        units = ", ".join(f"{transfer.unit} from rank {transfer.source}" for transfer in damaged)
+        super().__init__(f"state arrived damaged: {units}")
+        self.damaged = tuple(damaged)
+
+
+class UnitTransfers:
+    """One rank's part of some transfers, which all ranks number alike; messages have the tags from `first_tag` on.
+
+    A unit's checksum travels behind it. What is sent, and what is received, must not be touched until `finish`.
+    """
+
+    def __init__(self, groups: Groups, first_tag: int) -> None:
+        self._groups = groups
+        self._first_tag = first_tag
+        self._threads: ThreadPoolExecutor | None = None
+        self._sending: list[tuple[Transfer, int, Operation, Future[int]]] = []
+        self._receiving: list[tuple[Transfer, UnitState, Tensor, tuple[Operation, Operation]]] = []
+
+    def send(self, number: int, transfer: Transfer, unit: UnitState) -> None:
+        """Start sending `unit`; computing its checksum starts too."""
+        tag = self._first_tag + 2 * number
+        work = self._groups.send(unit.storage, transfer.destination, tag)
+        self._sending.append((transfer, tag + 1, work, self._start_checksum(unit)))
+
+    def receive(self, number: int, transfer: Transfer, unit: UnitState) -> None:
+        """Start receiving into `unit`."""
+        tag = self._first_tag + 2 * number
+        checksum = torch.empty(1, dtype=torch.int64)
+        works = (
+            self._groups.start_receive(unit.storage, transfer.source, tag),
+            self._groups.start_receive(checksum, transfer.source, tag + 1),
+        )
+        self._receiving.append((transfer, unit, checksum, works))
+
+    def finish(self) -> tuple[tuple[str, ...], tuple[Transfer, ...]]:
+        """Wait for all that was started; returns (the units that arrived whole, what arrived damaged).
+
+        Raises:
+            EpochBroken: a peer died meanwhile.
+        """
+        try:
+            return self._finish()
+        finally:
+            self._sending.clear()
+            self._receiving.clear()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+                self._threads = None
+
+    def _finish(self) -> tuple[tuple[str, ...], tuple[Transfer, ...]]:
+        works: list[Operation] = []
+        # They have to live until they are sent.
+        checksums = [torch.tensor([checksum.result()], dtype=torch.int64) for _, _, _, checksum in self._sending]
+        for (transfer, tag, work, _), checksum in zip(self._sending, checksums, strict=True):
+            works += [self._groups.send(checksum, transfer.destination, tag), work]
+        arrived: list[Future[int]] = []
+        for _, unit, _, unit_works in self._receiving:
+            wait_all(unit_works)
+            arrived.append(self._start_checksum(unit))
+        wait_all(works)
+        whole, damaged = [], []
+        for (transfer, _, expected, _), actual in zip(self._receiving, arrived, strict=True):
+            if actual.result() == int(expected[0]):
+                whole.append(transfer.unit)
+            else:
+                damaged.append(transfer)
+        return tuple(whole), tuple(damaged)
+
+    def _start_checksum(self, unit: UnitState) -> Future[int]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(min(MAX_CHECKSUM_THREADS, os.cpu_count() or 1), "checksum")
+        return self._threads.submit(unit.checksum)
 
 
 def move_units(
-    groups: Groups, state: ModelState, previous: dict[str, UnitState], transfers: Sequence[Transfer]
+    groups: Groups, units: Mapping[str, UnitState], previous: Mapping[str, UnitState], transfers: Sequence[Transfer]
 ) -> tuple[float, int]:
     """Carry out this rank's part of `transfers`; returns (seconds, bytes sent and received).
 
-    All messages are under way at once, from and to any number of peers; the checksum travels behind each unit.
+    What comes is received into `units`, what goes is taken from `previous` first. All messages are under way at once,
+    from and to any number of peers.
 
     Raises:
         EpochBroken: a peer died meanwhile.
-        StateCorrupt: a unit arrived damaged.
+        StateCorrupt: units arrived damaged.
     """
     began = time.monotonic()
     moved_bytes = 0
-    sending, receiving, kept = [], [], []
-    for index, transfer in enumerate(transfers):
-        tag = STATE_TAG + 2 * index
+    moving = UnitTransfers(groups, STATE_TAG)
+    for number, transfer in enumerate(transfers):
         if transfer.source == groups.rank:
-            unit = previous.get(transfer.unit) or state.units.get(transfer.unit)
+            unit = previous.get(transfer.unit) or units.get(transfer.unit)
             if unit is None:
                 raise EpochBroken(f"asked to send {transfer.unit}, which this rank does not hold")
-            checksum = torch.tensor([unit.checksum()], dtype=torch.int64)
-            kept.append(checksum)
-            sending.append(groups.send(unit.storage, transfer.destination, tag))
-            sending.append(groups.send(checksum, transfer.destination, tag + 1))
-            moved_bytes += unit.storage.nbytes
+            moving.send(number, transfer, unit)
         elif transfer.destination == groups.rank:
-            unit = state.units[transfer.unit]
-            checksum = torch.empty(1, dtype=torch.int64)
-            works = (
-                groups.start_receive(unit.storage, transfer.source, tag),
-                groups.start_receive(checksum, transfer.source, tag + 1),
-            )
-            receiving.append((unit, checksum, transfer.source, works))
-            moved_bytes += unit.storage.nbytes
-    for unit, checksum, source, works in receiving:
-        wait_all(works)
-        if unit.checksum() != int(checksum[0]):
-            raise StateCorrupt(f"{unit.unit} arrived damaged from rank {source}")
-    wait_all(sending)
+            unit = units[transfer.unit]
+            moving.receive(number, transfer, unit)
+        else:
+            continue
+        moved_bytes += unit.storage.nbytes
+    _, damaged = moving.finish()
+    if damaged:
+        raise StateCorrupt(damaged)
     return time.monotonic() - began, moved_bytes

@@ -33,27 +33,29 @@ class UnitState:
     """One unit: its module, whose parameters are views into `storage`, on `device`.
 
     `storage` is flat: parameters, first moments, second moments (n elements each), then one step count per segment.
+    It is as at step 0, or all zeros where `is_to_come` says that it will be received or loaded.
     """
 
-    def __init__(self, unit: str, config: JobConfig, device: torch.device = CPU) -> None:
+    def __init__(self, unit: str, config: JobConfig, device: torch.device = CPU, *, is_to_come: bool = False) -> None:
         self.unit = unit
-        self.module: nn.Module = build_unit(unit, config.model, config.seed, device=device)
+        self.module: nn.Module = build_unit(unit, config.model, config.seed, device=device, draws=not is_to_come)
         parts = segments(self.module)
         self.num_parameters = sum(parameter.numel() for part in parts for parameter in part.parameters)
         n = self.num_parameters
         self.storage = torch.zeros(3 * n + len(parts), device=device)
         self.parameters, self.first_moments, self.second_moments = (self.storage[i * n : (i + 1) * n] for i in range(3))
         self.step_counts = self.storage[3 * n :]
-        self.slices = tuple(self._place(parts))
+        self.slices = tuple(self._place(parts, must_copy=not is_to_come))
         self._parameters = [parameter for part in parts for parameter in part.parameters]
 
-    def _place(self, parts: Sequence[Segment]) -> Iterable[Slice]:
+    def _place(self, parts: Sequence[Segment], *, must_copy: bool) -> Iterable[Slice]:
         offset = 0
         for part in parts:
             first = offset
             for parameter in part.parameters:
                 view = self.parameters[offset : offset + parameter.numel()].view(parameter.shape)
-                view.copy_(parameter.data)
+                if must_copy:
+                    view.copy_(parameter.data)
                 parameter.data = view
                 offset += parameter.numel()
             yield Slice(first, offset, part.is_attention, part.is_decayed)
@@ -64,6 +66,11 @@ class UnitState:
         for parameter in self._parameters:
             parameter.grad = gradients[offset : offset + parameter.numel()].view(parameter.shape)
             offset += parameter.numel()
+
+    def release_gradients(self) -> None:
+        """Let go of the memory that autograd accumulates into."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def vital_sign(self) -> Tensor:
         """A scalar on the device that is not finite if any moment is not; a sum that overflows is none the worse."""

@@ -19,9 +19,8 @@ from mecefo_runtime.job.layout import Layout, Transfer
 from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.fetch import Fetching
-from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.transfer import move_units
-from mecefo_runtime.state.units import UnitState
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.system.events import Emitter
@@ -69,13 +68,6 @@ class Trainer:
         self._rank = rank
         self._emitter = emitter
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
-        self._units: dict[str, UnitState] = {}
-        # What this rank gave away in the last regroup. Until a step is committed it is as good as what others hold, and
-        # they may be lost before they are done.
-        self._given_away: dict[str, UnitState] = {}
-        # Units that this rank has made room for and does not have yet.
-        self._awaited: set[str] = set()
-        self._state: ModelState | None = None
         self._layout: Layout | None = None
         self._members: tuple[int, ...] = ()
         self._status = "fresh"
@@ -101,6 +93,7 @@ class Trainer:
         if job.device != "cpu" and has_driver():
             nccl.prepare()
         self._device = find_device(job.device, place)
+        self._holdings = Holdings(job, rank, self._device)
         self._pacer = pacer_for(self._device, job.dilation_ratio)
         self._figures = RankFigures(rank, node, str(self._device), self._pacer)
         self._metrics_place = (metrics, host, place)
@@ -150,7 +143,8 @@ class Trainer:
                 self._saving.close()
             # A rank that slept while the others came to the end has nothing that counts.
             is_done = self._stepper.progress.committed_step == self._job.steps
-            checksums = {name: unit.checksum() for name, unit in self._trusted().items()} if is_done else {}
+            held = self._holdings.trusted(self._stepper.distrusted) if is_done else {}
+            checksums = {name: unit.checksum() for name, unit in held.items()}
             self._pacer.settle()
             self._emitter.emit(
                 "rank_finished",
@@ -202,13 +196,18 @@ class Trainer:
             self._forming = groups
             group_seconds = time.monotonic() - began
             bytes_per_second = measure_transfer(groups, self._device) if orders["measure_transfer"] else None
-            # What comes in goes to new memory: if the transfer breaks off, what was here must still be whole.
-            incoming = {unit for unit, _, destination in orders["transfers"] if destination == self._rank}
-            held = {name: unit for name, unit in self._trusted().items() if name not in incoming}
-            state = ModelState(self._job, layout, self._rank, held, STEP_STATS_SIZE, background, self._device)
-            if orders["transfers"]:
+            transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
+            incoming = {transfer.unit for transfer in transfers if transfer.destination == self._rank}
+            folder: str | None = orders["restore"]
+            state, held = self._holdings.build(
+                layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE, restores=folder is not None
+            )
+            if transfers:
                 self._hooks.announce(orders["resume_step"], "transfer")
-            transfer_seconds, transfer_bytes = self._fill(orders, groups, state, held)
+            if folder is None:
+                transfer_seconds, transfer_bytes = move_units(groups, state.units, held, transfers)
+            else:
+                transfer_seconds, transfer_bytes = load_units(folder, state.units)
             with self._pacer:
                 degrade_layers(layout, self._rank, state, self._job)
             pipeline = None
@@ -238,10 +237,8 @@ class Trainer:
             self._forming = None
             if self._epoch is None:
                 groups.close()
-        self._state, self._units = state, state.units
+        self._holdings.adopt(state, background, held, restored=folder is not None)
         self._hooks.expose(Inspection(state, self._pacer))
-        self._given_away = {name: unit for name, unit in held.items() if name not in state.units}
-        self._awaited = {shadow.unit for shadow in background.of(self._rank) if shadow.source is not None}
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, members, orders["lineage"]
         self._tells_commits = orders["tells_commits"]
@@ -266,28 +263,11 @@ class Trainer:
             # The old leader may have died before it could say so.
             self._emit_committed(record, repeated=True)
 
-    def _trusted(self) -> dict[str, UnitState]:
-        """What this rank has and its peers would have too."""
-        held = self._given_away | self._units
-        return {
-            name: unit
-            for name, unit in held.items()
-            if name not in self._awaited and name not in self._stepper.distrusted
-        }
-
-    def _fill(self, orders: Message, groups: Groups, state: ModelState, held: dict[str, Any]) -> tuple[float, int]:
-        """Put in place the state that the epoch begins with; returns (seconds, bytes moved)."""
-        if orders["restore"] is None:
-            return move_units(groups, state, held, [Transfer(*transfer) for transfer in orders["transfers"]])
-        began = time.monotonic()
-        load_units(orders["restore"], state.units)
-        return time.monotonic() - began, sum(unit.storage.nbytes for unit in state.units.values())
-
     def _leave(self) -> None:
         epoch, self._epoch = self._epoch, None
         self._status = "parked"
         if epoch is not None:
-            self._awaited -= epoch.fetching.received
+            self._holdings.receive(epoch.fetching.received)
             epoch.pipeline = None
             epoch.groups.close()
 
@@ -301,7 +281,8 @@ class Trainer:
     def _start_over(self) -> None:
         self._leave()
         self._stepper.start_over()
-        self._units, self._given_away, self._awaited, self._background_step = {}, {}, set(), 0
+        self._holdings.clear()
+        self._background_step = 0
         self._layout, self._members = None, ()
         self._status = "fresh"
         self._client.start_over()
@@ -309,21 +290,17 @@ class Trainer:
     def _describe(self) -> Message:
         """What this rank has, as hellos and park reports carry it."""
         progress, epoch = self._stepper.progress, self._epoch
-        awaited = self._awaited if epoch is None else self._awaited - epoch.fetching.received
+        received = frozenset[str]() if epoch is None else epoch.fetching.received
         distrusted = self._stepper.distrusted
-
-        def is_trusted(name: str) -> bool:
-            return name not in awaited and name not in distrusted
-
         return {
             "status": self._status,
             "epoch": self._client.epoch,
             "committed_step": progress.committed_step,
             "totals": progress.totals,
             "ready": progress.ready,
-            "holdings": [name for name in self._units if is_trusted(name)],
+            "holdings": list(self._holdings.units(distrusted, received)),
             # It has no gradients: if the step in flight is committed after all, it is out of date.
-            "given_away": [name for name in self._given_away if is_trusted(name)],
+            "given_away": list(self._holdings.given_away(distrusted)),
             "distrusted": sorted(distrusted),
             "is_background_done": self._is_background_done(),
             "is_stateless": self._layout is None,
@@ -359,7 +336,7 @@ class Trainer:
         return self._client.wait_farewell()
 
     def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
-        self._given_away.clear()
+        self._holdings.commit()
         record = self._stepper.progress.record
         if self._rank == epoch.leader and record is not None:
             self._emit_committed(record, repeated=False)
@@ -402,10 +379,9 @@ class Trainer:
         """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
         progress = self._stepper.progress
         if commit is not None and progress.ready is not None and progress.committed_step < commit["step"]:
-            assert self._state is not None
-            self._stepper.apply(self._state, commit["step"], commit["totals"])
+            self._stepper.apply(self._holdings.state, commit["step"], commit["totals"])
             self._stepper.finish(self._client.epoch, commit["step"], commit["totals"])
-            self._given_away.clear()
+            self._holdings.commit()
         # Whatever was ready is applied by now or will be repeated.
         progress = self._stepper.progress
         progress.ready = None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.layout import Layout, Replica, Span, Transfer
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.transfer import StateCorrupt
@@ -64,7 +64,7 @@ class Wire:
 
 @pytest.fixture(autouse=True)
 def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mecefo_runtime.state.fetch.wait_all", lambda operations: None)
+    monkeypatch.setattr("mecefo_runtime.state.transfer.wait_all", lambda operations: None)
 
 
 class Side:
@@ -127,6 +127,7 @@ def test_what_arrives_damaged_is_refused() -> None:
     source.fetching.finish()
     destination.deliver()
     destination.state.units["layer.1"].storage[7] += 1.0
-    with pytest.raises(StateCorrupt, match=r"layer\.1 arrived damaged from rank 0"):
+    with pytest.raises(StateCorrupt, match=r"damaged: layer\.1 from rank 0") as refused:
         destination.fetching.finish()
+    assert refused.value.damaged == (Transfer("layer.1", 0, 1),)
     assert destination.fetching.received == frozenset()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import inf, isfinite, nan
 
 import pytest
+import torch
+from torch import Tensor
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
@@ -77,6 +79,21 @@ def test_state_that_is_merely_wrong_is_not_taken_for_corrupted(where: str, value
     assert not unit.is_corrupted()
     state.apply(1e-3, 1.0)
     assert bool(unit.parameters.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["embedding", "layer.1", "head"])
+def test_nothing_is_drawn_for_what_is_to_come(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    drawn = UnitState(name, JOB)
+
+    def refuse(*told: object, **named: object) -> Tensor:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(Tensor, "normal_", refuse)
+    unit = UnitState(name, JOB, is_to_come=True)
+    assert not unit.storage.any()
+    unit.storage.copy_(drawn.storage)
+    for mine, other in zip(unit.module.parameters(), drawn.module.parameters(), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_a_sum_that_overflows_is_only_a_suspicion() -> None:
