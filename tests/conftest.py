@@ -39,18 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = DEFAULT_TIERS
 
 
+_WRONG_TIERS = pytest.StashKey[str]()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse tests without a tier or with several, and put the long ones first."""
-    tiers = {item: [tier for tier in TIERS if item.get_closest_marker(tier) is not None] for item in items}
-    if wrong := {item.nodeid: found for item, found in tiers.items() if len(found) != 1}:
-        lines = [f"  {nodeid}: {', '.join(found) or 'none'}" for nodeid, found in wrong.items()]
-        raise pytest.UsageError(
-            f"Every test carries exactly one tier marker, of: {', '.join(sorted(TIERS))}. Mark the module, or where "
-            "its tests differ each test or each set of parameters (CONTRIBUTING.md, Checks). Not so:\n"
-            + "\n".join(lines)
-        )
-    items.sort(key=lambda item: TIERS.index(tiers[item][0]))
+    """Put the long tests first; one without a tier, or with several, is to fail among the default ones."""
+    order = {}
+    for item in items:
+        found = [tier for tier in TIERS if item.get_closest_marker(tier) is not None]
+        if len(found) != 1:
+            # Not raised here: pytest-xdist would show neither the message nor the test.
+            item.stash[_WRONG_TIERS] = ", ".join(found) or "none"
+            item.add_marker("unit")
+        order[item] = TIERS.index((found or ["unit"])[0])
+    items.sort(key=order.__getitem__)
 
 
 @functools.cache
@@ -59,5 +62,11 @@ def _why_not() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (wrong := item.stash.get(_WRONG_TIERS, None)) is not None:
+        pytest.fail(
+            f"tier markers: {wrong}. Every test carries exactly one of {', '.join(sorted(TIERS))}: mark the module or, "
+            "where its tests differ, each test or each set of parameters (CONTRIBUTING.md, Checks)",
+            pytrace=False,
+        )
     if item.get_closest_marker("docker") is not None and (reason := _why_not()) is not None:
         pytest.skip(f"no containers here: {reason}; `chaos doctor --backend docker` says what to do")
