@@ -88,7 +88,9 @@ def leading_right_singular_vectors(weight_MN: Tensor, start_NR: Tensor, num_iter
     `start_NR` is random, or the answer for a similar matrix (Halko, Martinsson and Tropp 2011, arXiv 0909.4061,
     algorithm 4.4). Computed in fp32 at least; the result has the device and dtype of `weight_MN`.
     """
-    wide_MN = weight_MN if weight_MN.dtype == torch.float64 else weight_MN.float()
+    # Always a copy, whose memory is aligned: the order of the sums of a product may depend on how its operands lie
+    # (MKL 2024.2 on an AMD EPYC), and the holders of a block have it at different places in their buffers.
+    wide_MN = weight_MN.to(torch.promote_types(weight_MN.dtype, torch.float32), copy=True)
     basis_NR = start_NR.to(wide_MN)
     for _ in range(num_iterations):
         basis_NR = torch.linalg.qr(wide_MN.T @ (wide_MN @ basis_NR)).Q

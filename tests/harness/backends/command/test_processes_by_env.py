@@ -16,11 +16,15 @@ from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 
-# Starts a child in a session of its own, says that it is ready, and waits with it.
+# Starts a child in a session of its own and waits with it. The child says that it is ready: one that is just being
+# executed has no environment yet that could be read.
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=sys.stdin, start_new_session=True)
-print("ready", flush=True)
+child = subprocess.Popen(
+    [sys.executable, "-c", "import sys; print('ready', flush=True); sys.stdin.read()"],
+    stdin=sys.stdin,
+    start_new_session=True,
+)
 child.wait()
 """
 
