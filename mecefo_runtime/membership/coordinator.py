@@ -70,6 +70,7 @@ class Coordinator:
                 rejected_checkpoints=lambda after_step: rejected_checkpoints(job, after_step),
                 stops_on_loss=stops_on_loss(job.strategy),
                 max_fruitless_restarts=job.max_fruitless_restarts,
+                evicts_corrupt=job.health.nonfinite == "evict",
             ),
             job.steps,
             self,
@@ -189,7 +190,8 @@ class Coordinator:
                 membership.on_formed(rank, message)
             case "trouble":
                 epoch, unreachable = int(message["epoch"]), message.get("unreachable", ())
-                membership.on_trouble(rank, epoch, str(message["error"]), message.get("refused"), unreachable)
+                damaged = [(str(unit), int(source)) for unit, source in message.get("damaged", ())]
+                membership.on_trouble(rank, epoch, str(message["error"]), message.get("refused"), unreachable, damaged)
             case "unreachable":
                 membership.on_unreachable(rank, int(message["epoch"]))
             case "probed":

@@ -14,6 +14,7 @@ from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.membership.commit import Decision, decide
+from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
 from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, plan_epoch
@@ -25,7 +26,8 @@ class Epochs:
 
     `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of the
     newer one once it has been told; `entered` is who was in the last one that began. `must_restore`: the next one
-    begins with a checkpoint, but with none of `refused`, which were found to be damaged.
+    begins with a checkpoint, but with none of `refused`, which were found to be damaged. `damaged` is what members were
+    sent in vain since an epoch began.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Epochs:
         # Until an epoch has begun with it: what ranks hold meanwhile is partly from before and partly from there.
         self.must_restore = False
         self.refused: dict[Durable, str] = {}
+        self.damaged = DamagedTransfers()
         self._restoring: Durable | None = None
 
     @property
@@ -172,6 +175,7 @@ class Epochs:
             regroup_seconds=self._regroup_seconds,
             must_restore=self.must_restore,
             refused=self.refused,
+            damaged=self.damaged,
         )
 
     def _tell(self, plan: RegroupPlan, costs: Costs) -> None:
@@ -229,6 +233,7 @@ class Epochs:
         self.entered = self.members
         self._regroup_seconds = self._clock() - self._called_seconds
         self.must_restore = False
+        self.damaged = DamagedTransfers()
         for rank in self.members:
             # The last step may be over before the last news of its epoch's beginning is here.
             if self._connected[rank].status != "finished":

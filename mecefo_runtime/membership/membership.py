@@ -37,6 +37,7 @@ class Membership:
         must_resume: bool = False,
         begun_epoch: int = 0,
     ) -> None:
+        self._rules = rules
         self._effects = effects
         self._clock = clock
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
@@ -181,12 +182,21 @@ class Membership:
         self._transitions.proceed()
 
     def on_trouble(
-        self, rank: int, epoch: int, error: str, refused: str | None = None, unreachable: Collection[int] = ()
+        self,
+        rank: int,
+        epoch: int,
+        error: str,
+        refused: str | None = None,
+        unreachable: Collection[int] = (),
+        damaged: Collection[tuple[str, int]] = (),
     ) -> None:
         """A member has left the epoch: it lost a peer. If that is dead we hear of it soon; if not, we form it again.
 
-        `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` whom it cannot reach.
+        `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` whom it cannot reach,
+        `damaged` are units that arrived damaged, with the rank that sent each.
         """
+        # Also when the members have been called out already: the next epoch is not planned yet.
+        self._epochs.damaged = self._epochs.damaged.and_also(damaged)
         if self.stage is Stage.GATHERING and rank in self._connected:
             # It has left its epoch since its hello.
             member = self._connected[rank]
@@ -198,12 +208,27 @@ class Membership:
             self._epochs.refuse(refused, error)
         self._effects.emit("warning", message=f"rank {rank} broke off: {error}")
         self._restart.on_trouble(rank, error)
+        if damaged:
+            self._fetch_elsewhere()
+            return
         if unreachable:
             self.on_unreachable(rank, epoch)
         if self._links.is_under_way:
             self._links.must_regroup()
         elif self._transitions.retry_seconds is None:
             self._transitions.retry_seconds = self._clock() + wait_seconds
+
+    def _fetch_elsewhere(self) -> None:
+        """State arrived damaged: the next epoch asks other holders. Who sent it again and again may have to go."""
+        for source, number in self._epochs.damaged.repeated_sources.items():
+            why = f"rank {source} sent damaged state {number} times"
+            if self._rules.evicts_corrupt and source in self._connected:
+                self._send_away(source, why)
+            else:
+                self._effects.emit("warning", message=f"{why}: it is asked for none in this regroup")
+        if not self._losses:
+            self._transitions.regroup("retry")
+        self._transitions.proceed()
 
     def on_unreachable(self, rank: int, epoch: int) -> None:
         """A member cannot reach a peer: all of them are asked whom they can reach."""
@@ -262,10 +287,13 @@ class Membership:
         """The members blame `rank` for steps that cannot be committed: it has to go."""
         if self.stage not in (Stage.TRAINING, Stage.JOINING) or epoch != self.epoch or rank not in self._connected:
             return
+        self._send_away(rank, why)
+        self._transitions.proceed()
+
+    def _send_away(self, rank: int, why: str) -> None:
         self._effects.send(rank, {"type": "stop", "reason": why})
         self._transitions.lose(rank, "health")
         self._effects.hang_up(rank)
-        self._transitions.proceed()
 
     def on_committed(self, step: int) -> None:
         """`step` is committed, in whatever epoch."""

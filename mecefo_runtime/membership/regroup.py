@@ -18,6 +18,7 @@ from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, plan_transfers
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision, Report
+from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
 from mecefo_runtime.planners import NoLayout, Planner, Situation
 
 # Of a step's time, how much a rank may spend on state in the background. More would delay the step.
@@ -38,7 +39,7 @@ class Rules:
     it is given; `rejected_checkpoints` says what is wrong with those of later steps than the one it is given that are
     not complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
     checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come to no step
-    that had not been committed before, the job ends.
+    that had not been committed before, the job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go.
     """
 
     cluster: Cluster
@@ -49,6 +50,7 @@ class Rules:
     rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
+    evicts_corrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Survivors:
 
     `layout` is what ran last, None before the job began; `regroup_seconds` is how long the last regroup took, 0 where
     there was none. `must_restore`: a checkpoint is what the epoch begins with; not one of `refused`, which were found
-    to be damaged, as the values say.
+    to be damaged, as the values say. What has been sent in vain is `damaged`.
     """
 
     reports: Mapping[int, Report]
@@ -67,6 +69,7 @@ class Survivors:
     regroup_seconds: float = 0.0
     must_restore: bool = False
     refused: Mapping[Durable, str] = field(default_factory=dict)
+    damaged: DamagedTransfers = field(default_factory=DamagedTransfers)
 
     @property
     def stateful(self) -> list[Report]:
@@ -123,14 +126,22 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         return _go_back(rules, survivors, members, target, "every rank that held state is lost")
     if not decision.committed_step:
         return RegroupPlan(members, target, decision)
-    transfers, missing = plan_transfers(target, holdings)
+    transfers, missing = plan_transfers(target, holdings, survivors.damaged.offers(holdings))
+    if missing and all(any(unit in units for units in holdings.values()) for unit in missing):
+        # It cannot be moved, but whoever holds it may go on with it.
+        ready = _fastest(_ready_layouts(rules.cluster, survivors.layout, target, members, holdings), survivors.costs)
+        if ready is not None:
+            return RegroupPlan(members, ready, decision)
+        what = f"no holder of {', '.join(missing)} could send it undamaged"
+        return _go_back(rules, survivors, members, target, what)
     if missing:
         distrusted = {unit for report in survivors.reports.values() for unit in report.get("distrusted", ())}
         lost = "the state of all holders is spoilt" if distrusted & set(missing) else "every holder was lost at once"
         what = f"no living rank holds {', '.join(missing)}: {lost}"
         return _go_back(rules, survivors, members, target, what)
     direct = RegroupPlan(members, target, decision, transfers)
-    if not transfers or reason == BALANCE or rules.takeover == "direct":
+    # Among those who compute with a unit, whom the background asks, there may be none that can be asked.
+    if not transfers or reason == BALANCE or rules.takeover == "direct" or survivors.damaged:
         return direct
     return _cheaper(rules, survivors, direct, holdings)
 
@@ -167,7 +178,7 @@ def _cheaper(
     """`direct`, or the best layout that runs with what everybody has while the rest is fetched."""
     costs, target = survivors.costs, direct.layout
     ready = _ready_layouts(rules.cluster, survivors.layout, target, direct.members, holdings)
-    first = min(ready, key=lambda layout: step_seconds(layout, costs), default=None)
+    first = _fastest(ready, costs)
     if first is None:
         return direct
     sizes = unit_bytes(target, costs)
@@ -188,6 +199,10 @@ def _cheaper(
     if rules.takeover == "auto" and is_dearer:
         return direct
     return replace(direct, layout=first, transfers=(), background=background)
+
+
+def _fastest(layouts: Sequence[Layout], costs: Costs) -> Layout | None:
+    return min(layouts, key=lambda layout: step_seconds(layout, costs), default=None)
 
 
 def _ready_layouts(

@@ -128,6 +128,17 @@ class StepUnfit(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferDamaged(Record):
+    """A unit of state reached a rank with another checksum than it was sent with."""
+
+    KIND: ClassVar[str] = "transfer_damaged"
+
+    epoch: int | None = None
+    unit: str = ""
+    source_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommitted(Record):
     """A step is committed; `committed_seconds` and `began_seconds` say when, also where the log does not."""
 

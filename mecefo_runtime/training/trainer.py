@@ -20,7 +20,7 @@ from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
-from mecefo_runtime.state.transfer import move_units
+from mecefo_runtime.state.transfer import StateCorrupt, move_units
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.system.events import Emitter
@@ -164,6 +164,14 @@ class Trainer:
             self._enter(orders)
             if self._train():
                 return True
+        except StateCorrupt as error:
+            # Also to a coordinator that has called: it must not ask the same holders again.
+            trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "unreachable": []}
+            trouble["damaged"] = [[transfer.unit, transfer.source] for transfer in error.damaged]
+            step = self._stepper.progress.committed_step or None
+            for transfer in error.damaged:
+                told = {"epoch": orders["epoch"], "unit": transfer.unit, "source_rank": transfer.source}
+                self._emitter.emit("transfer_damaged", step=step, **told)
         except EpochBroken as error:
             if not self._client.must_leave:
                 refused = orders["restore"] if isinstance(error, CheckpointRefused) else None

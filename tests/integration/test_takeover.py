@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runs import assert_sound, paced, run_chaos
+from tests.integration.runs import IN_RANKS, assert_sound, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -14,13 +14,29 @@ name: takeover
 job: {nodes: 4, gpus_per_node: 2, steps: 30, dilation: off, strategy: exact, takeover: %s}
 faults: [{kind: kill-node, on: node=1, at: {step: 8}, repair: 8steps}]
 """
+# What one rank sends of its state is not what it has.
+DAMAGING_RANK = 0
+DAMAGE = f"""{IN_RANKS}
+    from mecefo_runtime.comm.groups import Groups
+    from mecefo_runtime.state.transfer import STATE_TAG
+
+    send = Groups.send
+
+    def damage(self, tensor, destination, tag):
+        if self.rank == {DAMAGING_RANK} and tag >= STATE_TAG and tensor.is_floating_point():
+            tensor = tensor.clone()
+            tensor[5] += 1.0
+        return send(self, tensor, destination, tag)
+
+    Groups.send = damage
+"""
 
 
-def train(tmp_path, takeover):
+def train(tmp_path, takeover, patch=""):
     path = tmp_path / "takeover.yaml"
     path.write_text(EXPERIMENT % takeover)
     # Fourteen steps are left for the node to start in, and for the rest to be fetched.
-    run = run_chaos(tmp_path, str(path), patch=paced(0.15))
+    run = run_chaos(tmp_path, str(path), patch=paced(0.15) + patch)
     assert run.exit_code == 0, run.summary["reasons"]
     assert_sound(run, STEPS)
     assert run.summary["loss_deviation_ratio"] < 1e-5
@@ -47,6 +63,18 @@ def test_a_direct_takeover_moves_it_first(tmp_path):
     assert [layout["reason"] for layout in layouts] == ["start", "loss", "rejoin"]
     assert all(layout["num_fetched_in_background"] == 0 for layout in layouts)
     assert all(layout["num_transfers"] > 0 for layout in layouts[1:])
+
+
+@pytest.mark.parametrize("takeover", ["direct", "background"])
+def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, takeover):
+    run = train(tmp_path, takeover, DAMAGE)
+    damaged = run.of("transfer_damaged")
+    assert damaged and {event.fields["source_rank"] for event in damaged} == {DAMAGING_RANK}
+    assert all(event.rank != DAMAGING_RANK and event.fields["unit"] for event in damaged)
+    assert {rank for event in run.of("detected") for rank in event.fields["lost"]} == {2, 3}, "nobody died over it"
+    attempts = [(event.fields["unit"], event.rank, event.fields["epoch"]) for event in damaged]
+    assert len(set(attempts)) == len(attempts)
+    assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
 
 
 def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):

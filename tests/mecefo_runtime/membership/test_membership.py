@@ -87,8 +87,9 @@ class World:
         checkpoints: tuple[Durable, ...] = (),
         must_resume: bool = False,
         max_fruitless_restarts: int = 100,
+        evicts_corrupt: bool = False,
     ) -> None:
-        self.max_fruitless_restarts = max_fruitless_restarts
+        self.max_fruitless_restarts, self.evicts_corrupt = max_fruitless_restarts, evicts_corrupt
         self.takeover, self.checkpoints, self.must_resume = takeover, checkpoints, must_resume
         self.now = 0.0
         self.sent: list[tuple[int, dict]] = []
@@ -106,6 +107,7 @@ class World:
             newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d not in refused), None),
             stops_on_loss=stops_on_loss(self.strategy),
             max_fruitless_restarts=self.max_fruitless_restarts,
+            evicts_corrupt=self.evicts_corrupt,
         )
         return Membership(
             rules,

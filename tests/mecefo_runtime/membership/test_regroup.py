@@ -12,6 +12,7 @@ from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, plan_transfers
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision
+from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
 from mecefo_runtime.membership.regroup import (
     BALANCE,
     CannotGoOn,
@@ -187,6 +188,61 @@ def test_state_of_which_every_holder_is_corrupted_is_not_called_lost() -> None:
     whole = Durable(8, "/checkpoints/step-8")
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: whole), survivors, AT_TEN, "heal")
     assert plan.restore == whole
+
+
+def without(plan: RegroupPlan, *deliveries: tuple[str, int]) -> DamagedTransfers:
+    """What was sent in vain when `plan` was carried out."""
+    return DamagedTransfers().and_also([*((t.unit, t.source) for t in plan.transfers[:1]), *deliveries])
+
+
+def test_what_arrived_damaged_is_asked_of_another_holder() -> None:
+    first = after_loss({5}, "direct")
+    again = after_loss({5}, "direct", damaged=without(first))
+    failed = first.transfers[0]
+    assert again.layout == first.layout
+    assert {(t.unit, t.destination) for t in again.transfers} == {(t.unit, t.destination) for t in first.transfers}
+    assert (failed.unit, failed.source) not in {(t.unit, t.source) for t in again.transfers}
+
+
+def test_who_sends_damaged_state_twice_is_asked_for_nothing() -> None:
+    first = after_loss({5}, "direct")
+    damaged = without(first, ("head", first.transfers[0].source))
+    assert damaged.repeated_sources == {first.transfers[0].source: 2}
+    again = after_loss({5}, "direct", damaged=damaged)
+    assert again.transfers and first.transfers[0].source not in {t.source for t in again.transfers}
+
+
+def test_after_a_damaged_delivery_nothing_is_left_to_the_background() -> None:
+    first = after_loss({5}, "background", SLOW)
+    shadow = next(shadow for shadow in first.background.shadows if shadow.source is not None)
+    again = after_loss({5}, "background", SLOW, damaged=DamagedTransfers(((shadow.unit, shadow.source),)))
+    assert again.transfers and not again.background
+    assert (shadow.unit, shadow.source) not in {(t.unit, t.source) for t in again.transfers}
+
+
+def test_who_comes_back_does_without_what_nobody_can_send_it_whole() -> None:
+    """The others had a layout that ran: a job does not end, or go back, over a rank that it can do without."""
+    running = after_loss({5}, "direct").layout
+    holders = [("layer.3", rank) for rank in WHOLE.holders()["layer.3"]] + [("layer.2", rank) for rank in EVERYBODY]
+    survivors = survivors_of(running, EVERYBODY, newcomers=(5,), damaged=DamagedTransfers(tuple(holders)))
+    newest = Durable(7, "step-7")
+    plan = plan_epoch(rules("direct", newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "rejoin")
+    assert plan.layout == running and not plan.transfers and plan.restore is None
+    assert plan.members == tuple(sorted(EVERYBODY))
+
+
+def test_when_no_holder_can_send_it_whole_there_is_the_checkpoint_or_a_clear_stop() -> None:
+    # Of every replica a rank is lost: nothing runs before state has moved.
+    lost = {CLUSTER.rank_at(replica, replica) for replica in range(4)}
+    first = after_loss(lost, "direct")
+    unit = first.transfers[0].unit
+    damaged = DamagedTransfers(tuple((unit, rank) for rank in WHOLE.holders()[unit]))
+    with pytest.raises(CannotGoOn, match=rf"no holder of {unit} could send it undamaged, and there is no checkpoint"):
+        after_loss(lost, "direct", damaged=damaged)
+    newest = Durable(7, "step-7")
+    survivors = survivors_of(WHOLE, EVERYBODY - lost, damaged=damaged)
+    plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")
+    assert plan.restore == newest
 
 
 def test_a_quality_limit_does_not_end_a_job() -> None:
