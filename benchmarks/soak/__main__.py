@@ -27,7 +27,7 @@ from benchmarks.soak.driver import Driver, Record
 from benchmarks.soak.judge import count_rejoins, judge, loss_deviations, recovery_seconds
 from benchmarks.soak.plan import RunPlan, Shape, plan_run
 from benchmarks.soak.shared_backend import SharedBackend
-from harness.analysis.steps import read_steps
+from harness.analysis.step_ledger import read_steps
 from mecefo_runtime.system.events import MAIN_JOB
 
 NUM_LOSSES, QUICK_NUM_LOSSES = 300, 6

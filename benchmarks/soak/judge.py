@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from benchmarks.soak.driver import Loss, Record
 from benchmarks.soak.plan import RunPlan
 from harness.analysis.integrity import find_diverged_units
-from harness.analysis.steps import CommittedStep, read_steps
+from harness.analysis.step_ledger import read_steps
+from harness.analysis.steps import CommittedStep
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, Event

@@ -33,7 +33,7 @@ def serve(reference: str, out: Path, port: str) -> int:
         with JobExporter(port, option="--port", is_live=False) as exporter:
 
             def publish() -> None:
-                experiment = exporter.fold.info.get("experiment") or folder.parent.name
+                experiment = exporter.figures.info.get("experiment") or folder.parent.name
                 click.echo(f"{folder}: {exporter.publish(out, experiment)}; Ctrl-C ends it")
 
             follow(folder, exporter, publish)

@@ -6,18 +6,17 @@ badput add up to the wall clock by construction, over the run and over the time 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import fsum, inf
-from statistics import median
 
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall
-from harness.analysis.steps import CommittedStep, median_step_seconds
+from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed
 from harness.analysis.timeline import Timeline
 
 BADPUT_CAUSES: Mapping[str, str] = {
@@ -108,15 +107,35 @@ def partition(timeline: Timeline) -> tuple[Segment, ...]:
 
     A segment belongs to the incident that its cause names, otherwise to the incident injected last before it.
     """
-    start, end = timeline.started_seconds, timeline.ended_seconds
     injections = sorted((i.injected, i.incident) for i in timeline.incidents if i.injected is not None)
-    claims = [Claim(start, end, Strength.NOTHING, "other"), *_claims(timeline)]
-    pieces: list[tuple[Segment, int | None]] = []
-    for left, right, claim in resolve(start, end, claims, [time for time, _ in injections]):
-        latest = bisect_right(injections, (left, inf)) - 1
-        owner = claim.incident if claim.incident is not None else injections[latest][1] if latest >= 0 else None
-        pieces.append((Segment(left, right, claim.cause, owner), claim.step))
-    return tuple(_charge_slow_steps(pieces, timeline))
+    segments: list[Segment] = []
+    for stretch in _stretches(timeline, timeline.ended_seconds):
+        pieces: list[tuple[Segment, int | None]] = []
+        for left, right, claim in stretch.resolve([time for time, _ in injections]):
+            latest = bisect_right(injections, (left, inf)) - 1
+            owner = claim.incident if claim.incident is not None else injections[latest][1] if latest >= 0 else None
+            pieces.append((Segment(left, right, claim.cause, owner), claim.step))
+        segments += _charge_slow_steps(pieces, timeline)
+    return tuple(segments)
+
+
+def account_until(timeline: Timeline, until_seconds: float) -> Account:
+    """What `account` makes of `partition`, of the time until then; of a run that goes on it costs what is new in it."""
+    sums: dict[str, list[float]] = {cause: [] for cause in (PRODUCTIVE, *BADPUT_CAUSES)}
+    memo = timeline.steps.memo
+    for stretch in _stretches(timeline, until_seconds):
+        name, key = ("account", stretch.first, stretch.end), stretch.key()
+        known, found = memo.get(name, (None, {}))
+        if known != key:
+            pieces = [(Segment(left, right, one.cause, None), one.step) for left, right, one in stretch.resolve(())]
+            total = account(_charge_slow_steps(pieces, timeline))
+            found = {PRODUCTIVE: total.productive_seconds, **total.badput_seconds}
+            memo[name] = key, found
+        for cause, seconds in found.items():
+            sums[cause].append(seconds)
+    badput = {cause: fsum(sums[cause]) for cause in BADPUT_CAUSES}
+    productive = fsum(sums[PRODUCTIVE])
+    return Account(fsum([productive, *badput.values()]), productive, badput)
 
 
 def step_cause(step: CommittedStep) -> str:
@@ -144,13 +163,88 @@ def resolve(
         yield left, right, active[0][-1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The wall clock of a block of steps (see `Steps`), with all that others than its own steps claim of it."""
+
+    timeline: Timeline
+    first: int
+    end: int
+    left: float
+    right: float
+    epochs: frozenset[int]
+    others: Sequence[Claim]
+    absences: Sequence[tuple[float, float]]
+
+    def resolve(self, cuts: Sequence[float]) -> Iterable[tuple[float, float, Claim]]:
+        """Its pieces (from, to, claim), in order."""
+        own = cuts[bisect_right(cuts, self.left) : bisect_right(cuts, self.right)]
+        return resolve(self.left, self.right, [*self.others, *self._of_steps()], own)
+
+    def key(self) -> Hashable:
+        """What its sums depend on, but for its steps."""
+        timeline = self.timeline
+        others = tuple(
+            (max(claim.start, self.left), min(claim.end, self.right), claim.strength, claim.cause)
+            for claim in self.others
+        )
+        slow = timeline.why_degraded(self.epochs, self.left, self.right)
+        return (
+            self.left,
+            self.right,
+            others,
+            tuple(self.absences),
+            timeline.usual_gap_seconds if self.absences else None,
+            tuple(self._regrouped()),
+            slow,
+            median_step_seconds(timeline.baseline) if slow else None,
+        )
+
+    def _regrouped(self) -> Sequence[float]:
+        times = self.timeline.regrouped
+        return times[bisect_left(times, self.left) : bisect_right(times, self.right)]
+
+    def _of_steps(self) -> Iterable[Claim]:
+        regrouped, usual_gap = self._regrouped(), self.timeline.usual_gap_seconds
+        steps = self.timeline.steps.first[self.first : self.end]
+        long_gaps = [(step.previous_seconds + usual_gap, step.began_seconds) for step in steps]
+        for start, end in _overlaps(long_gaps, self.absences):
+            yield Claim(start, end, Strength.ABSENCE, "restart")
+        for index, step in enumerate(steps, self.first):
+            cause, own = step_cause(step), None if step.is_left_out else index
+            yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, cause, step=own)
+            following = bisect_right(regrouped, step.previous_seconds)
+            if following == len(regrouped) or regrouped[following] > step.began_seconds:
+                yield Claim(step.previous_seconds, step.began_seconds, Strength.GAP, cause, step=own)
+
+
+def _stretches(timeline: Timeline, until_seconds: float) -> Iterable[_Stretch]:
+    """The wall clock until then, block by block of the job's steps; what is after the last one belongs to the last."""
+    start, end, steps = timeline.started_seconds, min(until_seconds, timeline.ended_seconds), timeline.steps.first
+    claims = sorted((Claim(start, end, Strength.NOTHING, "other"), *_claims(timeline)), key=lambda claim: claim.start)
+    absences = _joined(_absences(timeline))
+    active: list[Claim] = []
+    num_taken = 0
+    blocks = list(timeline.steps.blocks) or [(0, 0)]
+    epochs_of = list(timeline.steps.of_blocks("epochs", lambda block: frozenset(step.epoch for step in block)))
+    for number, (first, behind) in enumerate(blocks):
+        epochs = epochs_of[number] if epochs_of else frozenset[int]()
+        left = max(start, steps[first - 1].committed_seconds) if first else start
+        right = end if number + 1 == len(blocks) else min(end, steps[behind - 1].committed_seconds)
+        since, num_taken = num_taken, bisect_left(claims, right, key=lambda claim: claim.start)
+        active = [claim for claim in (*active, *claims[since:num_taken]) if claim.end > left]
+        if left < right:
+            away = [(max(since, left), min(until, right)) for since, until in absences]
+            away = [(since, until) for since, until in away if since < until]
+            yield _Stretch(timeline, first, behind, left, right, epochs, tuple(active), away)
+
+
 def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: Timeline) -> Iterable[Segment]:
     """Split the time of each degraded step: what a pre-fault step takes is productive, the rest is degraded speed."""
-    reference = median_step_seconds(timeline.baseline)
-    slow = {index for index, step in enumerate(timeline.steps.first) if timeline.is_degraded(step)}
+    reference, steps = median_step_seconds(timeline.baseline), timeline.steps.first
     left_over: dict[int, float] = {}
     for segment, step in pieces:
-        if step is None or step not in slow or reference is None:
+        if step is None or reference is None or not timeline.is_degraded(steps[step]):
             yield segment
             continue
         allowed = left_over.get(step, reference)
@@ -165,45 +259,35 @@ def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: T
 
 
 def _claims(timeline: Timeline) -> Iterable[Claim]:
+    """All claims but those of the steps that were committed for the first time."""
     steps = timeline.steps.first
-    first_began = min((step.began_seconds for step in steps), default=timeline.ended_seconds)
-    yield Claim(timeline.started_seconds, first_began, Strength.STARTUP, "startup")
-    yield from _step_claims(timeline)
+    began = timeline.steps.of_blocks("began", lambda block: min(step.began_seconds for step in block))
+    yield Claim(timeline.started_seconds, min(began, default=timeline.ended_seconds), Strength.STARTUP, "startup")
+    for step in timeline.steps.redone:
+        yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
     for incident in timeline.incidents:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
         yield from _stall_claims(stall, steps)
     for at in timeline.rejected:
         yield from _thrown_away(steps, at, None)
+    every = timeline.steps.every if timeline.restarts else ()
     for start, end in timeline.restarts:
         yield Claim(start, end, Strength.ABSENCE, "restart")
         # A step in flight died with its attempt.
-        yield from _thrown_away(timeline.steps.every, start, None)
+        yield from _thrown_away(every, start, None)
     for start, end in timeline.checkpoints:
         yield Claim(start, end, Strength.CHECKPOINT, "checkpoint")
     for start, end in _overlaps(timeline.coordinator_downs, _stalled(timeline)):
         yield Claim(start, end, Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
 
 
-def _step_claims(timeline: Timeline) -> Iterable[Claim]:
-    usual_gap = median([step.began_seconds - step.previous_seconds for step in timeline.baseline] or [0.0])
-    absences = list(timeline.coordinator_downs)
+def _absences(timeline: Timeline) -> Iterable[tuple[float, float]]:
+    """The times without a coordinator, or in which somebody was under repair."""
+    yield from timeline.coordinator_downs
     for incident in timeline.incidents:
         if incident.repair_started is not None:
-            back = timeline.ended_seconds if incident.rejoined is None else incident.rejoined
-            absences.append((incident.repair_started, back))
-    long_gaps = [(step.previous_seconds + usual_gap, step.began_seconds) for step in timeline.steps.first]
-    for start, end in _overlaps(long_gaps, absences):
-        yield Claim(start, end, Strength.ABSENCE, "restart")
-    regrouped = sorted(stall.ended_seconds for stall in timeline.stalls)
-    for index, step in enumerate(timeline.steps.first):
-        cause, own = step_cause(step), None if step.is_left_out else index
-        yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, cause, step=own)
-        following = bisect_right(regrouped, step.previous_seconds)
-        if following == len(regrouped) or regrouped[following] > step.began_seconds:
-            yield Claim(step.previous_seconds, step.began_seconds, Strength.GAP, cause, step=own)
-    for step in timeline.steps.redone:
-        yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
+            yield incident.repair_started, timeline.ended_seconds if incident.rejoined is None else incident.rejoined
 
 
 def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable[Claim]:
@@ -212,7 +296,7 @@ def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable
         until = max((time for time in (incident.released, injected) if time is not None), default=incident.held)
         # Nothing commits while a rank of it is held: a commit ends the hold, whatever the record of the release says.
         # But a rank can be held in its next step before the leader has told the commit of the last one.
-        later = range(_num_committed(steps, incident.held), len(steps))
+        later = range(num_committed(steps, incident.held), len(steps))
         following = next((steps[i] for i in later if steps[i].step >= (incident.step or 0)), None)
         until = until if following is None else min(until, following.committed_seconds)
         yield Claim(incident.held, until, Strength.HOLD, "injection", incident.incident)
@@ -283,19 +367,11 @@ def _is_idle(steps: Sequence[CommittedStep], at: float) -> bool:
 
 
 def _next_commit(steps: Sequence[CommittedStep], after: float) -> CommittedStep | None:
-    index = _num_committed(steps, after)
+    index = num_committed(steps, after)
     return steps[index] if index < len(steps) else None
-
-
-def _num_committed(steps: Sequence[CommittedStep], until: float) -> int:
-    return bisect_right(steps, until, key=_committed_seconds)
 
 
 def _last_commit(steps: Sequence[CommittedStep], until: float) -> float:
     """When the last step committed by then; that time itself when none has (it is part of the start-up)."""
-    index = _num_committed(steps, until)
+    index = num_committed(steps, until)
     return steps[index - 1].committed_seconds if index else until
-
-
-def _committed_seconds(step: CommittedStep) -> float:
-    return step.committed_seconds

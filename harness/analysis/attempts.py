@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.analysis.steps import CommittedStep, Epochs
-from mecefo_runtime.system.events import Event
+from harness.analysis.steps import CommittedStep
+from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited
+from mecefo_runtime.system.record import Record
 
 COMMAND_RUNTIME = "command"
 
@@ -28,38 +29,25 @@ class Attempt:
     first_step: int | None
 
 
-def epochs_of_pids(main: Sequence[Event]) -> Epochs:
-    """Which attempts the process of a rank belongs to; what the launcher counts may say less (a shell loop).
-
-    It is of several where it replaces itself (`os.execv`).
-    """
-    epochs: dict[int, list[tuple[float, int]]] = {}
-    for event in main:
-        if event.kind == "process_started" and event.fields.get("role") == "rank" and "rank_attempt" in event.fields:
-            since = event.monotonic_seconds, int(event.fields["rank_attempt"])
-            epochs.setdefault(int(event.fields["started_pid"]), []).append(since)
-    return epochs
-
-
-def read_attempts(main: Sequence[Event], steps: Sequence[CommittedStep]) -> tuple[Attempt, ...]:
-    """The attempts of a job in order; `main` holds its events by time, `steps` all its steps, those redone as well."""
-    found = []
-    for event in main:
-        if event.kind != "attempt_started":
-            continue
-        number = int(event.fields["attempt_number"])
-        own = [step for step in steps if step.epoch == number]
-        found.append(
-            Attempt(
-                number=number,
-                started_seconds=event.monotonic_seconds,
-                ended_seconds=_first_exit(main, number),
-                first_began_seconds=min((step.began_seconds for step in own), default=None),
-                last_committed_seconds=max((step.committed_seconds for step in own), default=None),
-                first_step=own[0].step if own else None,
-            )
+def read_attempts(main: Sequence[Record], steps: Sequence[CommittedStep]) -> tuple[Attempt, ...]:
+    """The attempts of a job in order; `main` holds its records by time, `steps` all its steps, those redone as well."""
+    own: dict[int, list[CommittedStep]] = {}
+    for step in steps:
+        own.setdefault(step.epoch, []).append(step)
+    return tuple(
+        Attempt(
+            number=record.attempt_number,
+            started_seconds=record.monotonic_seconds,
+            ended_seconds=_first_exit(main, record.attempt_number),
+            first_began_seconds=min((step.began_seconds for step in own.get(record.attempt_number, ())), default=None),
+            last_committed_seconds=max(
+                (step.committed_seconds for step in own.get(record.attempt_number, ())), default=None
+            ),
+            first_step=next((step.step for step in own.get(record.attempt_number, ())), None),
         )
-    return tuple(found)
+        for record in main
+        if isinstance(record, AttemptStarted)
+    )
 
 
 def attempt_at(attempts: Sequence[Attempt], seconds: float | None) -> int | None:
@@ -82,14 +70,12 @@ def read_restarts(attempts: Sequence[Attempt], ended_seconds: float) -> tuple[tu
     return tuple(restarts)
 
 
-def _first_exit(main: Sequence[Event], attempt: int) -> float | None:
+def _first_exit(main: Sequence[Record], attempt: int) -> float | None:
     return next(
         (
-            event.monotonic_seconds
-            for event in main
-            if event.kind == "process_exited"
-            and event.fields.get("role") == "rank"
-            and event.fields.get("rank_attempt") == attempt
+            record.monotonic_seconds
+            for record in main
+            if isinstance(record, ProcessExited) and record.role == "rank" and record.rank_attempt == attempt
         ),
         None,
     )

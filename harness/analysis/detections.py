@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.regroups import Stall
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import Detected
+from mecefo_runtime.system.run_records import Injected
 
 
 def assign_detections(
-    detections: Sequence[Event], injections: Mapping[int, Event], recoveries: Mapping[int, float]
+    detections: Sequence[Detected], injections: Mapping[int, Injected], recoveries: Mapping[int, float]
 ) -> dict[int, float]:
     """For every incident the time of the first detection at or after its injection that is its own.
 
@@ -18,19 +19,20 @@ def assign_detections(
     detected already, or was over: `recoveries` are the times of those that the job recovered from.
     """
     assigned: dict[int, float] = {}
-    for event in detections:
-        earlier = {i: e for i, e in injections.items() if e.monotonic_seconds <= event.monotonic_seconds}
+    for detected in detections:
+        at = detected.monotonic_seconds
+        earlier = {i: injected for i, injected in injections.items() if injected.monotonic_seconds <= at}
         latest_first = sorted(earlier, key=lambda i: earlier[i].monotonic_seconds, reverse=True)
         own = {
-            next(i for i in latest_first if rank in earlier[i].fields.get("ranks", ()))
-            for rank in event.fields.get("lost", ())
-            if any(rank in e.fields.get("ranks", ()) for e in earlier.values())
+            next(i for i in latest_first if rank in earlier[i].ranks)
+            for rank in detected.lost
+            if any(rank in injected.ranks for injected in earlier.values())
         }
-        if not own and latest_first and earlier[latest_first[0]].fields.get("ranks"):
-            is_over = recoveries.get(latest_first[0], event.monotonic_seconds) < event.monotonic_seconds
+        if not own and latest_first and earlier[latest_first[0]].ranks:
+            is_over = recoveries.get(latest_first[0], at) < at
             own = set() if is_over else {latest_first[0]}
         for i in own:
-            assigned.setdefault(i, event.monotonic_seconds)
+            assigned.setdefault(i, at)
     return assigned
 
 

@@ -1,10 +1,43 @@
-"""One incident as it was measured: when each of its phases came, and what follows from that."""
+"""The incidents of a run as they were measured: when each of its phases came, and what follows from that."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from harness.analysis.detections import assign_detections, own_stalls
+from harness.analysis.regroups import Stall
+from harness.analysis.steps import (
+    CommittedStep,
+    Steps,
+    baseline,
+    median_work_per_second,
+    num_committed,
+    shows_recovery,
+)
+from mecefo_runtime.system.job_records import CoordinatorRestarted, Detected, Isolated, Rejoined, Restarting
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import (
+    Held,
+    IncidentsPlanned,
+    Injected,
+    NotDue,
+    OfIncident,
+    PlannedIncident,
+    Released,
+    RepairStarted,
+    Undone,
+    Unverified,
+    Verified,
+)
+
+RESTORED_RATIO = 0.95
+"""Throughput counts as restored at this share of its pre-fault median ..."""
+RESTORED_STEPS = 5
+"""... over this many consecutive steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +64,10 @@ class MeasuredIncident:
     nodes: tuple[int, ...] = ()
     evidence: Any = None
     reason: str | None = None
-    is_undone: bool = False
+    is_loss: bool = False
+    goes_on: bool = False
+    is_unverified: bool = False
+    undone: float | None = None
     held: float | None = None
     released: float | None = None
     injected: float | None = None
@@ -49,6 +85,26 @@ class MeasuredIncident:
     lifted: float | None = None
     transfer_seconds: float = 0.0
     is_left_out: bool = False
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether nothing is left to be undone."""
+        return self.undone is not None
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether it goes on, as far as the log has come: until the repair, the undo or, of an instant, the recovery.
+
+        The end of the job ends it too; of that nothing is known here.
+        """
+        if self.injected is None or self.is_unverified:
+            return False
+        if self.is_loss:
+            # What is killed leaves nothing to undo, and is gone all the same.
+            return self.repair_started is None and self.lifted in (None, self.undone)
+        if self.goes_on:
+            return self.undone is None
+        return self.committed is None or (self.undone is None and self.lifted is None)
 
     @property
     def recovery_seconds(self) -> float | None:
@@ -116,6 +172,212 @@ class MeasuredIncident:
         if self.injected is None or not is_over:
             return None
         return False if self.is_left_out or not is_complete else None
+
+
+class _Told:
+    """The records of a job that tell of its incidents and of its members, by time."""
+
+    def __init__(self, main: Iterable[Record]) -> None:
+        self.plans: dict[int, PlannedIncident] = {}
+        self.firsts: dict[int, dict[type[Record], OfIncident]] = {}
+        self.detections: list[Detected] = []
+        self.members: list[Injected | Detected | Rejoined] = []
+        self._times: dict[type[Record], list[float]] = {}
+        for record in main:
+            if isinstance(record, IncidentsPlanned):
+                self.plans.update({plan.incident: plan for plan in record.incidents})
+            elif isinstance(record, OfIncident):
+                self.firsts.setdefault(record.incident, {}).setdefault(type(record), record)
+            else:
+                self._times.setdefault(type(record), []).append(record.monotonic_seconds)
+            if isinstance(record, Injected | Detected | Rejoined):
+                self.members.append(record)
+            if isinstance(record, Detected):
+                self.detections.append(record)
+
+    def first_of(self, kind: type[Record], since: float) -> float | None:
+        """When the first record of that kind came, from `since` on."""
+        times = self._times.get(kind, [])
+        index = bisect_left(times, since)
+        return times[index] if index < len(times) else None
+
+
+def read_incidents(
+    main: Iterable[Record], steps: Steps, stalls: Sequence[Stall], *, is_command: bool
+) -> tuple[MeasuredIncident, ...]:
+    """The incidents of a job; `main` holds its records by time."""
+    told = _Told(main)
+    injections = {
+        i: injected for i, firsts in told.firsts.items() if isinstance(injected := firsts.get(Injected), Injected)
+    }
+    every = steps.every
+    following = {i: _following(every, injected.monotonic_seconds) for i, injected in injections.items()}
+    recoveries = {i: step.committed_seconds for i, step in following.items() if step is not None}
+    detections = assign_detections(told.detections, injections, recoveries)
+    first_injected = min((injected.monotonic_seconds for injected in injections.values()), default=0.0)
+    before = median_work_per_second(baseline(steps.first, first_injected))
+    incidents = []
+    for i in sorted(told.plans.keys() | told.firsts.keys()):
+        known, firsts = _known(i, told.plans.get(i), told.firsts.get(i, {})), told.firsts.get(i, {})
+        if NotDue in firsts:
+            continue
+        if i in injections:
+            own = own_stalls(i, detections, stalls)
+            known |= _phases(injections[i], firsts, detections.get(i), following[i], told, steps, own, is_command)
+            if before is not None:
+                known["restored"] = _restored(steps, injections[i].monotonic_seconds, before)
+        incidents.append(MeasuredIncident(**known))
+    return tuple(incidents)
+
+
+def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Record], OfIncident]) -> dict[str, Any]:
+    """What is known of an incident whether it fired or not."""
+    plan = plan or PlannedIncident(incident)
+    injected, verified, unverified = firsts.get(Injected), firsts.get(Verified), firsts.get(Unverified)
+    known: dict[str, Any] = {
+        "incident": incident,
+        "fault": plan.fault,
+        "target": plan.target,
+        "step": plan.step,
+        "phase": plan.phase,
+        "evidence": verified.evidence if isinstance(verified, Verified) else None,
+        "reason": unverified.reason if isinstance(unverified, Unverified) else None,
+        "is_unverified": unverified is not None,
+        "undone": _at(firsts, Undone),
+        "held": _at(firsts, Held),
+        "released": _at(firsts, Released),
+    }
+    if isinstance(injected, Injected):
+        said = {"fault": injected.fault, "target": injected.target, "step": injected.step, "phase": injected.phase}
+        known |= {key: value for key, value in said.items() if value is not None}
+        known |= {
+            "ranks": injected.ranks,
+            "nodes": injected.nodes,
+            "is_loss": injected.is_loss,
+            "goes_on": injected.goes_on,
+        }
+    return known
+
+
+def _phases(
+    injection: Injected,
+    firsts: Mapping[type[Record], OfIncident],
+    detected: float | None,
+    following: CommittedStep | None,
+    told: _Told,
+    steps: Steps,
+    stalls: Sequence[Stall],
+    is_command: bool,
+) -> dict[str, Any]:
+    """When an incident that fired came to each of its phases."""
+    injected, ranks = injection.monotonic_seconds, injection.ranks
+    committed = None if following is None else following.committed_seconds
+    progress = next(_showing_recovery(steps.first, injected), None)
+    regroups = [
+        stall
+        for stall in stalls
+        if ranks and stall.is_loss and stall.regrouped_seconds is not None and injected <= stall.ended_seconds
+        if committed is None or stall.ended_seconds <= committed
+    ]
+    rejoined = _rejoined(told.members, injected, ranks)
+    lifted = _at(firsts, RepairStarted)
+    if lifted is None and injection.is_loss and not ranks:
+        lifted = told.first_of(CoordinatorRestarted, injected)
+    elif lifted is None and is_command and injection.is_loss:
+        lifted = committed
+    elif _is_restarted(told, detected, committed):
+        # Nothing is gained before the job is where it was.
+        lifted = None if progress is None else progress.began_seconds
+    elif lifted is None and detected is not None and not injection.goes_on:
+        # Lost ranks do not come back because the injector has nothing left to undo. But a rank that was given up while
+        # it was held, or because of its numbers, is there, and comes back by itself.
+        lifted = rejoined
+    elif lifted is None and (detected is None or rejoined is not None):
+        # One that was only frozen thaws.
+        lifted = _at(firsts, Undone)
+    return {
+        "injected": injected,
+        "verified": _at(firsts, Verified),
+        "detected": detected,
+        "isolated": None if detected is None else told.first_of(Isolated, detected),
+        "regrouped": regroups[-1].regrouped_seconds if regroups else None,
+        "committed": committed,
+        "committed_step": None if following is None else following.step,
+        "committed_epoch": None if following is None else following.epoch,
+        "progressed": None if progress is None else progress.committed_seconds,
+        "repair_started": _at(firsts, RepairStarted),
+        "rejoined": rejoined,
+        "lifted": lifted,
+        "transfer_seconds": sum(stall.transfer_seconds for stall in regroups),
+        "is_left_out": following is None and any(step.began_seconds > injected for step in steps.every),
+    }
+
+
+def _at(firsts: Mapping[type[Record], OfIncident], kind: type[OfIncident]) -> float | None:
+    record = firsts.get(kind)
+    return None if record is None else record.monotonic_seconds
+
+
+def _showing_recovery(steps: Sequence[CommittedStep], injected: float) -> Iterator[CommittedStep]:
+    """The steps whose commits show that the job is past a fault, in the order of `steps`, which is that of commit."""
+    for index in range(num_committed(steps, injected), len(steps)):
+        step = steps[index]
+        if shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=injected):
+            yield step
+
+
+def _following(every: Sequence[CommittedStep], injected: float) -> CommittedStep | None:
+    """The step whose commit showed that the job was past a fault."""
+    return next(_showing_recovery(every, injected), None)
+
+
+def _is_restarted(told: _Told, detected: float | None, committed: float | None) -> bool:
+    """Whether what followed the detection of an incident was a restart of all ranks."""
+    restarting = None if detected is None else told.first_of(Restarting, detected)
+    return restarting is not None and (committed is None or restarting < committed)
+
+
+def _restored(steps: Steps, injected: float, before_work_per_second: float) -> float | None:
+    """When the first of `RESTORED_STEPS` steps in a row was committed that were as quick as before the fault."""
+    key = "restored", injected, before_work_per_second
+    # Which step was the first that may begin such a row, when this was looked for the last time.
+    index = steps.memo.get(key, num_committed(steps.first, injected))
+    row: list[int] = []
+    for number in range(index, len(steps.first)):
+        step = steps.first[number]
+        if not shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=injected):
+            continue
+        row.append(number)
+        if len(row) < RESTORED_STEPS:
+            continue
+        window = [steps.first[one] for one in row]
+        seconds = sum(step.duration_seconds for step in window)
+        if sum(step.work for step in window) >= RESTORED_RATIO * before_work_per_second * seconds:
+            steps.memo[key] = row[0]
+            return window[0].committed_seconds
+        del row[0]
+    steps.memo[key] = row[0] if row else len(steps.first)
+    return None
+
+
+def _rejoined(members: Sequence[Injected | Detected | Rejoined], injected: float, ranks: Sequence[int]) -> float | None:
+    """When the last of those of `ranks` was back that the job had given up: of a cut link it is one end only."""
+    missing: set[int] = set()
+    affected_again: set[int] = set()
+    for record in members[bisect_left(members, injected, key=lambda one: one.monotonic_seconds) :]:
+        match record:
+            case Injected() if record.monotonic_seconds > injected and record.is_loss:
+                affected_again |= set(record.ranks) - missing
+            case Detected():
+                # Whom a later fault took first, only that one has to bring back.
+                missing |= (set(ranks) & set(record.lost)) - affected_again
+            case Rejoined() if missing:
+                missing -= set(record.ranks)
+                if not missing:
+                    return record.monotonic_seconds
+            case _:
+                pass
+    return None
 
 
 def _difference(start: float | None, end: float | None) -> float | None:

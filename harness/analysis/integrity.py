@@ -57,10 +57,10 @@ def count_steps_lost(timeline: Timeline) -> int:
 
     Of a run that did not complete only the latter are known to be lost.
     """
-    committed = {step.step for step in timeline.steps.first}
-    last = max(timeline.steps_planned or 0, max(committed, default=0))
-    planned, done = last + 1 - timeline.first_step, sum(step >= timeline.first_step for step in committed)
-    missing = planned - done if timeline.outcome == "completed" else 0
+    missing = 0
+    if timeline.outcome == "completed":
+        last, first = max(timeline.steps_planned or 0, timeline.last_step), timeline.first_step
+        missing = last + 1 - first - sum(step.step >= first for step in timeline.steps.first)
     return max(0, missing) + len(timeline.steps.redone)
 
 

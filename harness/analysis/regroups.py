@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.steps import CommittedStep
+from harness.analysis.steps import CommittedStep, committed_seconds
 from mecefo_runtime.membership.coordinator import JOB_FAILED
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import (
+    CoordinatorRestarted,
+    Detected,
+    LayoutTold,
+    ProcessExited,
+    Regrouped,
+    Restarting,
+)
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import Injected
 
 _FIRST_LAYOUT = "start"
 _LOSS = "loss"
@@ -30,54 +40,68 @@ class Stall:
     is_restart: bool = False
 
 
-def read_stalls(main: Iterable[Event], steps: Sequence[CommittedStep], ended_seconds: float) -> tuple[Stall, ...]:
-    """The stalls of a job in the order of time; `main` holds its events by time, `steps` its steps by commit."""
+def read_stalls(
+    main: Iterable[Record], steps: Sequence[CommittedStep], ended_seconds: float, newest_seconds: float | None = None
+) -> tuple[Stall, ...]:
+    """The stalls of a job in the order of time; `main` holds its records by time, `steps` its steps by commit.
+
+    `newest_seconds` is when the last thing was told, of whatever kind; without it when the job ended.
+    """
     stalls: list[Stall] = []
     since: float | None = None
     is_loss = is_restart = False
-    for event in main:
-        at = event.monotonic_seconds
+    for record in main:
+        at = record.monotonic_seconds
+        if not isinstance(record, Detected | LayoutTold | Restarting | Regrouped):
+            continue
         if since is not None and (began := _began_between(steps, since, at)) is not None:
             stalls.append(Stall(since, began, None, 0.0, is_loss, is_restart))
             since, is_loss, is_restart = None, False, False
-        if event.kind == "detected" or (event.kind == "layout" and event.fields.get("reason") != _FIRST_LAYOUT):
-            since = at if since is None else since
-            is_loss = is_loss or event.kind == "detected" or event.fields.get("reason") == _LOSS
-        elif event.kind == "restarting":
-            since, is_restart = at if since is None else since, True
-        elif event.kind == "regrouped" and event.fields.get("reason") != _FIRST_LAYOUT:
-            transfer = float(event.fields.get("transfer_seconds", 0.0))
-            seconds = float(event.fields.get("group_seconds", 0.0)) + transfer
-            began = at - seconds if since is None else since
-            is_loss = is_loss or event.fields.get("reason") == _LOSS
-            stalls.append(Stall(began, at, at, min(transfer, at - began), is_loss, is_restart))
-            since, is_loss, is_restart = None, False, False
+        match record:
+            case Detected():
+                since, is_loss = at if since is None else since, True
+            case Restarting():
+                since, is_restart = at if since is None else since, True
+            case LayoutTold() if record.reason != _FIRST_LAYOUT:
+                since, is_loss = at if since is None else since, is_loss or record.reason == _LOSS
+            case Regrouped() if record.reason != _FIRST_LAYOUT:
+                began = at - record.group_seconds - record.transfer_seconds if since is None else since
+                transfer = min(record.transfer_seconds, at - began)
+                stalls.append(Stall(began, at, at, transfer, is_loss or record.reason == _LOSS, is_restart))
+                since, is_loss, is_restart = None, False, False
     if since is not None:
-        stalls.append(Stall(since, max(since, ended_seconds), None, 0.0, is_loss, is_restart))
+        began = _began_between(steps, since, ended_seconds if newest_seconds is None else newest_seconds)
+        stalls.append(
+            Stall(since, max(since, ended_seconds) if began is None else began, None, 0.0, is_loss, is_restart)
+        )
     return tuple(stalls)
 
 
-def coordinator_downs(main: Iterable[Event], ended_seconds: float) -> tuple[tuple[float, float], ...]:
+def coordinator_downs(main: Iterable[Record], ended_seconds: float) -> tuple[tuple[float, float], ...]:
     """The times (from, to) in which the job had no coordinator."""
     downs: list[tuple[float, float]] = []
     since: float | None = None
-    for event in main:
-        if event.kind == "coordinator_restarted" and since is not None:
-            downs.append((since, event.monotonic_seconds))
+    for record in main:
+        if isinstance(record, CoordinatorRestarted) and since is not None:
+            downs.append((since, record.monotonic_seconds))
             since = None
-        elif since is None and takes_coordinator(event):
-            since = event.monotonic_seconds
+        elif since is None and takes_coordinator(record):
+            since = record.monotonic_seconds
     return (*downs, (since, max(since, ended_seconds))) if since is not None else tuple(downs)
 
 
-def takes_coordinator(event: Event) -> bool:
+def takes_coordinator(record: Record) -> bool:
     """Whether the job has no coordinator from then on: it was affected, or ended otherwise than with the job."""
-    if event.kind == "injected":
-        return "role=coordinator" in str(event.fields.get("target"))
-    is_exit = event.kind == "process_exited" and event.fields.get("role") == "coordinator"
-    return is_exit and event.fields.get("exit") not in (0, JOB_FAILED)
+    if isinstance(record, Injected):
+        return "role=coordinator" in str(record.target)
+    return isinstance(record, ProcessExited) and record.role == "coordinator" and record.exit not in (0, JOB_FAILED)
 
 
 def _began_between(steps: Sequence[CommittedStep], since: float, until: float) -> float | None:
     """When the first step began that both began and committed in that time: training was not standing still."""
-    return next((s.began_seconds for s in steps if since < s.began_seconds and s.committed_seconds < until), None)
+    for index in range(bisect_right(steps, since, key=committed_seconds), len(steps)):
+        if steps[index].committed_seconds >= until:
+            return None
+        if steps[index].began_seconds > since:
+            return steps[index].began_seconds
+    return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Any, TypeVar
 
 from mecefo_runtime.system.events import Event
 
-Epochs = Mapping[int, Sequence[tuple[float, int]]]
-"""By pid: since when (CLOCK_MONOTONIC, seconds) the process belongs to which epoch, in the order of time."""
+T = TypeVar("T")
 WORK_UNITS = ("tokens", "samples", "steps")
 """What throughput is counted in: the first of these that every step of the job tells."""
 
@@ -50,6 +51,9 @@ class CommittedStep:
     committed_seconds: float
     previous_seconds: float
     is_left_out: bool = False
+    tokens: int | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
 
     @property
     def duration_seconds(self) -> float:
@@ -67,51 +71,55 @@ class Steps:
     """The steps of one job: `first` record of each in the order of commit, and `redone`, those committed again.
 
     A step is redone when a later epoch commits it anew: the job had gone back behind it. `unit` is one of WORK_UNITS.
+
+    `cuts` are numbers of steps at whose last commit no later step of `first` was under way: what lies between two of
+    them (a block) can be looked at by itself. `memo` keeps what was found out about whole blocks while steps are only
+    added at the end, so that looking again at a job that goes on costs no more than what is new in it.
     """
 
     first: tuple[CommittedStep, ...]
     redone: tuple[CommittedStep, ...]
     unit: str = WORK_UNITS[0]
+    cuts: tuple[int, ...] = field(default=(), compare=False)
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def every(self) -> tuple[CommittedStep, ...]:
         """Each record, in the order of commit."""
-        return tuple(sorted((*self.first, *self.redone), key=lambda step: step.committed_seconds))
+        if not self.redone:
+            return self.first
+        return tuple(sorted((*self.first, *self.redone), key=committed_seconds))
+
+    @property
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """(from, up to but without) of `first`, one block after the other; the last one may still grow."""
+        start = 0
+        for end in (*self.cuts, len(self.first)):
+            if end > start:
+                yield start, end
+            start = end
+
+    def of_blocks(self, name: str, compute: Callable[[Sequence[CommittedStep]], T]) -> Iterator[T]:
+        """What `compute` makes of each block of `first`; `name` tells it from others in the memo."""
+        closed = self.cuts[-1] if self.cuts else 0
+        for start, end in self.blocks:
+            key = name, start, end
+            found = self.memo.get(key)
+            if found is None:
+                found = compute(self.first[start:end])
+                if end <= closed:
+                    self.memo[key] = found
+            yield found
 
 
-def read_steps(events: Iterable[Event], job: str, epochs: Epochs | None = None) -> Steps:
-    """The committed steps of `job`; `epochs`, of those who told them, are believed before what a step says itself.
+def committed_seconds(step: CommittedStep) -> float:
+    """What steps are ordered by."""
+    return step.committed_seconds
 
-    A record that only says again what an old leader may have said fills a hole, no more.
-    """
-    epochs = {} if epochs is None else epochs
-    records = [
-        event for event in events if event.kind == "step_committed" and event.job == job and event.step is not None
-    ]
-    said, repeated = _split(sorted(records, key=_committed))
-    first: dict[int, Event] = {}
-    redone: list[Event] = []
-    for event in said:
-        known = first.setdefault(event.step or 0, event)
-        if known is not event and _epoch(event, epochs) > _epoch(known, epochs):
-            redone.append(event)
-    for event in repeated:
-        first.setdefault(event.step or 0, event)
-    commits = {step: _committed(event) for step, event in first.items()}
-    again = {(_epoch(event, epochs), event.step or 0): _committed(event) for event in redone}
-    unit = unit_of(records)
 
-    def step_of(event: Event, is_first: bool) -> CommittedStep:
-        epoch, before = _epoch(event, epochs), (event.step or 0) - 1
-        # Of a job that had gone back, the step before is the one that its own epoch committed.
-        previous_seconds = again.get((epoch, before), commits.get(before) if is_first else None)
-        return _step(event, epoch, previous_seconds, unit)
-
-    return Steps(
-        tuple(step_of(event, True) for event in sorted(first.values(), key=_committed)),
-        tuple(step_of(event, False) for event in redone),
-        unit,
-    )
+def num_committed(steps: Sequence[CommittedStep], until_seconds: float) -> int:
+    """How many of `steps`, which are in the order of commit, were committed by then."""
+    return bisect_right(steps, until_seconds, key=committed_seconds)
 
 
 def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[CommittedStep, ...]:
@@ -119,10 +127,15 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
 
     The first `WARM_UP_STEPS` of the job are left out when at least as many others remain.
     """
-    before = [step for step in steps if step.committed_seconds <= until_seconds]
+    end = num_committed(steps, until_seconds)
     # By their order, not by their numbers: a job that goes on from a checkpoint warms up, too.
-    warm = before[WARM_UP_STEPS:]
-    return tuple((warm if len(warm) >= WARM_UP_STEPS else before)[-BASELINE_STEPS:])
+    begin = WARM_UP_STEPS if end >= 2 * WARM_UP_STEPS else 0
+    return tuple(steps[max(begin, end - BASELINE_STEPS) : end])
+
+
+def usual_step_seconds(steps: Sequence[CommittedStep]) -> float | None:
+    """What a step of a job takes as it goes now: the median duration of the last ones, None before the first."""
+    return median_step_seconds(steps[-BASELINE_STEPS:])
 
 
 def shows_recovery(began_seconds: float, *, is_left_out: bool, injected_seconds: float) -> bool:
@@ -141,55 +154,3 @@ def median_work_per_second(steps: Sequence[CommittedStep]) -> float | None:
 def median_step_seconds(steps: Sequence[CommittedStep]) -> float | None:
     """The median duration of `steps`, None of none."""
     return median(step.duration_seconds for step in steps) if steps else None
-
-
-def work_of(event: Event, unit: str) -> float:
-    """What a committed step counts for in `unit`, which it tells."""
-    return 1.0 if unit == WORK_UNITS[-1] else float(event.fields[unit])
-
-
-def _split(events: list[Event]) -> tuple[list[Event], list[Event]]:
-    said = [event for event in events if not event.fields.get("repeated", False)]
-    return said, [event for event in events if event.fields.get("repeated", False)]
-
-
-def _committed(event: Event) -> float:
-    return float(event.fields.get("committed_monotonic", event.monotonic_seconds))
-
-
-def _epoch(event: Event, epochs: Epochs) -> int:
-    known = epochs.get(event.pid)
-    if not known:
-        return int(event.fields.get("epoch", 0))
-    return next((epoch for since, epoch in reversed(known) if since <= _committed(event)), known[0][1])
-
-
-def unit_of(records: Sequence[Event]) -> str:
-    """What the throughput of these committed steps is counted in; see WORK_UNITS."""
-    for unit in WORK_UNITS[:-1]:
-        if all(event.fields.get(unit) is not None for event in records):
-            return unit
-    return WORK_UNITS[-1]
-
-
-def _step(event: Event, epoch: int, previous_seconds: float | None, unit: str) -> CommittedStep:
-    fields = event.fields
-    loss = fields.get("loss")
-    committed = _committed(event)
-    began = min(
-        float(fields.get("began_monotonic", committed if previous_seconds is None else previous_seconds)), committed
-    )
-    # A step cannot have taken longer than from its beginning when the record before it is newer than that beginning.
-    previous = began if previous_seconds is None or previous_seconds > began else previous_seconds
-    return CommittedStep(
-        step=event.step or 0,
-        epoch=epoch,
-        loss=None if loss is None else float(loss),
-        work=work_of(event, unit),
-        samples=fields.get("samples"),
-        samples_checksum=fields.get("samples_checksum"),
-        began_seconds=began,
-        committed_seconds=committed,
-        previous_seconds=previous,
-        is_left_out=bool(fields.get("skipped", False)),
-    )

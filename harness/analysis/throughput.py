@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from statistics import median
 
-from harness.analysis.steps import WARM_UP_STEPS, CommittedStep, median_work_per_second
+from harness.analysis.steps import (
+    WARM_UP_STEPS,
+    CommittedStep,
+    Steps,
+    committed_seconds,
+    median_work_per_second,
+    num_committed,
+)
 from harness.analysis.timeline import Timeline
 
 
@@ -45,10 +52,7 @@ def measure(timeline: Timeline) -> Throughput:
     steps = timeline.steps.first
     before = median_work_per_second(timeline.baseline)
     windows = windows_under_fault(timeline)
-    seconds = sum(end - start for start, end in windows)
-    during = _work_within(steps, windows) / seconds if seconds > 0 else None
-    if during is not None and not timeline.is_over and not any(is_within(step, windows) for step in steps):
-        during = None  # stopped, or cut off, before there was a step under the fault: that is no standstill
+    during = _during(timeline, windows)
     after = steps_after(timeline, windows[-1][1]) if windows else []
     whole_run = None
     if len(steps) > 1 and windows and timeline.outcome == "completed":
@@ -60,16 +64,30 @@ def measure(timeline: Timeline) -> Throughput:
         after=median_work_per_second(after),
         drop_ratio=_drop(during, before),
         whole_run_drop_ratio=_drop(whole_run, before),
-        noise_ratio=_noise(timeline, sum(is_within(step, windows) for step in steps)),
+        noise_ratio=_noise(timeline, _num_within(timeline.steps, windows)),
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
         unit=timeline.steps.unit,
     )
 
 
+def drop_ratio(timeline: Timeline) -> float | None:
+    """`Throughput.drop_ratio` alone: what a run that goes on is asked for again and again."""
+    return _drop(_during(timeline, windows_under_fault(timeline)), median_work_per_second(timeline.baseline))
+
+
+def _during(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float | None:
+    seconds = sum(end - start for start, end in windows)
+    if seconds <= 0 or (not timeline.is_over and not _num_within(timeline.steps, windows)):
+        # Stopped, or cut off, before there was a step under the fault: that is no standstill.
+        return None
+    return _work_within(timeline.steps, windows) / seconds
+
+
 def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     """The times from injection to repair, overlapping ones joined."""
-    last_commit = max((step.committed_seconds for step in timeline.steps.first), default=timeline.ended_seconds)
+    steps = timeline.steps.first
+    last_commit = steps[-1].committed_seconds if steps else timeline.ended_seconds
     # The teardown of a job that completed is no training time; one that died stood still until its end.
     end_of_training = last_commit if timeline.is_complete else timeline.ended_seconds
     windows: list[tuple[float, float]] = []
@@ -85,7 +103,7 @@ def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     return windows
 
 
-def _work_within(steps: Sequence[CommittedStep], windows: Sequence[tuple[float, float]]) -> float:
+def _work_within(steps: Steps, windows: Sequence[tuple[float, float]]) -> float:
     """Work of the steps that committed in `windows`; of those in flight at a start or an end the share within.
 
     An attempt that began after the start of a window is no step in flight there: the work thrown away before it brought
@@ -93,16 +111,40 @@ def _work_within(steps: Sequence[CommittedStep], windows: Sequence[tuple[float, 
     """
     work = 0.0
     starts, ends = [start for start, _ in windows], [end for _, end in windows]
+    wholes = steps.of_blocks("work", lambda block: sum(step.work for step in block))
+    for (first, end), whole in zip(steps.blocks, wholes, strict=True):
+        # All steps of a block begin after the last commit before it.
+        since = steps.first[first - 1].committed_seconds if first else -inf
+        until = steps.first[end - 1].committed_seconds
+        window = bisect_right(starts, since) - 1
+        if window >= 0 and until <= ends[window]:
+            work += whole
+        elif window < 0 or since < ends[window] or bisect_right(starts, until) > window + 1:
+            work += _work_of_each_within(steps.first[first:end], starts, ends)
+    return work
+
+
+def _work_of_each_within(steps: Sequence[CommittedStep], starts: Sequence[float], ends: Sequence[float]) -> float:
+    work = 0.0
     for step in steps:
         last = bisect_right(starts, step.began_seconds) - 1
         began = step.previous_seconds if last < 0 else max(step.previous_seconds, starts[last])
-        for index in range(bisect_right(ends, began), len(windows)):
+        for index in range(bisect_right(ends, began), len(starts)):
             if starts[index] >= step.committed_seconds:
                 break
             within = min(step.committed_seconds, ends[index]) - max(began, starts[index])
             if within > 0.0:
                 work += step.work * within / (step.committed_seconds - began)
     return work
+
+
+def _num_within(steps: Steps, windows: Sequence[tuple[float, float]]) -> int:
+    """How many steps committed in one of `windows`; see `is_within`."""
+    times = [
+        (bisect_left(steps.first, start, key=committed_seconds), num_committed(steps.first, end))
+        for start, end in windows
+    ]
+    return sum(until - since for since, until in times)
 
 
 def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bool:

@@ -11,9 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE
-from harness.analysis.telemetry import FIDELITY
-from harness.exporter.fold import Fold, cumulated
+from harness.analysis.ranks import FIDELITY
+from harness.exporter.figures import Figures
 from harness.judging.verdict import EXIT_CODES
+from mecefo_runtime.system.run_records import RunStarted
 
 RECOVERY = "recovery"
 _MAX_LABEL_CHARACTERS = 200
@@ -23,25 +24,25 @@ Values = Mapping[Any, float | None]
 
 
 class RunCollector(Collector):
-    """The figures of `fold`, read while `lock` is held; `clock` is CLOCK_MONOTONIC as far as the run has come."""
+    """The figures of a run, read while `lock` is held; `clock` is CLOCK_MONOTONIC as far as the run has come."""
 
-    def __init__(self, fold: Fold, lock: AbstractContextManager[object], clock: Callable[[], float]) -> None:
-        self._fold = fold
+    def __init__(self, figures: Figures, lock: AbstractContextManager[object], clock: Callable[[], float]) -> None:
+        self._figures = figures
         self._lock = lock
         self._clock = clock
 
     def collect(self) -> Iterable[Metric]:
         """All families that have a value."""
         with self._lock:
-            return [*_run(self._fold), *_steps(self._fold), *_ranks(self._fold), *self._time(), *_chaos(self._fold)]
+            parts = (_run, _steps, _ranks, self._time, _chaos)
+            return [family for part in parts for family in part(self._figures)]
 
-    def _time(self) -> Iterable[Metric]:
-        fold = self._fold
-        ratio = fold.goodput_ratio(self._clock())
-        yield from _gauge("training_goodput_ratio", "Productive time over wall clock since the job started.", ratio)
-        if ratio is None and fold.badput.stretches.started_seconds is None:
+    def _time(self, figures: Figures) -> Iterable[Metric]:
+        if not figures.has_job:
             return
-        told = fold.badput.stretches.tell()
+        ratio = figures.goodput_ratio(self._clock())
+        yield from _gauge("training_goodput_ratio", "Productive time over wall clock since the job started.", ratio)
+        told = figures.told_seconds()
         text = "Wall clock that went into steps that count, at the speed of before the first fault."
         yield from _counter("training_productive_seconds", text, told[PRODUCTIVE])
         yield from _counters(
@@ -52,105 +53,105 @@ class RunCollector(Collector):
         )
 
 
-def _run(fold: Fold) -> Iterable[Metric]:
-    if fold.info:
+def _run(figures: Figures) -> Iterable[Metric]:
+    if figures.info:
         info = InfoMetricFamily("chaos_run", "The run, always 1.")
-        info.add_metric((), {key: _label(value) for key, value in fold.info.items()})
+        info.add_metric((), {key: _label(value) for key, value in figures.info.items()})
         yield info
-    text = "Unix time at which the run began."
-    yield from _gauge("chaos_run_start_timestamp_seconds", text, fold.run_started_seconds)
+    text, started = "Unix time at which the run began.", figures.state.first_of(RunStarted)
+    yield from _gauge("chaos_run_start_timestamp_seconds", text, None if started is None else started.time_seconds)
     text = "1 from the start of the job to its end, else 0."
-    yield from _gauge("training_running", text, float(fold.is_running))
+    yield from _gauge("training_running", text, float(figures.timeline.is_running))
     text = "Events that could not be understood: of a damaged log, or of another version."
-    yield from _counter("chaos_events_unread", text, fold.num_unread)
+    yield from _counter("chaos_events_unread", text, figures.state.num_unread)
 
 
-def _steps(fold: Fold) -> Iterable[Metric]:
-    steps, last = fold.steps, fold.steps.last
+def _steps(figures: Figures) -> Iterable[Metric]:
+    times, last = figures.timeline, figures.newest_step
     yield from _gauge("training_step", "The newest committed step.", None if last is None else last.step)
-    yield from _gauge("training_steps_planned", "How many steps the job is to have.", fold.steps_planned)
-    yield from _counter("training_steps", "Steps committed, each once.", steps.num_first)
+    yield from _gauge("training_steps_planned", "How many steps the job is to have.", times.steps_planned or None)
+    yield from _counter("training_steps", "Steps committed, each once.", len(times.steps.first))
     text = "Steps committed again, because the job had gone back behind them."
-    yield from _counter("training_steps_repeated", text, steps.num_redone)
-    if not fold.is_command:
+    yield from _counter("training_steps_repeated", text, len(times.steps.redone))
+    if not figures.is_command:
         text = "Attempts at a step whose numbers were not fit to be committed, by what became of them."
         yield from _counters(
-            "training_unfit_steps", text, ("verdict",), {(key,): n for key, n in fold.rejected.items()}
+            "training_unfit_steps", text, ("verdict",), {(key,): n for key, n in figures.rejected.items()}
         )
-        yield from _counter("training_checkpoints", "Checkpoints of which a part was written.", fold.num_checkpoints)
-    yield from _counter("training_tokens", "Tokens of the committed steps, each step once.", steps.tokens)
-    yield from _counter("training_samples", "Samples of the committed steps, each step once.", steps.samples)
-    yield from _gauge("training_loss", "Loss of the newest step, in nats per token.", _number(fold, "loss"))
-    yield from _gauge("training_gradient_norm", "Norm of the newest step's gradient.", _number(fold, "grad_norm"))
-    yield from _gauge("training_learning_rate", "Learning rate of the newest step.", _number(fold, "learning_rate"))
+        text = "Checkpoints of which a part was written."
+        yield from _counter("training_checkpoints", text, figures.state.num_checkpoints)
+    yield from _counter("training_tokens", "Tokens of the committed steps, each step once.", figures.tokens)
+    yield from _counter("training_samples", "Samples of the committed steps, each step once.", figures.samples)
+    if last is not None:
+        yield from _gauge("training_loss", "Loss of the newest step, in nats per token.", last.loss)
+        yield from _gauge("training_gradient_norm", "Norm of the newest step's gradient.", last.grad_norm)
+        yield from _gauge("training_learning_rate", "Learning rate of the newest step.", last.learning_rate)
     histogram = HistogramMetricFamily("training_step_seconds", "From the commit of the step before to this one's.")
-    histogram.add_metric((), cumulated(fold.step_counts), fold.step_seconds_sum)
+    histogram.add_metric((), *figures.step_seconds)
     yield histogram
-    yield from _gauge("training_tokens_per_second", "Over the last few steps.", steps.tokens_per_second)
-    at = None if last is None else last.committed_seconds + fold.unix_offset_seconds
+    yield from _gauge("training_tokens_per_second", "Over the last few steps.", figures.tokens_per_second)
+    at = None if last is None else last.committed_seconds + figures.state.unix_offset_seconds
     yield from _gauge("training_last_commit_timestamp_seconds", "Unix time of the newest commit.", at)
 
 
-def _ranks(fold: Fold) -> Iterable[Metric]:
-    members, last = fold.members, fold.steps.last
-    epochs = [epoch for epoch in (members.epoch, None if last is None else last.epoch) if epoch is not None]
+def _ranks(figures: Figures) -> Iterable[Metric]:
+    ranks, last = figures.state.ranks, figures.newest_step
+    epochs = [epoch for epoch in (ranks.epoch, None if last is None else last.epoch) if epoch is not None]
     yield from _gauge("training_epoch", "The newest membership.", max(epochs, default=None))
-    if not fold.is_command:
+    if not figures.is_command:
         text = "Memberships formed, by reason."
-        yield from _counters("training_regroups", text, ("reason",), {(key,): n for key, n in fold.regroups.items()})
+        yield from _counters("training_regroups", text, ("reason",), {(key,): n for key, n in figures.regroups.items()})
         text = "State that the slowest rank of each regroup had to move."
-        yield from _counter("training_transfer_bytes", text, fold.transfer_bytes)
-    if members.states:
-        by_state = {(state,): float(n) for state, n in members.counts.items()}
+        yield from _counter("training_transfer_bytes", text, figures.transfer_bytes)
+    if ranks.states:
+        by_state = {(state,): float(n) for state, n in figures.rank_counts.items()}
         yield from _gauges("training_ranks", "Ranks by state.", ("state",), by_state)
-    is_up = members.is_coordinator_up if fold.is_running else None
+    is_up = ranks.is_coordinator_up if figures.timeline.is_running else None
     text = "1 while the job has a coordinator."
     yield from _gauge("training_coordinator_up", text, None if is_up is None else float(is_up))
-    if members.layers:
-        held = {(str(rank),): float(n) for rank, n in members.layers.items()}
-        degraded = {(str(rank),): float(n) for rank, n in members.degraded.items()}
+    if layers := figures.layers:
+        held = {(str(rank),): float(number) for rank, (number, _) in layers.items()}
+        degraded = {(str(rank),): float(number) for rank, (_, number) in layers.items()}
         yield from _gauges("training_layers_held", "Layers that the rank holds.", ("rank",), held)
         text = "Layers that run degraded, over all replicas."
-        yield from _gauge("training_degraded_layers", text, sum(members.degraded.values()))
+        yield from _gauge("training_degraded_layers", text, sum(degraded.values()))
         yield from _gauges("training_rank_degraded_layers", "Layers that the rank runs degraded.", ("rank",), degraded)
-    if fold.devices:
+    if ranks.devices:
         kinds = ("ecc_single_bit", "ecc_double_bit", "xid")
         counts: dict[tuple[str, ...], float] = {}
-        for rank, errors in fold.devices.items():
+        for rank, errors in ranks.devices.items():
             numbers = (errors.ecc_sbe, errors.ecc_dbe, sum(errors.xids.values()))
             counts |= {(str(rank), kind, FIDELITY): number for kind, number in zip(kinds, numbers, strict=True)}
         text = "Errors of the rank's device; of fidelity telemetry: told by a fault, not measured."
         yield from _counters("training_device_errors", text, ("rank", "error", "fidelity"), counts)
-        xids = {(str(rank), FIDELITY): float(errors.last_xid) for rank, errors in fold.devices.items()}
+        xids = {(str(rank), FIDELITY): float(errors.last_xid) for rank, errors in ranks.devices.items()}
         yield from _gauges("training_device_last_xid", "The newest XID.", ("rank", "fidelity"), xids)
 
 
-def _chaos(fold: Fold) -> Iterable[Metric]:
-    incidents = fold.incidents
+def _chaos(figures: Figures) -> Iterable[Metric]:
     fault = ("fault",)
-    planned = {(kind,): float(n) for kind, n in incidents.planned.items()}
+    planned = {(kind,): float(n) for kind, n in figures.planned.items()}
     yield from _gauges("chaos_faults_planned", "Incidents that the run is to fire.", fault, planned)
     text = "Incidents by what came of them."
-    yield from _counters("chaos_faults", text, ("fault", "outcome"), dict(incidents.outcomes))
-    active = {(kind,): float(n) for kind, n in incidents.active.items()}
+    yield from _counters("chaos_faults", text, ("fault", "outcome"), dict(figures.outcomes))
+    active = {(kind,): float(n) for kind, n in figures.active.items()}
     yield from _gauges("chaos_fault_active", "Incidents that are in force.", fault, active)
     phases: dict[tuple[str, ...], float | None] = {}
-    for kind, incident in incidents.newest.items():
+    for kind, incident in figures.newest.items():
         phases[kind, RECOVERY] = incident.recovery_seconds
         phases |= {(kind, phase): seconds for phase, seconds in incident.phases_seconds.items()}
     text = "Of the newest incident of the kind: how long its recovery and the phases of it took."
     yield from _gauges("chaos_recovery_seconds", text, ("fault", "phase"), phases)
     text = "Incidents after which a step began and was committed."
-    yield from _counters("chaos_recoveries", text, fault, {(kind,): n for kind, n in incidents.recoveries.items()})
-    yield from _counter("chaos_steps_lost", "Steps done again, or never committed.", fold.steps_lost)
+    yield from _counters("chaos_recoveries", text, fault, {(kind,): n for kind, n in figures.recoveries.items()})
+    yield from _counter("chaos_steps_lost", "Steps done again, or never committed.", figures.steps_lost)
     text = "Incidents of which something is still to be undone."
-    yield from _gauge("chaos_undo_pending", text, fold.undo_pending)
-    failures = {(kind,): n for kind, n in incidents.undo_failures.items()}
+    yield from _gauge("chaos_undo_pending", text, figures.undo_pending)
+    failures = {(kind,): n for kind, n in figures.undo_failures.items()}
     yield from _counters("chaos_undo_failed", "Undoes that failed.", fault, failures)
-    summary = fold.summary
-    drop = fold.throughput_drop_ratio() if summary is None else summary.get("throughput_drop_ratio")
     text = "1 - throughput under the faults / before the first one."
-    yield from _gauge("chaos_throughput_drop_ratio", text, drop)
+    yield from _gauge("chaos_throughput_drop_ratio", text, figures.throughput_drop_ratio)
+    summary = figures.summary
     if summary is None:
         return
     gates: dict[tuple[str, ...], float | None] = {}
@@ -188,11 +189,6 @@ def _labelled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -
         family.add_metric(labels, value)
     if known:
         yield family
-
-
-def _number(fold: Fold, key: str) -> float | None:
-    value = fold.newest.get(key)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _label(text: str) -> str:

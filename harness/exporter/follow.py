@@ -41,7 +41,7 @@ def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) ->
                         is_over = is_over or event.kind == "run_ended"
                 if not num_events and not is_ready:
                     raise LogError.no_events(path, num_unreadable)
-                if is_over and exporter.fold.summary is None:
+                if is_over and exporter.figures.summary is None:
                     exporter.judge(judge(folder)[0])
                 if not is_ready:
                     on_ready()

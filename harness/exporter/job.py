@@ -13,7 +13,7 @@ from typing import Any, Self, TextIO
 
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from harness.exporter.families import RunCollector
-from harness.exporter.fold import Fold
+from harness.exporter.figures import Figures
 from harness.exporter.targets import Targets, reachable
 from harness.live.live import RunView
 from mecefo_runtime.system.events import Event
@@ -30,7 +30,7 @@ _LAST_READ_POLL_SECONDS = 0.05
 
 
 class JobExporter:
-    """Folds the events of a run and serves what they come to, from `publish` on while it is entered.
+    """Takes in the events of a run and serves what they come to, from `publish` on while it is entered.
 
     `where`, said with `option`, is `auto`, PORT or HOST:PORT. `is_live` tells a run that goes on from one that is only
     looked at. What cannot be served or written is never the run's trouble once it has begun.
@@ -44,12 +44,12 @@ class JobExporter:
             EnvironmentFailure: the port is in use, or the address is none of this machine's.
         """
         host, port = address_of(where, option)
-        self.fold = Fold()
+        self.figures = Figures()
         # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
         self._lock = threading.RLock()
-        clock: Callable[[], float] = time.monotonic if is_live else lambda: self.fold.monotonic_seconds
+        clock: Callable[[], float] = time.monotonic if is_live else lambda: self.figures.state.newest_seconds
         try:
-            self._server = MetricsServer(RunCollector(self.fold, self._lock, clock), host, port)
+            self._server = MetricsServer(RunCollector(self.figures, self._lock, clock), host, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise EnvironmentFailure(f"port {port} is in use: choose another with {option}") from error
@@ -89,14 +89,14 @@ class JobExporter:
     def feed(self, event: Event) -> None:
         """Take in one event, in the order of arrival."""
         with self._lock:
-            self.fold.feed(event)
+            self.figures.feed(event)
         if self._targets is not None:
             self._targets.on_event(event)
 
     def judge(self, summary: Mapping[str, Any]) -> None:
         """The run is judged."""
         with self._lock:
-            self.fold.judge(summary)
+            self.figures.judge(summary)
         self._judged_seconds = time.monotonic()
 
     def wait_for_last_read(self, stream: TextIO) -> None:
@@ -105,7 +105,7 @@ class JobExporter:
         A run that nobody reads, or only seldom, does not wait, nor one that was interrupted.
         """
         interval, served = self._server.interval_seconds, self._server.served_seconds
-        summary = self.fold.summary
+        summary = self.figures.summary
         if interval is None or interval > MAX_LAST_READ_SECONDS or summary is None:
             return
         if summary.get("status") == "interrupted":

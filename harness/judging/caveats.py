@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
-from harness.analysis.timeline import RESTORED_STEPS, Timeline
+from harness.analysis.timeline import Timeline
 from harness.analysis.words import count, name_numbers, name_seconds
 
 _FEW_STEPS = 10

@@ -20,6 +20,16 @@ from harness.analysis.words import num_degraded_layers
 from harness.judging.gates import Gate, GateError, written
 from harness.judging.metrics import OF_THE_TWIN, Metric
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.job_records import (
+    Detected,
+    JobStarted,
+    LayoutTold,
+    ProcessStarted,
+    StepCommitted,
+    StepUnfit,
+)
+from mecefo_runtime.system.records import parse
+from mecefo_runtime.system.run_records import Injected, Verified
 
 # What was committed in time may still be on its way here.
 ARRIVAL_SECONDS = 0.25
@@ -161,35 +171,41 @@ class _Reached:
         self._committed: dict[int, tuple[int, float]] = {}
         self._counts = {"steps_repeated": 0, "steps_lost": 0, "samples_lost": 0, "unfit_steps": 0}
         self._degraded: dict[int, int] = {}
-        self._injected: dict[int, Event] = {}
+        self._injected: dict[int, Injected] = {}
         self._verified: set[int] = set()
-        self._detections: list[Event] = []
+        self._detections: list[Detected] = []
         self._phases: dict[int, dict[str, float]] = {}
         self._told: set[tuple[str, int]] = set()
         self._begun: list[Value] = []
 
     def feed(self, event: Event) -> list[Value]:
-        """The values that the event brings."""
+        """The values that the event brings; of one that makes no sense there are none."""
+        try:
+            record = parse(event)
+        except ValueError:
+            return []
         found: list[Value] = []
-        match event.kind:
-            case "job_started":
-                self._samples_per_step = event.fields.get("samples_per_step")
-                self._begun.append(("wall_clock_seconds", event.monotonic_seconds, None))
-            case "process_started" if event.fields.get("role") == "rank" and "rank_attempt" in event.fields:
-                self._epochs[int(event.fields["started_pid"])] = int(event.fields["rank_attempt"])
-            case "layout":
-                self._degraded[int(event.fields["epoch"])] = num_degraded_layers(event.fields)
-            case "step_unfit":
+        match record:
+            case JobStarted():
+                self._samples_per_step = record.samples_per_step
+                self._begun.append(("wall_clock_seconds", record.monotonic_seconds, None))
+            case ProcessStarted(role="rank", started_pid=int(pid), rank_attempt=int(attempt)):
+                self._epochs[pid] = attempt
+            case LayoutTold(epoch=int(epoch)):
+                self._degraded[epoch] = num_degraded_layers(event.fields)
+            case StepUnfit():
                 found = self._count("unfit_steps", 1)
-            case "injected":
-                self._injected[int(event.fields["incident"])] = event
-            case "verified":
-                found = self._on_verified(int(event.fields["incident"]))
-            case "detected":
-                self._detections.append(event)
+            case Injected():
+                self._injected[record.incident] = record
+            case Verified():
+                found = self._on_verified(record.incident)
+            case Detected():
+                self._detections.append(record)
                 found = self._detected()
-            case "step_committed" if event.step is not None and not event.fields.get("repeated", False):
-                found = self._on_step(event, event.step)
+            case StepCommitted(step=int(step), repeated=False):
+                found = self._on_step(record, step)
+            case _:
+                pass
         return [value for value in found if value[0] in self._wanted and isfinite(value[1])]
 
     def begun(self) -> list[Value]:
@@ -214,16 +230,17 @@ class _Reached:
         }
         for incident, at_seconds in assign_detections(self._detections, self._injected, recoveries).items():
             injected = self._injected[incident]
-            if injected.fields.get("ranks"):
+            if injected.ranks:
                 found += self._note("detection_seconds", at_seconds - injected.monotonic_seconds, incident)
         return found
 
-    def _on_step(self, event: Event, step: int) -> list[Value]:
-        fields = event.fields
-        committed = float(fields.get("committed_monotonic", event.monotonic_seconds))
-        epoch = self._epochs.get(event.pid, int(fields.get("epoch", 0)))
+    def _on_step(self, record: StepCommitted, step: int) -> list[Value]:
+        committed = record.committed_seconds
+        epoch = self._epochs.get(record.pid, record.epoch)
         before, known = self._committed.get(step - 1), self._committed.get(step)
-        began = float(fields.get("began_monotonic", committed if before is None else before[1]))
+        began = record.began_monotonic
+        if began is None:
+            began = committed if before is None else before[1]
         is_new = known is None
         found: list[Value] = []
         if known is not None and epoch <= known[0]:
@@ -232,7 +249,7 @@ class _Reached:
         self._committed[step] = (epoch, committed)
         for incident, injected in self._injected.items():
             since = injected.monotonic_seconds
-            if shows_recovery(began, is_left_out=bool(fields.get("skipped")), injected_seconds=since):
+            if shows_recovery(began, is_left_out=record.skipped, injected_seconds=since):
                 seconds = committed - since
                 found += self._note("recovery_seconds", seconds, incident)
                 found += self._note("progress_seconds", seconds, incident) if is_new else []
@@ -240,11 +257,11 @@ class _Reached:
             return [*found, *self._count("steps_repeated", 1), *self._count("steps_lost", 1)]
         previous = began if before is None or before[1] > began else before[1]
         found.append(("step_seconds", committed - previous, None))
-        values = {"training_loss": fields.get("loss"), "grad_norm": fields.get("grad_norm")}
+        values = {"training_loss": record.loss, "grad_norm": record.grad_norm}
         values["degraded_layers"] = self._degraded.get(epoch)
         found += [(metric, float(value), None) for metric, value in values.items() if value is not None]
-        if "samples_lost" in self._wanted and self._samples_per_step is not None and fields.get("samples") is not None:
-            lost = samples_lost_of(step, fields["samples"], fields.get("samples_checksum"), self._samples_per_step)
+        if "samples_lost" in self._wanted and self._samples_per_step is not None and record.samples is not None:
+            lost = samples_lost_of(step, record.samples, record.samples_checksum, self._samples_per_step)
             found += self._count("samples_lost", lost)
         return found
 

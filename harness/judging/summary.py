@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from harness.analysis import accounting, approximation, diagnosis, integrity, throughput, timeline
+from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.state import state_of
 from harness.analysis.steps import WORK_UNITS, median_step_seconds
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
@@ -17,8 +18,15 @@ from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import Recorded
 from harness.judging.verdict import EXIT_CODES, Verdict, judge
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.job_records import Detected, LayoutTold, Regrouped, Rejoined, StepCommitted
+from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Verified
 
 T = TypeVar("T")
+_FIGURES_NEED = frozenset(
+    record.KIND
+    for record in (StepCommitted, Injected, Verified, Undone, RepairStarted, Detected, LayoutTold, Regrouped, Rejoined)
+)
+"""Kinds of events without one of which every figure may be wrong."""
 
 
 def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, Any]:
@@ -38,10 +46,14 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, 
     num_runs = sum(event.kind == "run_started" and event.job == MAIN_JOB for event in events)
     if num_runs > 1:
         problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
-    times = _attempt("timeline", lambda: timeline.build(events), problems)
+    state = state_of(events)
+    if state.num_unread:
+        problems.append(f"{count(state.num_unread, 'event')} of the log cannot be understood, and may say anything")
+    is_told = not state.unread.keys() & _FIGURES_NEED
+    times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
     summary = _identity(events, times)
     if times is None:
-        summary |= _figures(timeline.build(()), (), []) | dict.fromkeys(_COUNTS)  # every key, with no value
+        summary |= _figures(state_of(()).timeline, (), []) | dict.fromkeys(_COUNTS)  # every key, with no value
     else:
         summary |= _figures(times, events, problems)
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from harness.analysis.attempts import COMMAND_RUNTIME
-from harness.analysis.steps import BASELINE_STEPS, WARM_UP_STEPS, shows_recovery, unit_of, work_of
+from harness.analysis.steps import BASELINE_STEPS, WARM_UP_STEPS, WORK_UNITS, shows_recovery
 from mecefo_runtime.job.layout import Layout, Span
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
@@ -134,8 +134,8 @@ class RunProgress:
         if fields.get("repeated") and step <= job.step:
             return ()
         committed = float(fields.get("committed_monotonic", event.monotonic_seconds))
-        unit = unit_of([event])
-        work = work_of(event, unit)
+        unit = next((unit for unit in WORK_UNITS[:-1] if fields.get(unit) is not None), WORK_UNITS[-1])
+        work = float(fields.get(unit, 1.0))
         if unit != job.unit:
             # What is counted differently cannot be added up.
             job.unit = unit

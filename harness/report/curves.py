@@ -6,12 +6,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
+from math import isfinite
 from typing import Any, TypeVar
 
 from harness.analysis.attempts import COMMAND_RUNTIME
-from harness.analysis.steps import WORK_UNITS, step_under_way, unit_of, work_of
+from harness.analysis.state import state_of
+from harness.analysis.steps import WORK_UNITS, Steps, step_under_way
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.job_records import JobStarted
 
 _T = TypeVar("_T")
 _MARKED = ("injected", "regrouped", "repair_started", "rejoined")
@@ -82,23 +85,23 @@ class Curves:
 
 def trace(events: Iterable[Event]) -> Curves:
     """The curves of a run. A log that lacks something gives empty curves, not an error."""
-    ordered = sorted(events, key=lambda event: event.monotonic_seconds)
-    main = [event for event in ordered if event.job == MAIN_JOB]
-    begin = next((e.monotonic_seconds for e in main if e.kind == "job_started"), None)
-    if begin is None:
-        begin = main[0].monotonic_seconds if main else 0.0
-    unit = unit_of([event for event in main if event.kind == "step_committed"])
-    points = _points(main, begin, unit)
-    twin = [event for event in ordered if event.job != MAIN_JOB]
-    twin_begin = next((e.monotonic_seconds for e in twin if e.kind == "job_started"), begin)
-    twin_unit = unit_of([event for event in twin if event.kind == "step_committed"])
-    curves = Curves(points, _points(twin, twin_begin, twin_unit), (), unit=unit, began_seconds=begin)
-    is_command = any(e.kind == "job_started" and e.fields.get("runtime") == COMMAND_RUNTIME for e in main)
+    events = tuple(events)
+    state = state_of(events)
+    times, main = state.timeline, _of_main(events)
+    begin, twin_started = times.started_seconds, state.first_of(JobStarted, TWIN_JOB)
+    twin_begin = begin if twin_started is None else twin_started.monotonic_seconds
+    curves = Curves(
+        _points(times.steps, begin), _points(times.twin, twin_begin), (), unit=times.steps.unit, began_seconds=begin
+    )
     return replace(
         curves,
         marks=_marks(main, curves),
-        lanes=(_attempt_lanes if is_command else _layer_lanes)(main, begin),
+        lanes=(_attempt_lanes if times.runtime == COMMAND_RUNTIME else _layer_lanes)(main, begin),
     )
+
+
+def _of_main(events: Sequence[Event]) -> list[Event]:
+    return sorted((event for event in events if event.job == MAIN_JOB), key=lambda event: event.monotonic_seconds)
 
 
 def mean_rates(points: Sequence[StepPoint], num_bins: int) -> tuple[tuple[float, float], ...]:
@@ -168,27 +171,25 @@ def _extremes(known: Sequence[tuple[int, float]], max_points: int) -> tuple[tupl
     return tuple(point for pair in ends for point in sorted(pair))
 
 
-def _points(events: Sequence[Event], begin: float, unit: str) -> tuple[StepPoint, ...]:
-    points: dict[int, StepPoint] = {}
+def _points(steps: Steps, begin: float) -> tuple[StepPoint, ...]:
+    points: list[StepPoint] = []
     previous: float | None = None
-    for event in events:
-        if event.kind != "step_committed" or event.step is None or event.step in points:
-            continue
-        fields = event.fields
-        committed = float(fields.get("committed_monotonic", event.monotonic_seconds)) - begin
-        since = float(fields.get("began_monotonic", committed + begin)) - begin if previous is None else previous
-        loss = fields.get("loss")
-        known = isinstance(loss, int | float) and loss == loss and abs(loss) != float("inf")
-        points[event.step] = StepPoint(
-            event.step,
-            min(since, committed),
-            committed,
-            work_of(event, unit),
-            float(loss) if known and loss is not None else None,
-            is_loss_bad=isinstance(loss, int | float) and not known,
+    for step in steps.first:
+        committed, loss = step.committed_seconds - begin, step.loss
+        since = step.began_seconds - begin if previous is None else previous
+        is_known = loss is not None and isfinite(loss)
+        points.append(
+            StepPoint(
+                step.step,
+                min(since, committed),
+                committed,
+                step.work,
+                loss if is_known else None,
+                is_loss_bad=loss is not None and not is_known,
+            )
         )
-        previous = committed if previous is None else max(previous, committed)
-    return tuple(points[step] for step in sorted(points))
+        previous = committed
+    return tuple(sorted(points, key=lambda point: point.step))
 
 
 def _marks(events: Sequence[Event], curves: Curves) -> tuple[Mark, ...]:

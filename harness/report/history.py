@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness.analysis import accounting, timeline
-from harness.analysis.incident import MeasuredIncident
+from harness.analysis import accounting
+from harness.analysis.incident import RESTORED_RATIO, MeasuredIncident
+from harness.analysis.state import build
 from harness.analysis.steps import median_work_per_second
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from harness.analysis.timeline import Timeline
+from mecefo_runtime.system.events import Event
 
 _STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")
 _PARTS: Mapping[str, str] = {
@@ -74,17 +76,11 @@ class History:
 
 def read(events: Iterable[Event]) -> History:
     """The history of a run, from its log."""
-    events = tuple(events)
-    times = timeline.build(events)
+    times = build(events)
     begin, end = times.started_seconds, times.ended_seconds
     segments = tuple(
         (piece.start_seconds - begin, piece.end_seconds - begin, piece.cause) for piece in accounting.partition(times)
     )
-    gone_for_a_time = {
-        int(event.fields["incident"])
-        for event in events
-        if event.job == MAIN_JOB and event.kind == "injected" and event.fields.get("goes_on")
-    }
     affected = tuple(
         ActiveFault(one.incident, one.fault, one.ranks, one.injected - begin, _until(one, end) - begin)
         for one in times.incidents
@@ -95,9 +91,7 @@ def read(events: Iterable[Event]) -> History:
         segments=segments,
         stopped=_joined((since, until) for since, until, cause in segments if cause in _STANDSTILLS),
         affected=affected,
-        ways={
-            one.incident: _way(one, one.incident in gone_for_a_time, _restarted(one, times)) for one in times.incidents
-        },
+        ways={one.incident: _way(one, one.goes_on, _restarted(one, times)) for one in times.incidents},
         before=median_work_per_second(times.baseline),
     )
 
@@ -129,7 +123,7 @@ def _until(incident: MeasuredIncident, end: float) -> float:
     return incident.lifted
 
 
-def _restarted(incident: MeasuredIncident, times: timeline.Timeline) -> float | None:
+def _restarted(incident: MeasuredIncident, times: Timeline) -> float | None:
     """When the launcher of a command had started its ranks again, if that is how the job came through."""
     if incident.injected is None or incident.committed is None:
         return None
@@ -149,7 +143,7 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
         ("regrouped", "survivors regrouped, model state in place", incident.regrouped),
         ("restarted", "the job's launcher has started its ranks again", restarted),
         ("committed", step, incident.committed),
-        ("restored", f"speed back at {timeline.RESTORED_RATIO:.0%} of that before", incident.restored),
+        ("restored", f"speed back at {RESTORED_RATIO:.0%} of that before", incident.restored),
         ("repair_started", "repair: its processes started again", incident.repair_started),
         ("lifted", "fault over", incident.lifted if goes_on else None),
         ("rejoined", "lost ranks back in the job", incident.rejoined),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE, Account, _claims, _overlaps, account, partition
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault, run, shifted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.analysis.approximation import count_unfit_steps, degraded_share_ratio
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from harness.judging.summary import summarize
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from tests.harness.synthetic import run

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.analysis.attempts import attempt_at
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from harness.judging.gates import builtin_gates
 from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.diagnosis import diagnose
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from harness.judging.summary import summarize
 from harness.report.wording import diagnosis_words
 from tests.harness.synthetic import DETECT_SECONDS, Fault, run, shifted

@@ -9,7 +9,7 @@ from harness.analysis.integrity import (
     dilation_overrun_ratio,
     find_diverged_units,
 )
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event
 from tests.harness.synthetic import SAMPLES_PER_STEP, Fault, loss_of, run, shifted

@@ -2,17 +2,19 @@ import pytest
 
 from harness.analysis.detections import own_stalls
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from mecefo_runtime.membership.coordinator import JOB_FAILED
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.records import parse
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault, run
 
 pytestmark = pytest.mark.unit
 
 
-def event(kind: str, at: float, **fields: object) -> Event:
-    return Event(kind, "coordinator", at, at, 1, fields=fields)
+def event(kind: str, at: float, **fields: object) -> Record:
+    return parse(Event(kind, "coordinator", at, at, 1, fields=fields))
 
 
 def test_a_loss_and_a_rejoin_are_two_stalls():

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.steps import baseline, median_step_seconds, median_work_per_second, read_steps
+from harness.analysis.step_ledger import read_steps
+from harness.analysis.steps import baseline, median_step_seconds, median_work_per_second
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from tests.harness.synthetic import TOKENS_PER_STEP, run, shifted
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.steps import CommittedStep
+from harness.analysis.state import build
+from harness.analysis.steps import CommittedStep, Steps
 from harness.analysis.throughput import Throughput, _work_within, measure
-from harness.analysis.timeline import build
 from harness.judging.caveats import caveats
 from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event
@@ -87,7 +87,7 @@ def step(previous: float, began: float, committed: float) -> CommittedStep:
     ],
 )
 def test_a_step_counts_once_however_short_the_windows(began: float, windows: list[tuple[float, float]], work: float):
-    assert _work_within([step(0.0, began, 1.0)], windows) == pytest.approx(work)
+    assert _work_within(Steps((step(0.0, began, 1.0),), ()), windows) == pytest.approx(work)
 
 
 @given(
@@ -102,8 +102,10 @@ def test_no_work_is_counted_twice(parts: list[tuple[float, float]], edges: list[
         steps.append(step(now, now + before, now + before + during))
         now += before + during
     for one in steps:
-        assert 0.0 <= _work_within([one], windows) <= 1.0 + 1e-9
-    assert _work_within(steps, windows) == pytest.approx(sum(_work_within([one], windows) for one in steps))
+        assert 0.0 <= _work_within(Steps((one,), ()), windows) <= 1.0 + 1e-9
+    assert _work_within(Steps(tuple(steps), ()), windows) == pytest.approx(
+        sum(_work_within(Steps((one,), ()), windows) for one in steps)
+    )
 
 
 def test_a_fault_that_stops_nothing_costs_its_hold_alone():

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.state import build
 from harness.analysis.throughput import measure
-from harness.analysis.timeline import Timeline, build
+from harness.analysis.timeline import Timeline
 from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic

@@ -4,51 +4,23 @@ import math
 import re
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from harness.exporter.families import RunCollector
-from harness.exporter.fold import Fold
 from harness.judging.summary import summarize
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.training.exporter import RankFigures
+from tests.harness.exporter.scrape import registry_of, samples
 from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
-
-
-def registry_of(events, summary=None):
-    fold = Fold()
-    for event in events:
-        fold.feed(event)
-    if summary is not None:
-        fold.judge(summary)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(RunCollector(fold, threading.Lock(), lambda: fold.monotonic_seconds))
-    return registry
-
-
-def samples(registry):
-    """(name, labels) -> value, of the OpenMetrics text as Prometheus' own parser reads it."""
-    text = generate_openmetrics(registry, version="1.0.0").decode()
-    found = {}
-    for family in parse_openmetrics(text):
-        assert family.documentation, family.name
-        for sample in family.samples:
-            key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in found, f"{key} is there twice"
-            found[key] = sample.value
-    return found
 
 
 def telemetry():

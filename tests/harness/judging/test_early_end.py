@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from chaos.experiment.gate_spec import AbortingGate
-from harness.analysis.attempts import epochs_of_pids
-from harness.analysis.steps import read_steps
+from harness.analysis.step_ledger import read_steps
 from harness.judging import early_end
 from harness.judging.early_end import EarlyEnd, can_end_early, check_gates
 from harness.judging.gates import Gate, GateError
@@ -207,7 +206,7 @@ def test_a_command_that_goes_back_tells_its_attempts_by_its_processes():
     )
     again = [replace(event, pid=7777) for event in steps[7:20]]
     log = [first, *steps[:10], second, *again]
-    repeated = read_steps(log, "main", epochs_of_pids(log)).redone
+    repeated = read_steps(log, "main", is_command=True).redone
     assert len(repeated) == 3
     assert Told("steps_repeated <= 2").feed(log).fields["value"] == len(repeated)
     assert Told("steps_repeated <= 3").feed(log).ends == []
@@ -232,7 +231,7 @@ def test_and_by_when_they_were_told_where_a_process_replaces_itself():
     )
     again = [replace(event, step=(event.step or 0) - 3) for event in steps[10:20]]
     log = [first, *steps[:10], second, *again]
-    found = read_steps(log, "main", epochs_of_pids(log))
+    found = read_steps(log, "main", is_command=True)
     assert [step.epoch for step in found.every] == [1] * 10 + [2] * 10
     assert len(found.redone) == 3
     assert Told("steps_repeated <= 2").feed(log).fields["value"] == 3

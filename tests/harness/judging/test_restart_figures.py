@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.accounting import BADPUT_CAUSES
-from harness.analysis.timeline import build
-from harness.exporter.fold import Fold
+from harness.analysis.state import build
 from harness.judging.gates import BUILTIN_GATES, builtin_gates
 from harness.judging.summary import summarize
 from harness.report import history, wording
@@ -156,13 +154,3 @@ def test_the_report_tells_when_it_was_where_it_had_been():
     (incident,) = summarize(log())["incidents"]
     told = wording.how_it_recovered(incident)
     assert told is not None and told.startswith(f"It went on from step {CHECKPOINT + 1}, which had been committed")
-
-
-def test_the_same_is_exported():
-    state = Fold()
-    for one in log():
-        state.feed(one)
-    summary = summarize(log())
-    seconds = state.badput.stretches.seconds
-    assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
-    assert seconds["productive"] == pytest.approx(summary["productive_seconds"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline import build
+from harness.analysis.state import build
 from harness.judging.gates import Gate, GateError, GateResult, evaluate, evaluate_all
 from harness.judging.metric_words import ABOUT, SERIES_ABOUT
 from harness.judging.metrics import METRICS

@@ -2,18 +2,15 @@
 
 import pytest
 
-from harness.analysis.telemetry import DeviceErrors
-from harness.exporter.fold import Fold
+from harness.analysis.ranks import DeviceErrors
+from harness.analysis.state import state_of
 from mecefo_runtime.system.events import TWIN_JOB, Event
 
 pytestmark = pytest.mark.unit
 
 
 def devices(*events):
-    state = Fold()
-    for event in events:
-        state.feed(event)
-    return state.devices
+    return state_of(events).ranks.devices
 
 
 def telemetry(rank, xid, *, sbe=0, dbe=1, job="main"):
