@@ -9,13 +9,38 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from mecefo_runtime.comm.link_watch import LinkWatch
+from mecefo_runtime.comm.messages import (
+    Alive,
+    CutOff,
+    Evicted,
+    Form,
+    FromCoordinator,
+    FromRank,
+    Goodbye,
+    Hello,
+    Join,
+    Parked,
+    Peers,
+    PeersLost,
+    Probe,
+    Probed,
+    Put,
+    RankReport,
+    Regroup,
+    Stop,
+    Take,
+    Value,
+    from_coordinator,
+    to_wire,
+)
 from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.probe import find_unreachable, find_unsteady
-from mecefo_runtime.system.wire import Connection, Message, WireError, parse_address
+from mecefo_runtime.system.wire import Connection, WireError, parse_address
 
 RECONNECT_SECONDS = 0.02
 CONNECT_TIMEOUT_SECONDS = 1.0
@@ -32,7 +57,7 @@ class Stopped(RuntimeError):
 
 
 class CoordinatorClient:
-    """What this rank knows of the job's membership. `describe` tells the state that a hello reports.
+    """What this rank knows of the job's membership. `hello` is its first one, `report` tells what it has by now.
 
     `abort` is called, again and again until the training thread parks, when the epoch must be left at once. While
     `committed_step` stays what it is for a heartbeat's time-out, it is tried whether the peers can be reached.
@@ -41,18 +66,20 @@ class CoordinatorClient:
     def __init__(
         self,
         address: str,
-        identity: Message,
+        token: str,
+        hello: Hello,
         heartbeat_timeout_seconds: float,
-        describe: Callable[[], Message],
+        report: Callable[[], RankReport],
         abort: Callable[[], None],
         committed_step: Callable[[], int],
     ) -> None:
         self._address = address
-        self._identity = identity
+        self._token = token
+        self._first_hello = hello
         self._heartbeat_seconds = heartbeat_timeout_seconds / 4
         self._link_timeout_seconds = heartbeat_timeout_seconds / 2
         self._steady_seconds = 2 * heartbeat_timeout_seconds
-        self._describe = describe
+        self._report = report
         self._abort = abort
         self._committed_step = committed_step
         self._connection: Connection | None = None
@@ -69,18 +96,18 @@ class CoordinatorClient:
         # Evicted because of its links: not to come back before it can reach the others.
         self.is_cut_off = False
         self._cut_off_from: set[int] = set()
-        self._peers: Message | None = None
-        # Of the epoch that this rank is in or on its way into: {} when it is in none.
-        self._formed: Message = {}
+        self._peers: Mapping[int, str] | None = None
+        # The epoch that this rank is in or on its way into.
+        self._formed: Form | None = None
         self._link_watch = LinkWatch(
             heartbeat_timeout_seconds,
             self._progress,
-            lambda: self._others(self._formed),
-            self._report,
-            parse_address(identity["address"])[0],
+            self._other_members,
+            self._report_lost,
+            parse_address(hello.address)[0],
         )
-        self.orders: Message | None = None
-        self.farewell: Message | None = None
+        self._next_form: Form | None = None
+        self.farewell: Goodbye | Stop | None = None
 
     def start(self) -> None:
         """Connect, for as long as it takes, and begin to listen."""
@@ -107,24 +134,24 @@ class CoordinatorClient:
         if self.must_leave:
             raise EpochOver("the coordinator started a new epoch")
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: FromRank) -> bool:
         """Tell the coordinator; False when there is none. What matters is told again in the next hello."""
         connection = self._connection
         if connection is None:
             return False
         try:
-            connection.send(message)
+            connection.send(to_wire(message))
         except OSError:
             return False
         return True
 
-    def park(self) -> Message:
-        """Report this rank's state for the new epoch, and again for every newer one, until orders come; returns them.
+    def park(self) -> Form | Goodbye | Evicted:
+        """Report this rank's state for the new epoch, and again for every newer one, until told what follows.
 
         Raises:
             Stopped: the job is over for a reason that is not success.
         """
-        parked_for, self._formed = None, {}
+        parked_for, self._formed = None, None
         while True:
             with self.changed:
                 self.must_leave = False
@@ -132,17 +159,17 @@ class CoordinatorClient:
                 if self.farewell is not None:
                     return self._take_farewell()
                 if self.is_evicted:
-                    return {"type": "evicted"}
-                if self.orders is not None and self.orders["epoch"] >= self.target:
-                    orders, self.orders = self.orders, None
-                    self._is_parked, self._formed = False, orders
-                    return orders
+                    return Evicted()
+                if self._next_form is not None and self._next_form.epoch >= self.target:
+                    form, self._next_form = self._next_form, None
+                    self._is_parked, self._formed = False, form
+                    return form
                 target = self.target
                 if parked_for == target:
                     self.changed.wait(timeout=1.0)
                     continue
             # Outside the lock: the listener may need it while the coordinator takes its time.
-            if target > self.epoch and not self.send({**self._describe(), "type": "parked", "epoch": target}):
+            if target > self.epoch and not self.send(Parked(target, self._report())):
                 time.sleep(RECONNECT_SECONDS)
                 continue
             parked_for = target
@@ -188,26 +215,29 @@ class CoordinatorClient:
 
         As soon as the epoch must be left, nobody is looked for any more.
         """
-        return find_unreachable(self._others(self._formed), self._link_timeout_seconds, lambda: self.must_leave)
+        return find_unreachable(self._other_members(), self._link_timeout_seconds, lambda: self.must_leave)
 
-    def _others(self, message: Message) -> dict[int, str]:
-        addresses = {int(rank): address for rank, address in message.get("addresses", {}).items()}
-        return {rank: address for rank, address in addresses.items() if rank != self._identity["rank"]}
+    def _other_members(self) -> dict[int, str]:
+        form = self._formed
+        return {} if form is None else self._others(form.addresses)
+
+    def _others(self, addresses: Mapping[int, str]) -> dict[int, str]:
+        return {rank: address for rank, address in addresses.items() if rank != self._first_hello.rank}
 
     def _progress(self) -> tuple[object, ...]:
         """What changes as long as anything goes on."""
         return self.epoch, self._is_parked, self._committed_step()
 
-    def _report(self, unreachable: list[int]) -> None:
+    def _report_lost(self, unreachable: list[int]) -> None:
         """From the link watch's thread."""
-        if formed := self._formed:
-            self.send({"type": "unreachable", "epoch": formed["epoch"], "ranks": unreachable})
+        if (form := self._formed) is not None:
+            self.send(PeersLost(form.epoch, tuple(unreachable)))
 
-    def _answer(self, question: Message) -> None:
-        others = self._others(question)
+    def _answer(self, probe: Probe) -> None:
+        others = self._others(probe.addresses)
         stalled = set(self._link_watch.find_stalled()) & set(others)
         unreachable = sorted({*find_unreachable(others, self._link_timeout_seconds), *stalled})
-        self.send({"type": "probed", "check": question["check"], "unreachable": unreachable})
+        self.send(Probed(probe.check, tuple(unreachable)))
 
     def _await_links(self) -> None:
         """While cut off: wait until all whom the coordinator names can be reached, or the job is over.
@@ -221,7 +251,7 @@ class CoordinatorClient:
         must_stay: bool | None = None
         while self.is_cut_off and not is_over():
             self._peers = None
-            self.send({"type": "cut_off"})
+            self.send(CutOff())
             with self.changed:
                 self.changed.wait_for(lambda: self._peers or self.farewell, self._link_timeout_seconds)
                 peers = self._peers
@@ -239,7 +269,7 @@ class CoordinatorClient:
         self._await_links()
         with self.changed:
             self.is_evicted = self.is_cut_off = False
-            self.orders = None
+            self._next_form = None
             self.epoch = self.target = self._leave_for = 0
             self.must_leave = False
         self.send(self._hello())
@@ -249,7 +279,7 @@ class CoordinatorClient:
     def put(self, key: str, value: bytes) -> None:
         """Publish a value for the peers."""
         self._values[key] = value
-        self.send({"type": "put", "key": key, "value": base64.b64encode(value).decode()})
+        self.send(Put(key, base64.b64encode(value).decode()))
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
         """A value that a peer published, as soon as it is there.
@@ -258,7 +288,7 @@ class CoordinatorClient:
             EpochBroken: it did not come in time.
         """
         if key not in self._values:
-            self.send({"type": "take", "key": key})
+            self.send(Take(key))
         with self.changed:
             if not self.changed.wait_for(lambda: key in self._values, timeout_seconds):
                 raise EpochBroken(f"no peer published {key} within {timeout_seconds} s")
@@ -271,23 +301,29 @@ class CoordinatorClient:
 
     # ---- threads ----
 
-    def _take_farewell(self) -> Message:
+    def _take_farewell(self) -> Goodbye:
         assert self.farewell is not None
-        if self.farewell["type"] == "stop":
-            raise Stopped(str(self.farewell["reason"]))
+        if isinstance(self.farewell, Stop):
+            raise Stopped(self.farewell.reason)
         return self.farewell
 
-    def _hello(self) -> Message:
-        is_done = self.farewell is not None and self.farewell["type"] == "goodbye"
-        told = {"target": self.target, "is_done": is_done, "is_cut_off": self.is_cut_off}
-        return {"type": "hello", "role": "rank", **told, **self._identity, **self._describe()}
+    def _hello(self) -> Hello:
+        return replace(
+            self._first_hello,
+            report=self._report(),
+            target=self.target,
+            is_done=isinstance(self.farewell, Goodbye),
+            is_cut_off=self.is_cut_off,
+        )
 
     def _listen(self) -> None:
         # Whoever has been told to stop has nothing more to say.
-        while not self._closed and (self.farewell is None or self.farewell["type"] != "stop"):
+        while not self._closed and not isinstance(self.farewell, Stop):
             hello = self._hello()
             try:
-                connection = Connection.open(self._address, hello, CONNECT_TIMEOUT_SECONDS)
+                connection = Connection.open(
+                    self._address, {"token": self._token, **to_wire(hello)}, CONNECT_TIMEOUT_SECONDS
+                )
             except OSError:
                 time.sleep(RECONNECT_SECONDS)
                 continue
@@ -297,39 +333,40 @@ class CoordinatorClient:
                 self.send(now)
             with suppress(WireError):
                 while True:
-                    self._on_message(connection.receive())
+                    self._on_message(from_coordinator(connection.receive()))
             self._connection = None
             connection.close()
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: FromCoordinator) -> None:
         with self.changed:
-            match message["type"]:
-                case "value":
-                    self._values[message["key"]] = base64.b64decode(message["value"])
-                case "join":
-                    self.target = max(self.target, int(message["epoch"]))
-                case "regroup":
-                    self.target = self._leave_for = max(self.target, int(message["epoch"]))
+            match message:
+                case Value(key, value):
+                    self._values[key] = base64.b64decode(value)
+                case Join(epoch):
+                    self.target = max(self.target, epoch)
+                case Regroup(epoch):
+                    self.target = self._leave_for = max(self.target, epoch)
                     self._leave()
-                case "form":
-                    self.orders = message
-                    self.target = max(self.target, int(message["epoch"]))
+                case Form():
+                    self._next_form = message
+                    self.target = max(self.target, message.epoch)
                     if not self._is_parked:
-                        # On its way by orders of a coordinator that is no more.
+                        # On its way into an epoch of a coordinator that is no more.
                         self._leave_for = self.target
                         self._leave()
-                case "evicted":
-                    self.is_evicted, self.is_cut_off = True, bool(message.get("is_cut_off"))
-                    self._cut_off_from = set(message.get("cut_off_from", ()))
+                case Evicted():
+                    self.is_evicted, self.is_cut_off = True, message.is_cut_off
+                    self._cut_off_from = set(message.cut_off_from)
                     self._leave()
-                case "peers":
-                    self._peers = message
-                case "probe":
+                case Peers(addresses):
+                    self._peers = addresses
+                case Probe():
                     threading.Thread(target=self._answer, args=(message,), name="probing", daemon=True).start()
-                case "goodbye" | "stop":
+                case Goodbye():
                     self.farewell = message
-                    if message["type"] == "stop":
-                        self._leave()
+                case Stop():
+                    self.farewell = message
+                    self._leave()
             self.changed.notify_all()
 
     def _leave(self) -> None:
@@ -352,10 +389,10 @@ class CoordinatorClient:
 
     def _beat(self) -> None:
         while not self._closed:
-            self.send({"type": "alive"})
+            self.send(Alive())
             time.sleep(self._heartbeat_seconds)
 
 
-def _moment(hello: Message) -> tuple[object, ...]:
+def _moment(hello: Hello) -> tuple[object, ...]:
     """What in a hello says where a rank is in the life of its epoch."""
-    return hello["status"], hello["epoch"], hello["target"]
+    return hello.report.status, hello.report.epoch, hello.target

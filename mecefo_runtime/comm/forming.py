@@ -1,4 +1,4 @@
-"""Forming the groups of an epoch as the coordinator's orders say, and no longer than it makes sense."""
+"""Forming the groups of an epoch as the coordinator says, and no longer than it makes sense."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import torch
 from mecefo_runtime.comm import nccl
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.comm.groups import Formation, Groups
+from mecefo_runtime.comm.messages import Form
 from mecefo_runtime.comm.operations import Owner
 from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import Transport, lanes
-from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.layout import Layout, Transfer
-from mecefo_runtime.system.wire import Message
 
 # Forming groups has its own time-outs inside; these catch what gloo and NCCL forget.
 FORMATION_DEADLINE_SECONDS = 10.0
@@ -21,26 +19,24 @@ NCCL_FORMATION_DEADLINE_SECONDS = 2 * nccl.FORM_TIMEOUT_SECONDS
 
 
 def form_groups(
-    orders: Message,
+    message: Form,
     rank: int,
-    layout: Layout,
-    background: Background,
     job: JobConfig,
     device: torch.device,
     client: CoordinatorClient,
     host: str,
 ) -> Groups:
-    """Form the groups of the epoch that `orders` describe, as `rank`, whose tensors lie on `device`.
+    """Form the groups of the epoch that `message` describes, as `rank`, whose tensors lie on `device`.
 
     Raises:
         EpochBroken: a peer did not come, or the epoch is over before it began.
     """
-    epoch, members = int(orders["epoch"]), tuple(orders["members"])
-    uses_nccl = orders["device_way"] == "nccl"
+    epoch, members = message.epoch, message.members
+    layout, background = message.layout, message.background
+    uses_nccl = message.device_way == "nccl"
     client.forget_values()
     reductions = background.reduction_groups(layout)
-    transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
-    used = lanes(layout, background, transfers, members, measures_transfer=orders["measure_transfer"])
+    used = lanes(layout, background, message.transfers, members, measures_transfer=message.measure_transfer)
 
     def form_nccl(owner: Owner) -> Transport:
         store = RendezvousStore(client.put, client.take, nccl.FORM_TIMEOUT_SECONDS)

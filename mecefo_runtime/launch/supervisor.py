@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from mecefo_runtime.comm.messages import RankExited, SupervisorHello, to_wire
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import ProcessId, keep_only, start_child
-from mecefo_runtime.system.wire import Connection, Message, WireError
+from mecefo_runtime.system.wire import Connection, WireError
 
 RECONNECT_SECONDS = 0.05
 CONNECT_TIMEOUT_SECONDS = 0.5
@@ -46,10 +47,11 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         # By pidfd: rank, attempt, process, and the pipe through which it says that it ended in order.
         self._running: dict[int, tuple[int, int, ProcessId, int]] = {}
-        self._exited: dict[int, Message] = {}
-        hello = {"token": environment["MECEFO_TOKEN"], "role": "supervisor", "node": node}
-        self._hello = hello
-        self._orders = Connection.open(environment["MECEFO_EVENTS"], hello, CONNECT_TIMEOUT_SECONDS)
+        self._exited: dict[int, RankExited] = {}
+        token = {"token": environment["MECEFO_TOKEN"]}
+        self._hello = {**token, **to_wire(SupervisorHello(node))}
+        role = {**token, "role": "supervisor", "node": node}
+        self._orders = Connection.open(environment["MECEFO_EVENTS"], role, CONNECT_TIMEOUT_SECONDS)
         self._coordinator: Connection | None = None
         self._emitter = Emitter(
             self._send_event,
@@ -78,7 +80,7 @@ class Supervisor:
         try:
             connection = Connection.open(self._environment["MECEFO_COORDINATOR"], self._hello, CONNECT_TIMEOUT_SECONDS)
             for message in self._exited.values():
-                connection.send(message)
+                connection.send(to_wire(message))
         except OSError:
             return
         self._coordinator = connection
@@ -157,10 +159,10 @@ class Supervisor:
         os.close(descriptor)
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
         has_ended_in_order = _said(last_words) == IN_ORDER
-        self._exited[rank] = {"rank": rank, "attempt": attempt, "has_ended_in_order": has_ended_in_order}
+        self._exited[rank] = RankExited(rank, attempt, has_ended_in_order)
         if self._coordinator is not None:
             try:
-                self._coordinator.send(self._exited[rank])
+                self._coordinator.send(to_wire(self._exited[rank]))
             except OSError:
                 # Told again when it is back.
                 self._on_coordinator()

@@ -1,25 +1,31 @@
 """The step-and-commit rule: what becomes of the step in flight when members are lost.
 
-A step is committed when every living member has its reduced gradients. So at a regroup, where every survivor says what
-it has: if all of them have the gradients, the step is committed, whether or not somebody, dead or alive, has applied
-it already; if not, nobody can have applied it, since nobody gets the totals before everybody has the gradients, and it
-is repeated from unchanged parameters. No step is lost, no sample is used twice.
+A step is committed when every living member has its reduced gradients and it is fit for that. So at a regroup, where
+every survivor says what it has: if all of them have the gradients, the step is committed, whether or not somebody, dead
+or alive, has applied it already; if not, nobody can have applied it, since nobody gets the totals before everybody has
+the gradients, and it is repeated from unchanged parameters. No step is lost, no sample is used twice.
+
+Whether it is fit the leader says. Where no survivor has heard that, it is judged here, as the leader would have: by the
+same function, from what the survivors say of their own parts, and of lost ones whose parameters they saw to differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any
 
-from mecefo_runtime.training.health import StepVerdict
-
-Report = Mapping[str, Any]
-"""What a survivor has: `committed_step` (the last one applied) with its `totals`, and `ready`.
-
-`ready` is None, or says of a step whose reduced gradients the survivor holds unapplied: `step`, the `norms` of its
-units, the `step stats` if it holds the head, and the `totals` if it knows them."""
+from mecefo_runtime.comm.messages import RankReport
+from mecefo_runtime.job.config import HealthConfig
+from mecefo_runtime.job.step_report import (
+    NO_HISTORY,
+    HealthHistory,
+    LateCommit,
+    PartHealth,
+    ReadyStep,
+    StepTotals,
+    StepVerdict,
+)
+from mecefo_runtime.training.health import Judgement, after_commit, judge
 
 
 class RuleBroken(RuntimeError):
@@ -28,48 +34,69 @@ class RuleBroken(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`committed_step` is the last step that counts; `commit` says {step, totals} to those who have yet to apply it."""
+    """`committed_step` is the last step that counts; `commit` is for those who have yet to apply it.
+
+    `history` is what the members' judgements begin with. `judgement` is there where the step in flight was judged here.
+    """
 
     committed_step: int
-    commit: dict[str, Any] | None
+    commit: LateCommit | None = None
+    history: HealthHistory = NO_HISTORY
+    judgement: Judgement | None = None
 
 
-def decide(reports: Sequence[Report]) -> Decision:
-    """Apply the rule to the reports of all survivors that hold state.
+def decide(reports: Mapping[int, RankReport], health: HealthConfig) -> Decision:
+    """Apply the rule to the reports of all survivors that hold state, by rank.
 
     Raises:
         RuleBroken: they contradict it.
     """
-    committed = max((int(report["committed_step"]) for report in reports), default=0)
-    behind = [report for report in reports if report["committed_step"] < committed]
+    committed = max((report.committed_step for report in reports.values()), default=0)
+    history = newest_history(reports)
+    behind = [report for report in reports.values() if report.committed_step < committed]
     if behind:
         if any(lacks_step(report, committed) for report in behind):
             raise RuleBroken(f"a rank applied step {committed} before all had its gradients")
         # Not computed anew: the holders of a layer must apply the very same numbers.
-        totals = next(report["totals"] for report in reports if report["committed_step"] == committed)
-        return Decision(committed, {"step": committed, "totals": totals})
-    ready = [report["ready"] for report in reports]
-    if not ready or any(r is None or r["step"] != committed + 1 for r in ready):
-        return Decision(committed, None)
-    totals = next((r["totals"] for r in ready if r["totals"] is not None), None) or _totals(ready)
-    # A step that is not finite would not have been committed by the members either (see `health`).
-    if totals is None or not (isfinite(totals["squared_norm"]) and isfinite(totals["tally"]["loss_sum"])):
-        return Decision(committed, None)
-    return Decision(committed + 1, {"step": committed + 1, "totals": totals})
+        known = next(report.totals for report in reports.values() if report.committed_step == committed)
+        assert known is not None
+        return Decision(committed, LateCommit(committed, known), history)
+    ready = {rank: report.ready for rank, report in reports.items() if report.ready is not None}
+    if not reports or len(ready) < len(reports) or any(part.step != committed + 1 for part in ready.values()):
+        return Decision(committed, history=history)
+    totals = next((part.totals for part in ready.values() if part.totals is not None), None)
+    judgement = None
+    if totals is None:
+        summed = _sums(ready)
+        if summed is None:
+            return Decision(committed, history=history)
+        judgement = judge(health, history, committed + 1, summed.stats.loss_sum, summed.squared_norm, _parts(ready))
+        if judgement.verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
+            return Decision(committed, None, history, judgement)
+        totals = StepTotals(summed.squared_norm, summed.stats, judgement.verdict)
+    commit = LateCommit(committed + 1, totals)
+    return Decision(committed + 1, commit, after_commit(health, history, totals), judgement)
 
 
-def lacks_step(report: Report, step: int) -> bool:
+def lacks_step(report: RankReport, step: int) -> bool:
     """Whether the survivor has neither applied `step` nor its reduced gradients."""
-    return bool(report["committed_step"] < step and (report["ready"] or {}).get("step") != step)
+    return report.committed_step < step and (report.ready is None or report.ready.step != step)
 
 
-def _totals(ready: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The totals from the survivors' parts; None when the head is lost with all its holders, and the job with it."""
+def newest_history(reports: Mapping[int, RankReport]) -> HealthHistory:
+    """What the one knows who has heard most verdicts; they all tell the same story."""
+    return max((report.history for report in reports.values()), key=lambda h: h.num_verdicts, default=NO_HISTORY)
+
+
+def _sums(ready: Mapping[int, ReadyStep]) -> StepTotals | None:
+    """The sums from the survivors' parts; None when the head is lost with all its holders, and the job with it."""
     norms: dict[str, float] = {}
-    for part in ready:
-        norms |= part["norms"]
-    stats = next((part["tally"] for part in ready if part["tally"] is not None), None)
-    if stats is None:
-        return None
-    squared_norm = sum(norms[unit] for unit in sorted(norms))
-    return {"squared_norm": squared_norm, "tally": stats, "verdict": int(StepVerdict.COMMIT)}
+    for part in ready.values():
+        norms |= part.norms
+    stats = next((part.stats for part in ready.values() if part.stats is not None), None)
+    return None if stats is None else StepTotals(sum(norms[unit] for unit in sorted(norms)), stats)
+
+
+def _parts(ready: Mapping[int, ReadyStep]) -> dict[int, PartHealth]:
+    odd = {rank for part in ready.values() for rank in part.odd_ranks}
+    return {rank: PartHealth(differs=True) for rank in odd} | {rank: part.part for rank, part in ready.items()}

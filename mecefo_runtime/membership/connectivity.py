@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from mecefo_runtime.comm.messages import Evicted, Peers, Probe
 from mecefo_runtime.membership.member_table import Effects, MemberTable
-from mecefo_runtime.system.wire import Message
 
 Pair = tuple[int, int]
 
@@ -33,9 +33,9 @@ class ConnectivityCheck:
     must_regroup: bool = False
     _answers: dict[int, frozenset[int]] = field(default_factory=dict)
 
-    def question(self, member_table: MemberTable) -> Message:
+    def question(self, member_table: MemberTable) -> Probe:
         """What each of `asked` is to do."""
-        return {"type": "probe", "check": self.number, "addresses": member_table.addresses(self.asked)}
+        return Probe(self.number, member_table.addresses(self.asked))
 
     def answer(self, rank: int, unreachable: Iterable[int]) -> None:
         """`rank` has tried all of them."""
@@ -123,13 +123,12 @@ class Connectivity:
         """It may come back when it can reach those who stay; the `severed` pairs with it are why it goes."""
         self.cut_off.add(rank)
         peers = sorted(peer for pair in severed if rank in pair for peer in pair if peer != rank)
-        message = {"type": "evicted", "epoch": epoch, "is_cut_off": True, "cut_off_from": peers}
-        self._effects.send(rank, message)
+        self._effects.send(rank, Evicted(epoch, is_cut_off=True, cut_off_from=tuple(peers)))
 
     def tell_peers(self, rank: int, members: Collection[int]) -> None:
         """Whom of `members` it has to reach before it may come back."""
         peers = self._connected.survivors(members)
-        self._effects.send(rank, {"type": "peers", "addresses": self._connected.addresses(peers)})
+        self._effects.send(rank, Peers(self._connected.addresses(peers)))
 
     def drop(self) -> None:
         """The epoch is over: whatever the check would come to is of no use."""

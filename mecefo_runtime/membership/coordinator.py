@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Collection
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from mecefo_runtime.checkpoint.durable import (
     Durable,
@@ -18,6 +19,31 @@ from mecefo_runtime.checkpoint.durable import (
     has_checkpoint,
     newest_durable,
     rejected_checkpoints,
+)
+from mecefo_runtime.comm.messages import (
+    Alive,
+    BackgroundDone,
+    Committed,
+    CutOff,
+    Diverged,
+    Finished,
+    Formed,
+    FromCoordinator,
+    FromRank,
+    Hello,
+    Parked,
+    PeersLost,
+    Probed,
+    Put,
+    RankExited,
+    SupervisorHello,
+    Take,
+    Trouble,
+    Unhealthy,
+    Value,
+    from_rank,
+    from_supervisor,
+    to_wire,
 )
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
@@ -28,6 +54,8 @@ from mecefo_runtime.membership.regroup import CannotGoOn, Rules
 from mecefo_runtime.planners import find, stops_on_loss
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, decode, encode, token_matches
+
+T = TypeVar("T")
 
 # After the end: how long ranks may take to hear of it and hang up.
 FAREWELL_SECONDS = 2.0
@@ -65,6 +93,7 @@ class Coordinator:
                 cluster=job.cluster(),
                 planner=find(job.strategy),
                 takeover=job.takeover,
+                health=job.health,
                 degraded_share_limit=job.degraded_share_limit,
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
                 rejected_checkpoints=lambda after_step: rejected_checkpoints(job, after_step),
@@ -103,11 +132,11 @@ class Coordinator:
 
     # ---- Effects ----
 
-    def send(self, rank: int, message: Message) -> None:
+    def send(self, rank: int, message: FromCoordinator) -> None:
         """Queue `message` for `rank`; a rank without a connection will be heard of as lost."""
         writer = self._writers.get(rank)
         if writer is not None:
-            writer.write(encode(message))
+            writer.write(encode(to_wire(message)))
 
     def hang_up(self, rank: int) -> None:
         """Close the connection of `rank`."""
@@ -124,14 +153,16 @@ class Coordinator:
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                hello = decode(await reader.readline())
+                raw = decode(await reader.readline())
+                if not token_matches(raw, self._token):
+                    return
+                del raw["token"]
+                hello = from_supervisor(raw) if raw.get("type") == SupervisorHello.__name__ else from_rank(raw)
             except (OSError, ValueError):
                 return
-            if not token_matches(hello, self._token):
-                return
-            if hello["role"] == "supervisor":
-                await self._serve_supervisor(reader, int(hello["node"]))
-            else:
+            if isinstance(hello, SupervisorHello):
+                await self._serve_supervisor(reader, hello.node)
+            elif isinstance(hello, Hello):
                 await self._serve_rank(reader, writer, hello)
         except asyncio.CancelledError:
             # Whoever is still connected when the loop ends; passed on, Python 3.11 logs it as an error of the callback.
@@ -148,21 +179,22 @@ class Coordinator:
 
     async def _serve_supervisor(self, reader: asyncio.StreamReader, node: int) -> None:
         self._membership.on_supervisor(node)
-        async for message in _messages(reader):
-            if message["has_ended_in_order"]:
-                self._membership.on_completed()
-            self._membership.on_lost(int(message["rank"]), "supervisor", int(message["attempt"]))
-            self._settle()
+        async for message in _messages(reader, from_supervisor):
+            if isinstance(message, RankExited):
+                if message.has_ended_in_order:
+                    self._membership.on_completed()
+                self._membership.on_lost(message.rank, "supervisor", message.attempt)
+                self._settle()
         self._membership.on_supervisor_lost(node)
         self._settle()
 
-    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message) -> None:
-        rank = int(hello["rank"])
+    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Hello) -> None:
+        rank = hello.rank
         if rank in self._writers:
             self.hang_up(rank)
         self._writers[rank] = writer
         self._on_message(rank, hello)
-        async for message in _messages(reader):
+        async for message in _messages(reader, from_rank):
             if self._writers.get(rank) is not writer:
                 # We hung up on it, or another process of this rank has come: what it still says counts no more.
                 return
@@ -172,54 +204,54 @@ class Coordinator:
             self._membership.on_lost(rank, "connection")
             self._settle()
 
-    def _on_message(self, rank: int, message: Message) -> None:
+    def _on_message(self, rank: int, message: FromRank) -> None:
         membership = self._membership
         membership.on_heard(rank)
-        match message["type"]:
-            case "put":
-                self._put(message["key"], message["value"])
+        match message:
+            case Put(key, value):
+                self._put(key, value)
                 return
-            case "take":
-                self._take(rank, message["key"])
+            case Take(key):
+                self._take(rank, key)
                 return
-            case "hello":
-                membership.on_hello(rank, message)
-            case "parked":
+            case Hello():
+                # Of whom the connection is.
+                membership.on_hello(replace(message, rank=rank))
+            case Parked():
                 membership.on_parked(rank, message)
-            case "formed":
+            case Formed():
                 membership.on_formed(rank, message)
-            case "trouble":
-                epoch, unreachable = int(message["epoch"]), message.get("unreachable", ())
-                damaged = [(str(unit), int(source)) for unit, source in message.get("damaged", ())]
-                membership.on_trouble(rank, epoch, str(message["error"]), message.get("refused"), unreachable, damaged)
-            case "unreachable":
-                membership.on_unreachable(rank, int(message["epoch"]))
-            case "probed":
-                membership.on_probed(rank, int(message["check"]), message["unreachable"])
-            case "cut_off":
+            case Trouble():
+                membership.on_trouble(rank, message)
+            case PeersLost(epoch):
+                membership.on_unreachable(rank, epoch)
+            case Probed():
+                membership.on_probed(rank, message)
+            case CutOff():
                 membership.on_cut_off(rank)
-            case "background_done":
-                membership.on_background_done(int(message["epoch"]))
-            case "diverged":
-                membership.on_diverged(int(message["epoch"]))
-            case "unhealthy":
-                membership.on_unhealthy(int(message["epoch"]), int(message["rank"]), str(message["reason"]))
-            case "committed":
-                membership.on_committed(int(message["step"]))
-            case "finished":
+            case BackgroundDone(epoch):
+                membership.on_background_done(epoch)
+            case Diverged(epoch):
+                membership.on_diverged(epoch)
+            case Unhealthy():
+                membership.on_unhealthy(message)
+            case Committed(step):
+                membership.on_committed(step)
+            case Finished():
                 membership.on_finished(rank)
-            case "lost":
-                membership.on_lost(rank, "connection")
+            case Alive():
+                # Heard above.
+                pass
         self._settle()
 
     def _put(self, key: str, value: str) -> None:
         self._rendezvous[key] = value
         for rank in self._waiting.pop(key, ()):
-            self.send(rank, {"type": "value", "key": key, "value": value})
+            self.send(rank, Value(key, value))
 
     def _take(self, rank: int, key: str) -> None:
         if key in self._rendezvous:
-            self.send(rank, {"type": "value", "key": key, "value": self._rendezvous[key]})
+            self.send(rank, Value(key, self._rendezvous[key]))
         else:
             self._waiting.setdefault(key, []).append(rank)
 
@@ -254,14 +286,14 @@ class Coordinator:
             self._crash(error)
 
 
-async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
-    """What a peer says, until its connection ends: in order, by a reset, or in the middle of a line."""
+async def _messages(reader: asyncio.StreamReader, read: Callable[[Message], T]) -> AsyncIterator[T]:
+    """What a peer says, until its connection ends, or it says what is no message of ours."""
     while True:
         try:
             line = await reader.readline()
             if not line:
                 return
-            message = decode(line)
+            message = read(decode(line))
         except (OSError, ValueError):
             return
         yield message

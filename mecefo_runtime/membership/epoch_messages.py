@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mecefo_runtime.comm.messages import Form
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.member_table import Member
 from mecefo_runtime.membership.regroup import RegroupPlan
 from mecefo_runtime.system.devices import choose_way
-from mecefo_runtime.system.wire import Message
 
 
 def form_message(
     plan: RegroupPlan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str, tells_commits: bool
-) -> Message:
+) -> Form:
     """The message that makes `members`, by rank, form `epoch`; the same for all.
 
     `tells_commits`: the leader is to tell the coordinator of every step that is committed.
     """
-    return {
-        "type": "form",
-        "epoch": epoch,
-        "members": list(plan.members),
-        "leader": _leader(members),
-        "addresses": {rank: member.address for rank, member in members.items()},
-        "layout": plan.layout.to_dict(),
-        "transfers": [[t.unit, t.source, t.destination] for t in plan.transfers],
-        "background": plan.background.to_list(),
-        "commit": plan.decision.commit,
-        "resume_step": plan.decision.committed_step + 1,
-        "device_way": choose_way({rank: member.nccl_device for rank, member in members.items()}),
-        "measure_transfer": all(member.bytes_per_second is None for member in members.values()),
-        "lineage": lineage,
-        "tells_commits": tells_commits,
-        "restore": None if plan.restore is None else plan.restore.folder,
-        "reason": reason,
-    }
+    return Form(
+        epoch=epoch,
+        members=plan.members,
+        leader=_leader(members),
+        addresses={rank: member.address for rank, member in members.items()},
+        layout=plan.layout,
+        resume_step=plan.decision.committed_step + 1,
+        device_way=choose_way({rank: member.nccl_device for rank, member in members.items()}),
+        lineage=lineage,
+        reason=reason,
+        transfers=plan.transfers,
+        background=plan.background,
+        commit=plan.decision.commit,
+        measure_transfer=all(member.bytes_per_second is None for member in members.values()),
+        tells_commits=tells_commits,
+        restore=None if plan.restore is None else plan.restore.folder,
+        history=plan.decision.history,
+    )
 
 
 def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
         "degraded_layers": plan.layout.num_degraded_layers,
         "num_transfers": len(plan.transfers),
         "num_fetched_in_background": sum(shadow.source is not None for shadow in plan.background.shadows),
-        "commit_step": plan.decision.commit["step"] if plan.decision.commit else None,
+        "commit_step": plan.decision.commit.step if plan.decision.commit else None,
         "resume_step": plan.decision.committed_step + 1,
         "predicted_step_seconds": step_seconds(plan.layout, costs),
     }
@@ -58,4 +58,4 @@ def _leader(members: Mapping[int, Member]) -> int:
     """The first who can say again what the last leader may have died before saying: that a step was committed."""
     first = min(members)
     reports = {rank: members[rank].report for rank in sorted(members)}
-    return next((rank for rank, report in reports.items() if report["totals"] or report["ready"]), first)
+    return next((rank for rank, report in reports.items() if report.totals or report.ready), first)

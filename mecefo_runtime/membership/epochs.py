@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable
 
 from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.comm.messages import Goodbye, Join, RankReport, Regroup
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.step_report import StepVerdict
 from mecefo_runtime.membership.commit import Decision, decide
 from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
 from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, plan_epoch
-from mecefo_runtime.system.wire import Message
 
 
 class Epochs:
@@ -83,10 +84,10 @@ class Epochs:
 
     # ---- the call ----
 
-    def call(self) -> Message:
+    def call(self) -> Join | Regroup:
         """What calls a member out of its epoch."""
-        kind = "join" if self.stage is Stage.JOINING else "regroup"
-        return {"type": kind, "epoch": self.target, "reason": self.reason}
+        kind = Join if self.stage is Stage.JOINING else Regroup
+        return kind(self.target, self.reason)
 
     def call_to_boundary(self, reason: str) -> None:
         """Let the members park at the next step boundary."""
@@ -132,18 +133,18 @@ class Epochs:
         self.number = self.target = 0
         self.layout = None
 
-    def resume(self, learned: Message) -> None:
+    def resume(self, learned: RankReport) -> None:
         """Go on in the epoch that a member told of, as it knows it."""
         self.stage = Stage.TRAINING
-        self.number = int(learned["epoch"])
+        self.number = learned.epoch
         self.target = max([self.number, *(member.target for member in self._connected.values())])
-        self.members = self.entered = frozenset(learned["members"])
-        self.layout = Layout.from_dict(learned["layout"])
-        self._lineage, self.must_restore = str(learned["lineage"]), False
+        self.members = self.entered = frozenset(learned.members)
+        self.layout = learned.layout
+        self._lineage, self.must_restore = learned.lineage, False
 
     # ---- the next one ----
 
-    def form(self, *, has_completed: bool) -> Message | None:
+    def form(self, *, has_completed: bool) -> Goodbye | None:
         """All survivors are parked: say what becomes of the step in flight, who does what, and what moves.
 
         Returns what to take leave with if no epoch follows: the last step is committed, or a rank `has_completed`.
@@ -155,12 +156,17 @@ class Epochs:
         if self.number:
             self._effects.emit("isolated", epoch=self.target)
         survivors = self._look_at_survivors()
-        decision = Decision(0, None) if self.must_restore else decide(survivors.stateful)
+        decision = decide(survivors.stateful, self._rules.health)
+        if self.must_restore:
+            decision = Decision(0, history=decision.history)
+        elif decision.judgement is not None and decision.judgement.verdict is not StepVerdict.COMMIT:
+            step, reason = decision.committed_step + (decision.commit is None), decision.judgement.reason
+            self._effects.emit("warning", step=step, message=f"judged without a leader: {reason}")
         if self.number and decision.committed_step >= self._steps:
-            return {"type": "goodbye", "commit": decision.commit}
+            return Goodbye(decision.commit)
         if self.number and has_completed:
             # Of a job that is done these are the ranks that slept while the others came to the end.
-            return {"type": "goodbye"}
+            return Goodbye()
         self._tell(plan_epoch(self._rules, survivors, decision, self.reason), survivors.costs)
         return None
 
@@ -189,7 +195,7 @@ class Epochs:
             # Checkpoints from before must not be completed by what is written from now on.
             self._lineage = os.urandom(8).hex()
         members = {rank: self._connected[rank] for rank in plan.members}
-        orders = form_message(
+        message = form_message(
             plan,
             members,
             epoch=self.target,
@@ -200,9 +206,9 @@ class Epochs:
         )
         for rank, member in members.items():
             member.formed, member.status, member.epoch = None, "forming", self.target
-            self._effects.send(rank, orders)
+            self._effects.send(rank, message)
         step = plan.decision.committed_step or None
-        told = {"group_backend": orders["device_way"], **layout_fields(plan, costs)}
+        told = {"group_backend": message.device_way, **layout_fields(plan, costs)}
         self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
         if plan.restore is not None:
             for reason in self._rules.rejected_checkpoints(plan.restore.step):
@@ -227,7 +233,7 @@ class Epochs:
 
     def begin(self) -> None:
         """Every member is in: the new epoch has begun."""
-        reports = [self._connected[rank].formed or {} for rank in self.members]
+        reports = [formed for rank in self.members if (formed := self._connected[rank].formed) is not None]
         self.stage = Stage.TRAINING
         self.number = self.target
         self.entered = self.members
@@ -244,9 +250,9 @@ class Epochs:
             epoch=self.number,
             reason=self.reason,
             members=sorted(self.members),
-            group_seconds=max(report["group_seconds"] for report in reports),
-            transfer_seconds=max(report["transfer_seconds"] for report in reports),
-            transfer_bytes=max(report["transfer_bytes"] for report in reports),
+            group_seconds=max(report.group_seconds for report in reports),
+            transfer_seconds=max(report.transfer_seconds for report in reports),
+            transfer_bytes=max(report.transfer_bytes for report in reports),
         )
         if self._rejoining:
             self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.number, ranks=self._rejoining)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from enum import Enum
 
-from mecefo_runtime.system.wire import Message
+from mecefo_runtime.comm.messages import RankReport
 
 START_TIMEOUT_SECONDS = 120.0
 
@@ -25,7 +25,7 @@ class Found(Enum):
 
 
 class Gathering:
-    """`learned` is the newest hello that knows an epoch, `absent` are the ranks that will not come by themselves.
+    """`learned` is the report that knows the newest epoch, `absent` are the ranks that will not come by themselves.
 
     `begun_epoch` is the newest epoch that is known to have begun under an earlier coordinator, 0: none.
     `has_completed`: a rank has come to the job's end. `deadline_seconds` counts while ranks are gathered.
@@ -37,14 +37,14 @@ class Gathering:
         self._patience_seconds = patience_seconds
         self.begun_epoch = begun_epoch
         self.absent: set[int] = set()
-        self.learned: Message | None = None
+        self.learned: RankReport | None = None
         self.has_completed = False
         self.deadline_seconds: float | None = clock() + START_TIMEOUT_SECONDS
 
-    def learn(self, message: Message) -> None:
+    def learn(self, report: RankReport) -> None:
         """Remember the newest epoch that a rank knows."""
-        if message["epoch"] > 0 and (self.learned is None or message["epoch"] > self.learned["epoch"]):
-            self.learned = message
+        if report.epoch > 0 and (self.learned is None or report.epoch > self.learned.epoch):
+            self.learned = report
             self.deadline_seconds = self._clock() + self._patience_seconds
 
     def on_completed(self) -> None:
@@ -56,7 +56,7 @@ class Gathering:
     def look(self, connected: Collection[int], *, has_losses: bool) -> Found:
         """What there is to be done, now that these are `connected`; with losses of the moment more may follow."""
         if self.learned is not None:
-            return Found.EPOCH if set(self.learned["members"]) <= set(connected) | self.absent else Found.NOTHING
+            return Found.EPOCH if set(self.learned.members) <= set(connected) | self.absent else Found.NOTHING
         if has_losses or len(connected) + len(self.absent) != self._num_ranks:
             return Found.NOTHING
         if connected or self.has_completed:

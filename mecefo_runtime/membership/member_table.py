@@ -8,15 +8,15 @@ from enum import Enum
 from statistics import median
 from typing import Any, Protocol
 
+from mecefo_runtime.comm.messages import Formed, FromCoordinator, Hello, RankReport, RankStatus
 from mecefo_runtime.job.costs import Costs, median_costs
 from mecefo_runtime.membership.commit import lacks_step
-from mecefo_runtime.system.wire import Message
 
 
 class Effects(Protocol):
     """What the coordinator does to the world."""
 
-    def send(self, rank: int, message: Message) -> None:
+    def send(self, rank: int, message: FromCoordinator) -> None:
         """Queue `message` for `rank`; if it cannot be delivered, `lost` will be called."""
 
     def hang_up(self, rank: int) -> None:
@@ -42,46 +42,40 @@ class Member:
     """A rank that is connected: `report` is what it has, once it has parked or said hello.
 
     `costs` and `bytes_per_second` (between ranks) are what it measured, None where it has not. `nccl_device` is the GPU
-    on which it can use NCCL.
+    on which it can use NCCL. `target` is the newest epoch that it had been called to when it said hello.
     """
 
     rank: int
     attempt: int
     last_heard_seconds: float
-    status: str
+    status: RankStatus
     epoch: int
     address: str
-    report: Message
+    report: RankReport
+    target: int = 0
     parked_for: int = 0
-    formed: Message | None = None
+    formed: Formed | None = None
     costs: Costs | None = None
     bytes_per_second: float | None = None
     nccl_device: str | None = None
 
     @classmethod
-    def of(cls, rank: int, hello: Message, now_seconds: float) -> Member:
+    def of(cls, hello: Hello, now_seconds: float) -> Member:
         """The rank that says `hello`."""
-        status = str(hello["status"])
-        if status == "fresh" and hello.get("target", 0):
-            # It has been told an epoch and is on its way: it may have trained there before we hear of it again.
-            status = "forming"
-        costs = hello.get("costs")
+        # A fresh one that has been told an epoch is on its way: it may have trained there before we hear of it again.
+        is_on_its_way = hello.report.status == "fresh" and hello.target > 0
         return cls(
-            rank=rank,
-            attempt=int(hello["attempt"]),
+            rank=hello.rank,
+            attempt=hello.attempt,
             last_heard_seconds=now_seconds,
-            status=status,
-            epoch=int(hello["epoch"]),
-            address=hello["address"],
-            report=hello,
-            costs=None if costs is None else Costs.from_dict(costs),
-            nccl_device=hello.get("nccl_device"),
+            status="forming" if is_on_its_way else hello.report.status,
+            epoch=hello.report.epoch,
+            address=hello.address,
+            report=hello.report,
+            target=hello.target,
+            costs=hello.costs,
+            nccl_device=hello.nccl_device,
         )
-
-    @property
-    def target(self) -> int:
-        """The newest epoch that it had been called to when it said hello."""
-        return int(self.report.get("target", 0))
 
     @property
     def has_left(self) -> bool:
@@ -113,8 +107,8 @@ class MemberTable(dict[int, Member]):
 
         Whoever is behind and lacks the gradients was no member then, for a commit takes all members' gradients.
         """
-        stateful = [self[rank] for rank in self.survivors(members) if not self[rank].report["is_stateless"]]
-        committed = max((member.report["committed_step"] for member in stateful), default=0)
+        stateful = [self[rank] for rank in self.survivors(members) if not self[rank].report.is_stateless]
+        committed = max((member.report.committed_step for member in stateful), default=0)
         return [member for member in stateful if lacks_step(member.report, committed)]
 
     def take_silent(self, now_seconds: float, timeout_seconds: float) -> list[int]:

@@ -6,14 +6,14 @@ membership with one layout. Here stands what every report means; what follows fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 
+from mecefo_runtime.comm.messages import Formed, Hello, Parked, Probed, Stop, Trouble, Unhealthy
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.membership.member_table import Effects, Member, Stage
 from mecefo_runtime.membership.regroup import BALANCE, Rules
 from mecefo_runtime.membership.transitions import Transitions
-from mecefo_runtime.system.wire import Message
 
 FORM_RETRY_SECONDS = 0.5
 
@@ -103,10 +103,10 @@ class Membership:
 
     # ---- what happened ----
 
-    def on_hello(self, rank: int, message: Message) -> None:
+    def on_hello(self, hello: Hello) -> None:
         """A rank connected: a fresh one, or one of an epoch that this coordinator may not know yet."""
-        now = self._clock()
-        if message.get("is_cut_off") and self.stage is not Stage.ENDED:
+        now, rank, report = self._clock(), hello.rank, hello.report
+        if hello.is_cut_off and self.stage is not Stage.ENDED:
             # Its connection broke. It comes, as a newcomer, when it can reach its peers.
             self._links.cut_off.add(rank)
             if self.stage is Stage.GATHERING:
@@ -114,8 +114,8 @@ class Membership:
                 self._transitions.proceed()
             return
         known = self._connected.get(rank)
-        member = Member.of(rank, message, now)
-        if self._restart.is_under_way and message["status"] != "fresh":
+        member = Member.of(hello, now)
+        if self._restart.is_under_way and report.status != "fresh":
             # It slept while the others ended.
             self._restart.stop(rank)
             return
@@ -125,15 +125,15 @@ class Membership:
         self._connected[rank] = member
         self._restart.on_hello(rank, member.attempt)
         # To a coordinator that was started in the place of another, nobody told it.
-        self._restart.on_committed(int(message["committed_step"]))
+        self._restart.on_committed(report.committed_step)
         for gone in (self._transitions.silent, self._gathering.absent, self._links.cut_off):
             gone.discard(rank)
-        if message.get("is_done"):
+        if hello.is_done:
             self._gathering.has_completed = True
         if self.stage is Stage.ENDED:
             self._transitions.tell_end(rank)
         elif self.stage is Stage.GATHERING:
-            self._gathering.learn(message)
+            self._gathering.learn(report)
         elif member.status == "fresh":
             self._transitions.await_neighbours()
             self._effects.emit("rejoin_requested", ranks=[rank])
@@ -143,9 +143,9 @@ class Membership:
             self._effects.send(rank, self._epochs.call())
         elif self.stage is Stage.FORMING or member.has_left:
             self._transitions.regroup("retry")
-        elif message.get("distrusted"):
+        elif report.distrusted:
             self._transitions.regroup("heal")
-        elif message.get("is_background_done"):
+        elif report.is_background_done:
             self._epochs.call_to_boundary(BALANCE)
         self._transitions.proceed()
 
@@ -181,38 +181,26 @@ class Membership:
         self._gathering.on_completed()
         self._transitions.proceed()
 
-    def on_trouble(
-        self,
-        rank: int,
-        epoch: int,
-        error: str,
-        refused: str | None = None,
-        unreachable: Collection[int] = (),
-        damaged: Collection[tuple[str, int]] = (),
-    ) -> None:
-        """A member has left the epoch: it lost a peer. If that is dead we hear of it soon; if not, we form it again.
-
-        `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` whom it cannot reach,
-        `damaged` are units that arrived damaged, with the rank that sent each.
-        """
+    def on_trouble(self, rank: int, trouble: Trouble) -> None:
+        """A member has left the epoch: it lost a peer. If that is dead we hear of it soon; if not, we form it again."""
         # Also when the members have been called out already: the next epoch is not planned yet.
-        self._epochs.damaged = self._epochs.damaged.and_also(damaged)
+        self._epochs.damaged = self._epochs.damaged.and_also(trouble.damaged)
         if self.stage is Stage.GATHERING and rank in self._connected:
             # It has left its epoch since its hello.
             member = self._connected[rank]
             member.status = "fresh" if member.status == "fresh" else "parked"
-        if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or epoch != self._epochs.awaited:
+        if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or trouble.epoch != self._epochs.awaited:
             return
         wait_seconds = FORM_RETRY_SECONDS if self.stage is Stage.FORMING else 1.5 * self._heartbeat_timeout_seconds
-        if refused is not None:
-            self._epochs.refuse(refused, error)
-        self._effects.emit("warning", message=f"rank {rank} broke off: {error}")
-        self._restart.on_trouble(rank, error)
-        if damaged:
+        if trouble.refused is not None:
+            self._epochs.refuse(trouble.refused, trouble.error)
+        self._effects.emit("warning", message=f"rank {rank} broke off: {trouble.error}")
+        self._restart.on_trouble(rank, trouble.error)
+        if trouble.damaged:
             self._fetch_elsewhere()
             return
-        if unreachable:
-            self.on_unreachable(rank, epoch)
+        if trouble.unreachable:
+            self.on_unreachable(rank, trouble.epoch)
         if self._links.is_under_way:
             self._links.must_regroup()
         elif self._transitions.retry_seconds is None:
@@ -238,9 +226,9 @@ class Membership:
             self._transitions.retry_seconds = None
             self._links.ask(self.members)
 
-    def on_probed(self, rank: int, check: int, unreachable: Sequence[int]) -> None:
+    def on_probed(self, rank: int, probed: Probed) -> None:
         """A member has tried to reach all the others."""
-        if self._links.answer(rank, check, unreachable):
+        if self._links.answer(rank, probed.check, probed.unreachable):
             self._transitions.proceed()
 
     def on_cut_off(self, rank: int) -> None:
@@ -250,26 +238,28 @@ class Membership:
         elif rank not in self._connected:
             self._links.tell_peers(rank, self.members)
 
-    def on_parked(self, rank: int, message: Message) -> None:
-        """A member left its epoch for `message["epoch"]`."""
+    def on_parked(self, rank: int, parked: Parked) -> None:
+        """A member left its epoch."""
         member, target = self._connected.get(rank), self._epochs.target
-        if member is None or self.stage not in (Stage.PARKING, Stage.JOINING) or message["epoch"] != target:
+        if member is None or self.stage not in (Stage.PARKING, Stage.JOINING) or parked.epoch != target:
             return
-        member.report, member.parked_for, member.status = message, target, "parked"
+        member.report, member.target = parked.report, 0
+        member.parked_for, member.status = target, "parked"
         self._transitions.proceed()
 
-    def on_formed(self, rank: int, message: Message) -> None:
+    def on_formed(self, rank: int, formed: Formed) -> None:
         """A member is in the new epoch, with its state."""
         member = self._connected.get(rank)
         if member is not None and self.stage is Stage.GATHERING:
             # Its hello was from before. In what it entered others may have trained since.
-            member.status, member.epoch, member.report = "training", int(message["epoch"]), message
-            self._gathering.learn(message)
+            member.status, member.report = "training", formed.report
+            member.epoch = member.target = formed.report.epoch
+            self._gathering.learn(formed.report)
             self._transitions.proceed()
-        if member is None or self.stage is not Stage.FORMING or message["epoch"] != self._epochs.target:
+        if member is None or self.stage is not Stage.FORMING or formed.report.epoch != self._epochs.target:
             return
-        member.formed = message
-        member.bytes_per_second = message.get("bytes_per_second") or member.bytes_per_second
+        member.formed = formed
+        member.bytes_per_second = formed.bytes_per_second or member.bytes_per_second
         if self._epochs.are_all_in():
             self._transitions.enter()
 
@@ -283,15 +273,20 @@ class Membership:
         if self.stage in (Stage.TRAINING, Stage.JOINING) and epoch == self.epoch:
             self._transitions.regroup("heal")
 
-    def on_unhealthy(self, epoch: int, rank: int, why: str) -> None:
-        """The members blame `rank` for steps that cannot be committed: it has to go."""
-        if self.stage not in (Stage.TRAINING, Stage.JOINING) or epoch != self.epoch or rank not in self._connected:
+    def on_unhealthy(self, unhealthy: Unhealthy) -> None:
+        """The members blame a rank for steps that cannot be committed: it has to go."""
+        rank = unhealthy.rank
+        if (
+            self.stage not in (Stage.TRAINING, Stage.JOINING)
+            or unhealthy.epoch != self.epoch
+            or rank not in self._connected
+        ):
             return
-        self._send_away(rank, why)
+        self._send_away(rank, unhealthy.reason)
         self._transitions.proceed()
 
     def _send_away(self, rank: int, why: str) -> None:
-        self._effects.send(rank, {"type": "stop", "reason": why})
+        self._effects.send(rank, Stop(why))
         self._transitions.lose(rank, "health")
         self._effects.hang_up(rank)
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.background import Background, plan_background
-from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS
+from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS, HealthConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, plan_transfers
 from mecefo_runtime.job.step_time import step_seconds
-from mecefo_runtime.membership.commit import Decision, Report
+from mecefo_runtime.membership.commit import Decision
 from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
 from mecefo_runtime.planners import NoLayout, Planner, Situation
 
@@ -35,16 +36,18 @@ class Rules:
     """How a job wants its epochs made.
 
     `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
-    another way, `auto` does what costs less. `newest_checkpoint` looks for one when state is lost, but for those that
-    it is given; `rejected_checkpoints` says what is wrong with those of later steps than the one it is given that are
-    not complete. `stops_on_loss`: after a loss nobody goes on; all ranks end and are started again, from the newest
-    checkpoint or, without one, from the first step; when `max_fruitless_restarts` of them in a row have come to no step
-    that had not been committed before, the job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go.
+    another way, `auto` does what costs less. `health`: by what the step in flight is judged where no leader has.
+    `newest_checkpoint` looks for one when state is lost, but for those that it is given; `rejected_checkpoints` says
+    what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
+    loss nobody goes on; all ranks end and are started again, from the newest checkpoint or, without one, from the first
+    step; when `max_fruitless_restarts` of them in a row have come to no step that had not been committed before, the
+    job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go.
     """
 
     cluster: Cluster
     planner: Planner
     takeover: Literal["auto", "direct", "background"] = "auto"
+    health: HealthConfig = field(default_factory=HealthConfig)
     degraded_share_limit: float = 1.0
     newest_checkpoint: Callable[[Collection[Durable]], Durable | None] = lambda refused: None
     rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
@@ -62,7 +65,7 @@ class Survivors:
     to be damaged, as the values say. What has been sent in vain is `damaged`.
     """
 
-    reports: Mapping[int, Report]
+    reports: Mapping[int, RankReport]
     newcomers: tuple[int, ...]
     costs: Costs
     layout: Layout | None
@@ -72,9 +75,9 @@ class Survivors:
     damaged: DamagedTransfers = field(default_factory=DamagedTransfers)
 
     @property
-    def stateful(self) -> list[Report]:
+    def stateful(self) -> dict[int, RankReport]:
         """The reports of those who have trained."""
-        return [report for report in self.reports.values() if not report["is_stateless"]]
+        return {rank: report for rank, report in self.reports.items() if not report.is_stateless}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,8 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     if not members:
         raise CannotGoOn(f"every rank that held state is lost{newest_said(rules, survivors.refused)}")
     # What was given away has no gradients: it is out of date if the step in flight is committed after all.
-    kinds = ("holdings",) if decision.commit else ("holdings", "given_away")
     holdings = {
-        rank: frozenset(unit for kind in kinds for unit in report.get(kind, ()))
+        rank: frozenset(report.holdings if decision.commit else (*report.holdings, *report.given_away))
         for rank, report in survivors.reports.items()
     }
     situation = Situation(
@@ -121,9 +123,9 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         raise CannotGoOn(f"{error}{newest_said(rules, survivors.refused)}") from error
     target.check(rules.cluster, members)
     if survivors.must_restore:
-        return _go_back(rules, survivors, members, target, "state has to come from a checkpoint")
+        return _go_back(rules, survivors, decision, members, target, "state has to come from a checkpoint")
     if survivors.layout is not None and not survivors.stateful:
-        return _go_back(rules, survivors, members, target, "every rank that held state is lost")
+        return _go_back(rules, survivors, decision, members, target, "every rank that held state is lost")
     if not decision.committed_step:
         return RegroupPlan(members, target, decision)
     transfers, missing = plan_transfers(target, holdings, survivors.damaged.offers(holdings))
@@ -133,12 +135,12 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         if ready is not None:
             return RegroupPlan(members, ready, decision)
         what = f"no holder of {', '.join(missing)} could send it undamaged"
-        return _go_back(rules, survivors, members, target, what)
+        return _go_back(rules, survivors, decision, members, target, what)
     if missing:
-        distrusted = {unit for report in survivors.reports.values() for unit in report.get("distrusted", ())}
+        distrusted = {unit for report in survivors.reports.values() for unit in report.distrusted}
         lost = "the state of all holders is spoilt" if distrusted & set(missing) else "every holder was lost at once"
         what = f"no living rank holds {', '.join(missing)}: {lost}"
-        return _go_back(rules, survivors, members, target, what)
+        return _go_back(rules, survivors, decision, members, target, what)
     direct = RegroupPlan(members, target, decision, transfers)
     # Among those who compute with a unit, whom the background asks, there may be none that can be asked.
     if not transfers or reason == BALANCE or rules.takeover == "direct" or survivors.damaged:
@@ -250,12 +252,14 @@ def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica
     return tuple(replace(r, num_microbatches=share) for r, share in zip(replicas, shares, strict=True))
 
 
-def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], target: Layout, what: str) -> RegroupPlan:
+def _go_back(
+    rules: Rules, survivors: Survivors, decision: Decision, members: tuple[int, ...], target: Layout, what: str
+) -> RegroupPlan:
     """State is lost: everybody goes back to the newest checkpoint that is whole."""
     durable = rules.newest_checkpoint(survivors.refused)
     if durable is None and rules.stops_on_loss and not survivors.refused:
         # All of them are fresh: as when the job began. What a save left half written counts for nothing.
-        return RegroupPlan(members, target, Decision(0, None))
+        return RegroupPlan(members, target, replace(decision, committed_step=0, commit=None))
     rejected = [*survivors.refused.values(), *rules.rejected_checkpoints(0)] if durable is None else []
     if rejected:
         raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(rejected)}")
@@ -263,7 +267,7 @@ def _go_back(rules: Rules, survivors: Survivors, members: tuple[int, ...], targe
         raise CannotGoOn(
             f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"
         )
-    return RegroupPlan(members, target, Decision(durable.step, None), restore=durable)
+    return RegroupPlan(members, target, replace(decision, committed_step=durable.step, commit=None), restore=durable)
 
 
 def newest_said(rules: Rules, refused: Collection[Durable]) -> str:

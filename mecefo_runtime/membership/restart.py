@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TypeVar
 
+from mecefo_runtime.comm.messages import Stop
 from mecefo_runtime.membership.connectivity import Pair
 from mecefo_runtime.membership.member_table import Effects, MemberTable
 
@@ -53,7 +54,7 @@ class Restart:
 
     def stop(self, rank: int) -> None:
         """End `rank`: with the others, or later, if it slept while they ended."""
-        self._effects.send(rank, {"type": "stop", "reason": STOPPED})
+        self._effects.send(rank, Stop(STOPPED))
         self._effects.hang_up(rank)
 
     def is_complete(self) -> bool:

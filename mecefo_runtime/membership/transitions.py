@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from mecefo_runtime.comm.messages import Evicted, Goodbye, Stop
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.membership.commit import RuleBroken
 from mecefo_runtime.membership.connectivity import Connectivity, Pair
@@ -19,7 +20,6 @@ from mecefo_runtime.membership.member_table import Effects, Member, MemberTable,
 from mecefo_runtime.membership.pending_losses import PendingLosses
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules, newest_said
 from mecefo_runtime.membership.restart import Restart
-from mecefo_runtime.system.wire import Message
 
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5
@@ -172,7 +172,7 @@ class Transitions:
     def evict(self, member: Member) -> None:
         """A rank of an old epoch must not harm the new one: it starts over as a newcomer."""
         self.connected.pop(member.rank, None)
-        self._effects.send(member.rank, {"type": "evicted", "epoch": self.epochs.number})
+        self._effects.send(member.rank, Evicted(self.epochs.number))
 
     # ---- out of gathering ----
 
@@ -182,7 +182,7 @@ class Transitions:
         elif found is Found.EPOCH:
             self._resume()
         elif found is Found.END:
-            self._end({"type": "goodbye"})
+            self._end(Goodbye())
         elif found is Found.TOO_FEW:
             self._fail(self.gathering.violation(self.connected))
 
@@ -191,7 +191,7 @@ class Transitions:
         self.epochs.target = max((member.target for member in self.connected.values()), default=0)
         self.epochs.must_restore |= self.gathering.begun_epoch > 0
         if self.gathering.has_completed:
-            self._end({"type": "goodbye"})
+            self._end(Goodbye())
         elif self.epochs.target:
             # They had been told an epoch, and may be in it by now: a coordinator has died over it.
             on_their_way = (rank for rank, member in self.connected.items() if member.status != "fresh")
@@ -312,14 +312,14 @@ class Transitions:
     def end_if_finished(self) -> None:
         """The job is done when every member has committed the last step."""
         if self.epochs.stage in (Stage.TRAINING, Stage.JOINING) and self.epochs.are_all("finished"):
-            self._end({"type": "goodbye"})
+            self._end(Goodbye())
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self._effects.emit("job_failed", reason=reason)
-        self._end({"type": "stop", "reason": reason})
+        self._end(Stop(reason))
 
-    def _end(self, message: Message) -> None:
+    def _end(self, message: Goodbye | Stop) -> None:
         self.epochs.stage = Stage.ENDED
         self._stop_waiting()
         for rank in sorted({*self.connected, *self.links.cut_off}):
@@ -327,7 +327,7 @@ class Transitions:
 
     def tell_end(self, rank: int) -> None:
         """`rank` comes after the end: it hears how that was."""
-        self._effects.send(rank, {"type": "stop", "reason": self.failure} if self.failure else {"type": "goodbye"})
+        self._effects.send(rank, Stop(self.failure) if self.failure else Goodbye())
 
 
 def _is_due(deadline_seconds: float | None, now_seconds: float) -> bool:

@@ -40,7 +40,7 @@ def decode(line: bytes) -> Message:
     """
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not a message: {error}") from error
     if not isinstance(message, dict):
         raise WireError("not a message: a JSON object is expected")
@@ -49,7 +49,9 @@ def decode(line: bytes) -> Message:
 
 def token_matches(message: Message, token: str) -> bool:
     """Whether a first message carries the run's token, compared in constant time."""
-    return hmac.compare_digest(str(message.get("token", "")).encode(), token.encode())
+    # What JSON lets through is not always text that can be encoded.
+    told = str(message.get("token", "")).encode(errors="replace")
+    return hmac.compare_digest(told, token.encode())
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -1,59 +1,22 @@
 """Numerical health: is a step fit to be committed, and if not, what becomes of it and who is to blame.
 
 The leader judges every step in the commit exchange, from what each member says of its own part, and everybody obeys.
-A step that is not finite, or whose gradient is far larger than usual, is computed again, skipped, or costs the rank
-that corrupted it its place. Where parameters of two holders differ, the one that differs gets its peers'; so does one
-whose parameters are not finite, or would not be after the optimizer's next step.
+Where it is lost before it could, the coordinator judges by the same function. A step that is not finite, or whose
+gradient is far larger than usual, is computed again, skipped, or costs the rank that corrupted it its place. Where
+parameters of two holders differ, the one that differs gets its peers'; so does one whose parameters are not finite, or
+would not be after the optimizer's next step.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import median
 
 from mecefo_runtime.job.config import HealthConfig
-
-
-class StepVerdict(IntEnum):
-    """What becomes of a step."""
-
-    COMMIT = 0
-    REPEAT = 1  # compute it again from unchanged parameters
-    SKIP = 2  # commit it without touching parameters and optimizer
-    EVICT = 3  # compute it again without the rank that corrupted it
-    HEAL = 4  # compute it again once every holder of a unit holds the same
-
-
-@dataclass(frozen=True, slots=True)
-class PartHealth:
-    """What one member says of its own part of a step, before anything was summed.
-
-    `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: something not finite came out of its
-    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_corrupted`:
-    its parameters are not finite, or its optimizer state would make such in this step.
-    """
-
-    gradient_norm: float = 0.0
-    is_origin: bool = False
-    differs: bool = False
-    is_corrupted: bool = False
-
-    def encode(self) -> list[float]:
-        """As the numbers that the commit exchange carries."""
-        return [self.gradient_norm, float(self.is_origin) + 2.0 * self.differs + 4.0 * self.is_corrupted]
-
-    @classmethod
-    def decode(cls, numbers: Sequence[float]) -> PartHealth:
-        """Read what `encode` wrote."""
-        flags = int(numbers[1])
-        return cls(numbers[0], bool(flags & 1), bool(flags & 2), bool(flags & 4))
-
-
-PART_SIZE = 2
+from mecefo_runtime.job.step_report import HealthHistory, PartHealth, StepTotals, StepVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,69 +28,78 @@ class Judgement:
     reason: str = ""
 
 
-class Judge:
-    """Judges one step after the other. Only the leader's counts, so it need not know what others knew before it."""
-
-    def __init__(self, config: HealthConfig) -> None:
-        self._config = config
-        self._norms: deque[float] = deque(maxlen=config.window_steps)
-        self._repeated_step = 0
-        self._num_repeats = 0
-        self._healed_step = 0
-        self._num_heals = 0
-
-    def judge(self, step: int, loss_sum: float, squared_norm: float, parts: Mapping[int, PartHealth]) -> Judgement:
-        """The verdict on `step`, whose gradients have been summed; `parts` by rank."""
-        corrupted = tuple(rank for rank, part in sorted(parts.items()) if part.is_corrupted)
-        if corrupted:
-            return self._corrupted(step, corrupted)
-        differing = tuple(rank for rank, part in sorted(parts.items()) if part.differs)
-        if differing:
-            return Judgement(StepVerdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")
-        config = self._config
-        if not (isfinite(loss_sum) and isfinite(squared_norm)):
-            if config.nonfinite == "commit":
-                return Judgement(StepVerdict.COMMIT)
-            suspects = origins_of(parts)
-            return self._rejected(step, config.nonfinite, suspects, "the gradient or the loss is not finite")
-        norm = squared_norm**0.5
-        usual = median(self._norms) if len(self._norms) == self._norms.maxlen else inf
-        if config.outlier != "commit" and norm > config.outlier_ratio * usual:
-            suspects = outliers_among(parts)
-            reason = f"the gradient's norm is {norm:.3g}, usual is {usual:.3g}"
-            # With nobody to evict, and computed again, it is what the data says: else all that follow were skipped too.
-            is_final = config.outlier == "skip" or (config.outlier == "evict" and bool(suspects))
-            if is_final or self._repeats_of(step) < config.max_repeats:
-                return self._rejected(step, config.outlier, suspects, reason)
-        self._norms.append(norm)
-        return Judgement(StepVerdict.COMMIT)
-
-    def _corrupted(self, step: int, suspects: tuple[int, ...]) -> Judgement:
-        reason = f"{_name(suspects)}: parameters or optimizer state are spoilt"
-        num_heals = self._num_heals if self._healed_step == step else 0
-        if num_heals <= self._config.max_repeats:
-            self._healed_step, self._num_heals = step, num_heals + 1
-            return Judgement(StepVerdict.HEAL, suspects, reason)
+def judge(
+    config: HealthConfig,
+    history: HealthHistory,
+    step: int,
+    loss_sum: float,
+    squared_norm: float,
+    parts: Mapping[int, PartHealth],
+) -> Judgement:
+    """The verdict on `step`, whose gradients have been summed; `parts` by rank, `history` from before it."""
+    corrupted = tuple(rank for rank, part in sorted(parts.items()) if part.is_corrupted)
+    if corrupted:
+        reason = f"{_name(corrupted)}: parameters or optimizer state are spoilt"
+        num_heals = history.heals_of(step)
+        if num_heals <= config.max_repeats:
+            return Judgement(StepVerdict.HEAL, corrupted, reason)
         # Something corrupts them again and again: the job must not stand still over it.
-        return self._given_up(self._config.nonfinite, suspects, f"{reason}, {num_heals + 1} times")
+        return _given_up(config.nonfinite, corrupted, f"{reason}, {num_heals + 1} times")
+    differing = tuple(rank for rank, part in sorted(parts.items()) if part.differs)
+    if differing:
+        return Judgement(StepVerdict.HEAL, differing, f"{_name(differing)}: parameters differ from the peers'")
+    num_repeats = history.repeats_of(step)
+    if not (isfinite(loss_sum) and isfinite(squared_norm)):
+        if config.nonfinite == "commit":
+            return Judgement(StepVerdict.COMMIT)
+        suspects = origins_of(parts)
+        return _rejected(config, config.nonfinite, num_repeats, suspects, "the gradient or the loss is not finite")
+    norm = squared_norm**0.5
+    usual = median(history.norms) if len(history.norms) >= config.window_steps else inf
+    if config.outlier != "commit" and norm > config.outlier_ratio * usual:
+        suspects = outliers_among(parts)
+        reason = f"the gradient's norm is {norm:.3g}, usual is {usual:.3g}"
+        # With nobody to evict, and computed again, it is what the data says: else all that follow were skipped too.
+        is_final = config.outlier == "skip" or (config.outlier == "evict" and bool(suspects))
+        if is_final or num_repeats < config.max_repeats:
+            return _rejected(config, config.outlier, num_repeats, suspects, reason)
+    return Judgement(StepVerdict.COMMIT)
 
-    def _rejected(self, step: int, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
-        if suspects:
-            reason = f"{reason}; it came from {_name(suspects)}"
-        if policy == "skip":
-            return Judgement(StepVerdict.SKIP, suspects, reason)
-        num_repeats = self._repeats_of(step)
-        if num_repeats < self._config.max_repeats:
-            self._repeated_step, self._num_repeats = step, num_repeats + 1
-            return Judgement(StepVerdict.REPEAT, suspects, reason)
-        return self._given_up(policy, suspects, f"{reason}, {num_repeats + 1} times")
 
-    def _given_up(self, policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
-        is_known = policy == "evict" and len(suspects) == 1
-        return Judgement(StepVerdict.EVICT if is_known else StepVerdict.SKIP, suspects, reason)
+def after_commit(config: HealthConfig, history: HealthHistory, totals: StepTotals) -> HealthHistory:
+    """`history` with a step that was committed, or skipped."""
+    norms = history.norms
+    is_finite = isfinite(totals.squared_norm) and isfinite(totals.stats.loss_sum)
+    if totals.verdict is StepVerdict.COMMIT and is_finite:
+        norms = (*norms, totals.squared_norm**0.5)[-config.window_steps :]
+    return replace(history, norms=norms, num_verdicts=history.num_verdicts + 1)
 
-    def _repeats_of(self, step: int) -> int:
-        return self._num_repeats if self._repeated_step == step else 0
+
+def after_rejection(
+    history: HealthHistory, step: int, verdict: StepVerdict, parts: Mapping[int, PartHealth]
+) -> HealthHistory:
+    """`history` with a verdict by which `step` is not committed."""
+    newer = replace(history, num_verdicts=history.num_verdicts + 1)
+    if verdict is StepVerdict.REPEAT:
+        return replace(newer, repeated_step=step, num_repeats=history.repeats_of(step) + 1)
+    if verdict is StepVerdict.HEAL and any(part.is_corrupted for part in parts.values()):
+        return replace(newer, healed_step=step, num_heals=history.heals_of(step) + 1)
+    return newer
+
+
+def _rejected(config: HealthConfig, policy: str, num_repeats: int, suspects: tuple[int, ...], reason: str) -> Judgement:
+    if suspects:
+        reason = f"{reason}; it came from {_name(suspects)}"
+    if policy == "skip":
+        return Judgement(StepVerdict.SKIP, suspects, reason)
+    if num_repeats < config.max_repeats:
+        return Judgement(StepVerdict.REPEAT, suspects, reason)
+    return _given_up(policy, suspects, f"{reason}, {num_repeats + 1} times")
+
+
+def _given_up(policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
+    is_known = policy == "evict" and len(suspects) == 1
+    return Judgement(StepVerdict.EVICT if is_known else StepVerdict.SKIP, suspects, reason)
 
 
 def origins_of(parts: Mapping[int, PartHealth]) -> tuple[int, ...]:

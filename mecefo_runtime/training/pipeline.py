@@ -17,11 +17,11 @@ from torch import Tensor
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
+from mecefo_runtime.job.step_report import StepStats
 from mecefo_runtime.model.data import Corpus, checksum
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import Pacer
-from mecefo_runtime.training.step_stats import StepStats
 
 
 class Pipeline:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -16,33 +16,43 @@ from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import wait_all
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.step_report import (
+    NO_HISTORY,
+    PART_SIZE,
+    HealthHistory,
+    PartHealth,
+    ReadyStep,
+    StepStats,
+    StepTotals,
+    StepVerdict,
+)
 from mecefo_runtime.model.data import samples_of_step
 from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer
-from mecefo_runtime.system.wire import Message
-from mecefo_runtime.training.health import PART_SIZE, Judge, Judgement, PartHealth, StepVerdict, odd_ones_out
+from mecefo_runtime.training.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
-from mecefo_runtime.training.step_stats import StepStats
+from mecefo_runtime.training.step_stats import decode_stats, encode_stats
 
 # What the commit exchange carries, by place; the parts of all members follow.
 _WANTS_BOUNDARY, _IS_BUSY, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _VERDICT, _PARTS = range(9)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepProgress:
-    """Where a rank is in the step-and-commit rule.
+    """Where a rank is in the step-and-commit rule; replaced as a whole, since another thread reports it.
 
     `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
-    this rank holds and has not applied: {step, norms, step stats, totals}.
+    this rank holds and has not applied. `history` is what `ready` is judged by.
     """
 
     committed_step: int = 0
-    totals: Message | None = None
+    totals: StepTotals | None = None
     record: dict[str, Any] | None = None
-    ready: Message | None = None
+    ready: ReadyStep | None = None
+    history: HealthHistory = NO_HISTORY
 
 
 @dataclass(slots=True)
@@ -95,8 +105,6 @@ class Stepper:
         self._is_busy = is_busy
         self._note = note
         self._judged = judged
-        # What it knows counts only while this rank leads, but it outlives the epochs.
-        self._judge = Judge(job.health)
         self._began_seconds = 0.0
         self.progress = StepProgress()
         self.distrusted: frozenset[str] = frozenset()
@@ -105,6 +113,15 @@ class Stepper:
         """Forget everything: this rank is a newcomer."""
         self.progress = StepProgress()
         self.distrusted = frozenset()
+
+    def resume(self, step: int, history: HealthHistory) -> None:
+        """`step` is the next one, in an epoch whose members all know the same `history`."""
+        self.progress = replace(self.progress, committed_step=step - 1, history=history)
+        self.distrusted = frozenset()
+
+    def drop_ready(self) -> None:
+        """Whatever was ready is applied by now, or will be repeated."""
+        self.progress = replace(self.progress, ready=None)
 
     def run(self, epoch: Epoch, step: int) -> Outcome:
         """Run `step`, and commit it if it is fit for that.
@@ -120,7 +137,7 @@ class Stepper:
         state = epoch.state
         state.enter_step(step)
         epoch.fetching.begin(step)
-        self._compare_state(epoch, step)
+        odd_ranks = self._compare_state(epoch, step)
         state.gradients.zero_()
         pipeline, stats = epoch.pipeline, StepStats()
         if pipeline is not None:
@@ -128,7 +145,7 @@ class Stepper:
         # Before this rank says how its own gradients are: what a hook does to them is done to this rank's part.
         announce("reduce")
         own_norm = state.gradient_norm()
-        state.stats.copy_(stats.encode()[: state.stats.numel()], non_blocking=True)
+        state.stats.copy_(encode_stats(stats)[: state.stats.numel()], non_blocking=True)
         if pipeline is not None and state.stats.numel():
             state.stats[0].copy_(pipeline.loss_sum)
         reductions = [epoch.groups.start_all_reduce(state.gradients[b.first : b.end], b.holders) for b in state.buckets]
@@ -136,52 +153,48 @@ class Stepper:
         signs = self._vital_signs(state, step)
         wait_all(reductions)
         state.restore_means()
-        part, self.progress.ready = self._read(state, step, own_norm, signs, pipeline)
-        return self._agree(epoch, step, part)
+        ready = replace(self._read(state, step, own_norm, signs, pipeline), odd_ranks=odd_ranks)
+        self.progress = replace(self.progress, ready=ready)
+        return self._agree(epoch, ready)
 
-    def apply(self, state: ModelState, step: int, totals: Message) -> None:
+    def apply(self, state: ModelState, step: int, totals: StepTotals) -> None:
         """The optimizer step that `totals` ask for."""
-        if totals["verdict"] == StepVerdict.SKIP:
+        if totals.verdict is StepVerdict.SKIP:
             return
-        norm = totals["squared_norm"] ** 0.5
+        norm = totals.squared_norm**0.5
         clip = self._job.clip_grad_norm
         state.apply(learning_rate(step, self._job), min(1.0, clip / norm) if norm > 0 else 1.0)
 
-    def finish(self, epoch_number: int, step: int, totals: Message) -> None:
+    def finish(self, epoch_number: int, step: int, totals: StepTotals) -> None:
         """`step` is applied: it is this rank's last one."""
-        stats = totals["tally"]
+        stats = totals.stats
         record = {
             "step": step,
             "epoch": epoch_number,
-            "loss": stats["loss_sum"] / stats["tokens"] if stats["tokens"] else None,
-            "tokens": stats["tokens"],
-            "samples": stats["samples"],
-            "samples_checksum": stats["checksum"],
+            "loss": stats.loss_sum / stats.tokens if stats.tokens else None,
+            "tokens": stats.tokens,
+            "samples": stats.samples,
+            "samples_checksum": stats.checksum,
             "began_monotonic": round(self._began_seconds, 6),
             "committed_monotonic": round(time.monotonic(), 6),
-            "grad_norm": totals["squared_norm"] ** 0.5,
+            "grad_norm": totals.squared_norm**0.5,
             "learning_rate": learning_rate(step, self._job),
-            "skipped": totals["verdict"] == StepVerdict.SKIP,
+            "skipped": totals.verdict is StepVerdict.SKIP,
         }
-        self.progress = StepProgress(committed_step=step, totals=totals, record=record)
+        history = after_commit(self._job.health, self.progress.history, totals)
+        self.progress = StepProgress(step, totals, record, None, history)
         self._note(record)
 
     # ---- the parts of a step ----
 
     def _read(
         self, state: ModelState, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
-    ) -> tuple[PartHealth, dict[str, Any]]:
-        """What the commit needs to know of the step, brought to the host at one go: (this rank's part, `ready`)."""
+    ) -> ReadyStep:
+        """What the commit needs to know of the step, brought to the host at one go."""
         norms = state.squared_norms()
         is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
         own, origin, stats, *others = read_numbers([own_norm, is_origin, state.stats, *norms.values(), *signs.values()])
         numbers = [number for (number,) in others]
-        ready = {
-            "step": step,
-            "norms": dict(zip(norms, numbers[: len(norms)], strict=True)),
-            "tally": asdict(StepStats.decode(stats)) if state.has_live_stats else None,
-            "totals": None,
-        }
         differs = bool(self.distrusted)
         # Parameters that are not finite show in what is computed with them, here and in the ranks behind.
         is_suspected = bool(origin[0]) or not isfinite(own[0])
@@ -189,7 +202,12 @@ class Stepper:
         suspected = (name for name, sign in told if is_suspected or not isfinite(sign))
         corrupted = frozenset(name for name in suspected if state.units[name].is_corrupted())
         self.distrusted |= corrupted
-        return PartHealth(own[0], bool(origin[0]), differs, bool(corrupted)), ready
+        return ReadyStep(
+            step,
+            norms=dict(zip(norms, numbers[: len(norms)], strict=True)),
+            stats=decode_stats(stats) if state.has_live_stats else None,
+            part=PartHealth(own[0], bool(origin[0]), differs, bool(corrupted)),
+        )
 
     def _vital_signs(self, state: ModelState, step: int) -> dict[str, Tensor]:
         """Of each unit that the optimizer is to step, whether that can go well."""
@@ -197,11 +215,12 @@ class Stepper:
             return {}
         return {name: state.units[name].vital_sign() for name in state.settled_units(step)}
 
-    def _compare_state(self, epoch: Epoch, step: int) -> None:
-        """Every so many steps: find out whether all holders of each unit hold the same."""
+    def _compare_state(self, epoch: Epoch, step: int) -> tuple[int, ...]:
+        """Every so many steps: find out whether all holders of each unit hold the same; returns who does not."""
         every = self._job.health.checksum_every_steps
         if not every or step % every:
-            return
+            return ()
+        odd_ranks: set[int] = set()
         state = epoch.state
         with self._pacer:
             checksums = {name: state.units[name].checksum() for name in state.settled_units(step)}
@@ -209,25 +228,33 @@ class Stepper:
             mine = torch.tensor([checksums[name] for name in names], dtype=torch.int64)
             theirs = epoch.groups.all_gather(mine, holders)
             for index, name in enumerate(names):
-                if self._rank in odd_ones_out({rank: int(values[index]) for rank, values in theirs.items()}):
+                odd = odd_ones_out({rank: int(values[index]) for rank, values in theirs.items()})
+                odd_ranks.update(odd)
+                if self._rank in odd:
                     self.distrusted |= {name}
+        return tuple(sorted(odd_ranks))
 
-    def _agree(self, epoch: Epoch, step: int, part: PartHealth) -> Outcome:
+    def _agree(self, epoch: Epoch, ready: ReadyStep) -> Outcome:
         """The commit: totals and verdict, the same for all members, then the optimizer."""
+        step, history = ready.step, self.progress.history
         judgements: list[Judgement] = []
+
+        def parts_of(numbers: Sequence[float]) -> dict[int, PartHealth]:
+            places = range(_PARTS, len(numbers), PART_SIZE)
+            return {
+                member: PartHealth.decode(numbers[place : place + PART_SIZE])
+                for member, place in zip(epoch.members, places, strict=True)
+            }
 
         def decide(total: Tensor) -> None:
             numbers = total.tolist()
-            parts = {
-                member: PartHealth.decode(numbers[_PARTS + PART_SIZE * index :])
-                for index, member in enumerate(epoch.members)
-            }
-            judgements.append(self._judge.judge(step, numbers[_LOSS_SUM], numbers[_SQUARED_NORM], parts))
+            loss_sum, squared_norm = numbers[_LOSS_SUM], numbers[_SQUARED_NORM]
+            judgements.append(judge(self._job.health, history, step, loss_sum, squared_norm, parts_of(numbers)))
             # Before anybody hears of it: who is to be healed may park, and the epoch be over, before this rank is on.
             self._judged(epoch.number, step, judgements[0])
             total[_VERDICT] = float(judgements[0].verdict)
 
-        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, part), decide).tolist()
+        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, ready), decide).tolist()
         verdict = StepVerdict(int(total[_VERDICT]))
         outcome = Outcome(
             verdict,
@@ -235,20 +262,14 @@ class Stepper:
             can_save=total[_IS_BUSY] == 0,
             judgement=judgements[0] if judgements else None,
         )
-        ready = self.progress.ready
-        assert ready is not None
         if verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
             # Not committed now, and not by a regroup either.
-            self.progress.ready = None
+            newer = after_rejection(history, step, verdict, parts_of(total))
+            self.progress = replace(self.progress, ready=None, history=newer)
             return outcome
         counts = (int(total[place]) for place in (_TOKENS, _SAMPLES, _CHECKSUM))
-        totals = {
-            "squared_norm": total[_SQUARED_NORM],
-            "tally": asdict(StepStats(total[_LOSS_SUM], *counts)),
-            "verdict": int(verdict),
-        }
-        # One assignment: a hello from the other thread sees the step with its totals or without them, never halves.
-        self.progress.ready = {**ready, "totals": totals}
+        totals = StepTotals(total[_SQUARED_NORM], StepStats(total[_LOSS_SUM], *counts), verdict)
+        self.progress = replace(self.progress, ready=replace(ready, totals=totals))
         epoch.fetching.finish()
         self.announce(step, "optimizer")
         with self._pacer:
@@ -257,18 +278,15 @@ class Stepper:
         self.announce(step, "commit")
         return outcome
 
-    def _contribution(self, epoch: Epoch, part: PartHealth) -> Tensor:
+    def _contribution(self, epoch: Epoch, ready: ReadyStep) -> Tensor:
         """What this rank adds to the exchange; units and step stats count by their lowest holder only."""
-        ready = self.progress.ready
-        assert ready is not None
-        norms, holders = ready["norms"], epoch.state.holders
+        norms, stats, holders = ready.norms, ready.stats, epoch.state.holders
         numbers = [0.0] * (_PARTS + PART_SIZE * len(epoch.members))
         numbers[_WANTS_BOUNDARY] = float(self._wants_boundary())
         numbers[_IS_BUSY] = float(self._is_busy())
         numbers[_SQUARED_NORM] = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
-        if ready["tally"] and holders["head"][0] == self._rank:
-            stats = StepStats(**ready["tally"])
+        if stats is not None and holders["head"][0] == self._rank:
             numbers[_LOSS_SUM : _CHECKSUM + 1] = [stats.loss_sum, stats.tokens, stats.samples, stats.checksum]
         first = _PARTS + PART_SIZE * epoch.members.index(self._rank)
-        numbers[first : first + PART_SIZE] = part.encode()
+        numbers[first : first + PART_SIZE] = ready.part.encode()
         return torch.tensor(numbers, dtype=torch.float64)

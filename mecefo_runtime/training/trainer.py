@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_units
@@ -11,11 +12,27 @@ from mecefo_runtime.comm import nccl
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.comm.forming import form_groups
 from mecefo_runtime.comm.groups import LOOPBACK, Groups
+from mecefo_runtime.comm.messages import (
+    BackgroundDone,
+    Committed,
+    Diverged,
+    Evicted,
+    Finished,
+    Form,
+    Formed,
+    Goodbye,
+    Hello,
+    RankReport,
+    RankStatus,
+    Trouble,
+    Unhealthy,
+)
 from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.probe import PeersUnreachable, ProbeDesk
-from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.layout import Layout, Transfer
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.step_report import LateCommit, StepVerdict
 from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.fetch import Fetching
@@ -25,10 +42,9 @@ from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, 
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import run_apart
-from mecefo_runtime.system.wire import Message
 from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.training.exporter import RankFigures
-from mecefo_runtime.training.health import Judgement, StepVerdict
+from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.pipeline import Pipeline
@@ -70,7 +86,7 @@ class Trainer:
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
         self._layout: Layout | None = None
         self._members: tuple[int, ...] = ()
-        self._status = "fresh"
+        self._status: RankStatus = "fresh"
         self._epoch: Epoch | None = None
         self._forming: Groups | None = None
         self._background_step = 0
@@ -87,7 +103,7 @@ class Trainer:
         # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
         # the memory of training; and before this process has to do with CUDA, which does not survive a fork, and has
         # other threads, which do not either.
-        costs = json.loads(run_apart(measure)) if attempt == 1 else None
+        costs = Costs.from_dict(json.loads(run_apart(measure))) if attempt == 1 else None
         self._saving = None if job.checkpoint is None else Saving(job, emitter)
         self._hooks = hooks
         if job.device != "cpu" and has_driver():
@@ -98,15 +114,13 @@ class Trainer:
         self._figures = RankFigures(rank, node, str(self._device), self._pacer)
         self._metrics_place = (metrics, host, place)
         self._probe_desk = ProbeDesk(host)
-        address_of_desk = self._probe_desk.address
-        identity = {"token": token, "rank": rank, "node": node, "attempt": attempt, "address": address_of_desk}
-        identity["costs"] = costs
-        identity["nccl_device"] = nccl_device(self._device)
+        gpu = nccl_device(self._device)
         self._client = CoordinatorClient(
             address,
-            identity,
+            token,
+            Hello(rank, attempt, self._probe_desk.address, RankReport(), costs=costs, nccl_device=gpu),
             job.heartbeat_timeout_seconds,
-            self._describe,
+            self._report,
             self._abort_groups,
             lambda: self._stepper.progress.committed_step,
         )
@@ -131,13 +145,13 @@ class Trainer:
         self._client.start()
         try:
             while True:
-                orders = self._client.park()
-                if orders["type"] == "goodbye":
-                    self._commit_late(orders.get("commit"), is_last=True)
+                message = self._client.park()
+                if isinstance(message, Goodbye):
+                    self._commit_late(message.commit, is_last=True)
                     break
-                if orders["type"] == "evicted":
+                if isinstance(message, Evicted):
                     self._start_over()
-                elif self._run_epoch(orders):
+                elif self._run_epoch(message):
                     break
             if self._saving is not None:
                 self._saving.close()
@@ -157,63 +171,61 @@ class Trainer:
             self._client.close()
             self._probe_desk.close()
 
-    def _run_epoch(self, orders: Message) -> bool:
+    def _run_epoch(self, form: Form) -> bool:
         """Train in one epoch; returns True after the coordinator's goodbye, False when the epoch was left."""
-        trouble: Message | None = None
+        trouble: Trouble | None = None
+        unreachable: list[int] | None = None
         try:
-            self._enter(orders)
+            self._enter(form)
             if self._train():
                 return True
         except StateCorrupt as error:
             # Also to a coordinator that has called: it must not ask the same holders again.
-            trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "unreachable": []}
-            trouble["damaged"] = [[transfer.unit, transfer.source] for transfer in error.damaged]
+            damaged = tuple((transfer.unit, transfer.source) for transfer in error.damaged)
+            trouble, unreachable = Trouble(form.epoch, str(error), damaged=damaged), []
             step = self._stepper.progress.committed_step or None
             for transfer in error.damaged:
-                told = {"epoch": orders["epoch"], "unit": transfer.unit, "source_rank": transfer.source}
+                told: dict[str, Any] = {"epoch": form.epoch, "unit": transfer.unit, "source_rank": transfer.source}
                 self._emitter.emit("transfer_damaged", step=step, **told)
         except EpochBroken as error:
             if not self._client.must_leave:
-                refused = orders["restore"] if isinstance(error, CheckpointRefused) else None
-                trouble = {"type": "trouble", "epoch": orders["epoch"], "error": str(error), "refused": refused}
-                trouble["unreachable"] = error.ranks if isinstance(error, PeersUnreachable) else None
+                refused = form.restore if isinstance(error, CheckpointRefused) else None
+                trouble = Trouble(form.epoch, str(error), refused)
+                unreachable = list(error.ranks) if isinstance(error, PeersUnreachable) else None
         # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
         # them the peers notice at once, whatever the coordinator does.
         self._leave()
         if trouble is not None:
-            if trouble["unreachable"] is None:
-                trouble["unreachable"] = self._client.find_unreachable()
-            self._client.send(trouble)
+            if unreachable is None:
+                unreachable = self._client.find_unreachable()
+            self._client.send(replace(trouble, unreachable=tuple(unreachable)))
         return False
 
     # ---- entering and leaving an epoch ----
 
-    def _enter(self, orders: Message) -> None:
+    def _enter(self, form: Form) -> None:
         began = time.monotonic()
         is_first = self._status == "fresh"
-        layout = Layout.from_dict(orders["layout"])
-        background = Background.from_list(orders["background"])
-        self._commit_late(orders["commit"], is_last=False)
-        members = tuple(orders["members"])
+        layout, background = form.layout, form.background
+        self._commit_late(form.commit, is_last=False)
         if unreachable := self._client.find_unreachable():
             raise PeersUnreachable(self._rank, unreachable)
         if not is_first:
-            self._hooks.announce(orders["resume_step"], "regroup")
-        groups = form_groups(orders, self._rank, layout, background, self._job, self._device, self._client, self._host)
+            self._hooks.announce(form.resume_step, "regroup")
+        groups = form_groups(form, self._rank, self._job, self._device, self._client, self._host)
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
-            bytes_per_second = measure_transfer(groups, self._device) if orders["measure_transfer"] else None
-            transfers = [Transfer(*transfer) for transfer in orders["transfers"]]
-            incoming = {transfer.unit for transfer in transfers if transfer.destination == self._rank}
-            folder: str | None = orders["restore"]
+            bytes_per_second = measure_transfer(groups, self._device) if form.measure_transfer else None
+            incoming = {transfer.unit for transfer in form.transfers if transfer.destination == self._rank}
+            folder = form.restore
             state, held = self._holdings.build(
                 layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE, restores=folder is not None
             )
-            if transfers:
-                self._hooks.announce(orders["resume_step"], "transfer")
+            if form.transfers:
+                self._hooks.announce(form.resume_step, "transfer")
             if folder is None:
-                transfer_seconds, transfer_bytes = move_units(groups, state.units, held, transfers)
+                transfer_seconds, transfer_bytes = move_units(groups, state.units, held, form.transfers)
             else:
                 transfer_seconds, transfer_bytes = load_units(folder, state.units)
             with self._pacer:
@@ -232,10 +244,10 @@ class Trainer:
                     self._job.precision,
                 )
             self._epoch = Epoch(
-                number=orders["epoch"],
-                leader=orders["leader"],
+                number=form.epoch,
+                leader=form.leader,
                 layout=layout,
-                members=members,
+                members=form.members,
                 groups=groups,
                 state=state,
                 fetching=Fetching(background, groups, state),
@@ -248,26 +260,15 @@ class Trainer:
         self._holdings.adopt(state, background, held, restored=folder is not None)
         self._hooks.expose(Inspection(state, self._pacer))
         self._background_step = background.last_step
-        self._layout, self._members, self._lineage = layout, members, orders["lineage"]
-        self._tells_commits = orders["tells_commits"]
-        self._figures.enter(orders["epoch"], layout, self._rank)
-        self._stepper.progress.committed_step = orders["resume_step"] - 1
-        self._stepper.distrusted = frozenset()
+        self._layout, self._members, self._lineage = layout, form.members, form.lineage
+        self._tells_commits = form.tells_commits
+        self._figures.enter(form.epoch, layout, self._rank)
+        self._stepper.resume(form.resume_step, form.history)
         self._status = "training"
-        self._client.enter(orders["epoch"])
-        self._client.send(
-            {
-                **self._describe(),
-                "type": "formed",
-                "target": orders["epoch"],
-                "group_seconds": group_seconds,
-                "transfer_seconds": transfer_seconds,
-                "transfer_bytes": transfer_bytes,
-                "bytes_per_second": bytes_per_second,
-            }
-        )
+        self._client.enter(form.epoch)
+        self._client.send(Formed(self._report(), group_seconds, transfer_seconds, transfer_bytes, bytes_per_second))
         record = self._stepper.progress.record
-        if self._rank == orders["leader"] and record is not None and record["step"] < orders["resume_step"]:
+        if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
             # The old leader may have died before it could say so.
             self._emit_committed(record, repeated=True)
 
@@ -295,27 +296,26 @@ class Trainer:
         self._status = "fresh"
         self._client.start_over()
 
-    def _describe(self) -> Message:
-        """What this rank has, as hellos and park reports carry it."""
+    def _report(self) -> RankReport:
+        """What this rank has."""
         progress, epoch = self._stepper.progress, self._epoch
         received = frozenset[str]() if epoch is None else epoch.fetching.received
         distrusted = self._stepper.distrusted
-        return {
-            "status": self._status,
-            "epoch": self._client.epoch,
-            "committed_step": progress.committed_step,
-            "totals": progress.totals,
-            "ready": progress.ready,
-            "holdings": list(self._holdings.units(distrusted, received)),
-            # It has no gradients: if the step in flight is committed after all, it is out of date.
-            "given_away": list(self._holdings.given_away(distrusted)),
-            "distrusted": sorted(distrusted),
-            "is_background_done": self._is_background_done(),
-            "is_stateless": self._layout is None,
-            "members": list(self._members),
-            "lineage": self._lineage,
-            "layout": None if self._layout is None else self._layout.to_dict(),
-        }
+        return RankReport(
+            status=self._status,
+            epoch=self._client.epoch,
+            committed_step=progress.committed_step,
+            totals=progress.totals,
+            ready=progress.ready,
+            history=progress.history,
+            holdings=tuple(self._holdings.units(distrusted, received)),
+            given_away=tuple(self._holdings.given_away(distrusted)),
+            distrusted=tuple(sorted(distrusted)),
+            is_background_done=self._is_background_done(),
+            members=self._members,
+            lineage=self._lineage,
+            layout=self._layout,
+        )
 
     def _is_background_done(self) -> bool:
         return 0 < self._background_step <= self._stepper.progress.committed_step
@@ -340,7 +340,7 @@ class Trainer:
             if outcome.all_called:
                 return False
         self._status = "finished"
-        self._client.send({"type": "finished", "committed_step": self._stepper.progress.committed_step})
+        self._client.send(Finished())
         return self._client.wait_farewell()
 
     def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
@@ -349,7 +349,7 @@ class Trainer:
         if self._rank == epoch.leader and record is not None:
             self._emit_committed(record, repeated=False)
             if self._tells_commits:
-                self._client.send({"type": "committed", "step": step})
+                self._client.send(Committed(step))
         if self._saving is not None:
             self._saving.tell(is_leader=self._rank == epoch.leader)
             if self._saving.is_due(step) and outcome.can_save:
@@ -358,7 +358,7 @@ class Trainer:
             elif self._saving.is_due(step) and self._rank == epoch.leader:
                 self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
         if self._rank == epoch.leader and step == self._background_step:
-            self._client.send({"type": "background_done", "epoch": epoch.number})
+            self._client.send(BackgroundDone(epoch.number))
 
     def _tell(self, epoch_number: int, step: int, judgement: Judgement) -> None:
         """The leader says what it makes of a step that is not fit to be committed."""
@@ -377,22 +377,21 @@ class Trainer:
         """The members cannot go on as they are: ask the coordinator for another epoch until it calls."""
         while True:
             if outcome.verdict is StepVerdict.HEAL and self._stepper.distrusted:
-                self._client.send({"type": "diverged", "epoch": epoch.number})
+                self._client.send(Diverged(epoch.number))
             elif outcome.judgement is not None and outcome.verdict is StepVerdict.EVICT:
-                suspect, reason = outcome.judgement.suspects[0], outcome.judgement.reason
-                self._client.send({"type": "unhealthy", "epoch": epoch.number, "rank": suspect, "reason": reason})
+                self._client.send(Unhealthy(epoch.number, outcome.judgement.suspects[0], outcome.judgement.reason))
             self._client.wait_until(lambda: False, CALL_SECONDS)
 
-    def _commit_late(self, commit: Message | None, *, is_last: bool) -> None:
+    def _commit_late(self, commit: LateCommit | None, *, is_last: bool) -> None:
         """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
         progress = self._stepper.progress
-        if commit is not None and progress.ready is not None and progress.committed_step < commit["step"]:
-            self._stepper.apply(self._holdings.state, commit["step"], commit["totals"])
-            self._stepper.finish(self._client.epoch, commit["step"], commit["totals"])
+        if commit is not None and progress.ready is not None and progress.committed_step < commit.step:
+            self._stepper.apply(self._holdings.state, commit.step, commit.totals)
+            self._stepper.finish(self._client.epoch, commit.step, commit.totals)
             self._holdings.commit()
         # Whatever was ready is applied by now or will be repeated.
+        self._stepper.drop_ready()
         progress = self._stepper.progress
-        progress.ready = None
         if is_last and progress.record is not None:
             # No next epoch, whose leader would say it: everybody does, and the log takes the first.
             self._emit_committed(progress.record, repeated=True)

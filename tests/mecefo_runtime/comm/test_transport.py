@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -26,7 +27,7 @@ from tests.mecefo_runtime.comm.test_groups import (
     Rendezvous,
     on_all_ranks,
 )
-from tests.mecefo_runtime.membership.test_membership import World
+from tests.mecefo_runtime.membership.membership_world import World
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
@@ -53,7 +54,7 @@ def test_the_log_says_of_every_epoch_what_its_groups_use(num_gpus: int, backend:
     world = World()
     for rank in world.ranks.values():
         device = f"GPU-{rank.rank % num_gpus}" if num_gpus else None
-        world.coordinator.on_hello(rank.rank, rank.report() | {"nccl_device": device})
+        world.coordinator.on_hello(replace(rank.hello(), nccl_device=device))
     assert world.last("layout")["group_backend"] == backend
 
 

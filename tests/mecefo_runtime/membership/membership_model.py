@@ -8,19 +8,38 @@ its version: how many steps it has seen.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mecefo_runtime.comm.messages import (
+    Evicted,
+    Finished,
+    Form,
+    Formed,
+    FromCoordinator,
+    FromRank,
+    Goodbye,
+    Hello,
+    Join,
+    Parked,
+    RankReport,
+    Regroup,
+    Stop,
+    Trouble,
+)
+from mecefo_runtime.job.config import HealthConfig
 from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.job.step_report import HealthHistory, LateCommit, PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import Rules
 from mecefo_runtime.planners import find
+from mecefo_runtime.training.health import after_commit
 from tests.planning import COSTS, layout_of
 
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=8)
 HEARTBEAT_TIMEOUT_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.25
-END = {"type": "eof"}
+END = object()
 
 
 @dataclass(eq=False)
@@ -55,8 +74,8 @@ class Epoch:
         )
 
 
-def totals_of(step: int) -> dict:
-    return {"squared_norm": float(step), "tally": {"loss_sum": 1.0, "tokens": 1, "samples": 1, "checksum": step}}
+def totals_of(step: int) -> StepTotals:
+    return StepTotals(float(step), StepStats(1.0, 1, 1, step))
 
 
 class SimulatedRank:
@@ -74,7 +93,8 @@ class SimulatedRank:
         self.status, self.state, self.parked_for = "fresh", "parked", None
         self.epoch = self.target = self.leave_for = 0
         self.must_leave = self.is_evicted = False
-        self.orders = self.farewell = None
+        self.history = HealthHistory()
+        self.next_form = self.farewell = None
         self.shared: Epoch | None = None
         self.link: Link | None = None
         self.connect()
@@ -86,48 +106,47 @@ class SimulatedRank:
         self.world.links.append(self.link)
         self.send(self.hello())
 
-    def hello(self) -> dict:
-        hello = {"type": "hello", "attempt": self.attempt, "address": f"127.0.0.1:{self.rank}", "target": self.target}
-        is_done = self.farewell is not None and self.farewell["type"] == "goodbye"
-        return {**hello, "is_done": is_done, **self.describe()}
+    def hello(self) -> Hello:
+        is_done = isinstance(self.farewell, Goodbye)
+        return Hello(self.rank, self.attempt, f"127.0.0.1:{self.rank}", self.report(), self.target, is_done)
 
-    def send(self, message: dict) -> None:
+    def send(self, message: FromRank) -> None:
         if self.link is not None and not self.link.is_cut:
             self.link.up.append(message)
 
-    def describe(self) -> dict:
-        return {
-            "status": self.status,
-            "epoch": self.epoch,
-            "committed_step": self.committed,
-            "totals": self.totals,
-            "ready": self.ready,
-            "holdings": [*self.units],
-            "given_away": [*self.given_away],
-            "is_stateless": self.layout is None,
-            "members": list(self.members),
-            "lineage": "",
-            "layout": None if self.layout is None else self.layout.to_dict(),
-        }
+    def report(self) -> RankReport:
+        return RankReport(
+            status=self.status,
+            epoch=self.epoch,
+            committed_step=self.committed,
+            totals=self.totals,
+            ready=self.ready,
+            history=self.history,
+            holdings=tuple(self.units),
+            given_away=tuple(self.given_away),
+            members=self.members,
+            layout=self.layout,
+        )
 
-    def hear(self, message: dict) -> None:
-        match message["type"]:
-            case "join":
-                self.target = max(self.target, message["epoch"])
-            case "regroup":
-                self.target = self.leave_for = max(self.target, message["epoch"])
+    def hear(self, message: object) -> None:
+        match message:
+            case Join(epoch):
+                self.target = max(self.target, epoch)
+            case Regroup(epoch):
+                self.target = self.leave_for = max(self.target, epoch)
                 self.must_leave = True
-            case "form":
-                self.orders = (message, self.link.coordinator)
-                self.target = max(self.target, message["epoch"])
+            case Form():
+                self.next_form = (message, self.link.coordinator)
+                self.target = max(self.target, message.epoch)
                 if self.state != "parked":
                     self.leave_for, self.must_leave = self.target, True
-            case "evicted":
+            case Evicted():
                 self.is_evicted = self.must_leave = True
-            case "goodbye" | "stop":
+            case Goodbye() | Stop():
                 self.farewell = message
-                self.must_leave = self.must_leave or message["type"] == "stop"
-            case "eof":
+                self.must_leave = self.must_leave or isinstance(message, Stop)
+            case _:
+                assert message is END
                 self.connect()
 
     # ---- the training thread ----
@@ -151,35 +170,33 @@ class SimulatedRank:
 
     def give_up(self) -> None:
         """A peer is gone."""
-        epoch = self.orders_epoch
+        epoch = self.given.epoch
         self.leave()
-        self.send({"type": "trouble", "epoch": epoch, "error": "a peer is gone"})
+        self.send(Trouble(epoch, "a peer is gone"))
 
     def park(self) -> bool:
         self.must_leave = False
         if self.farewell is not None:
-            if self.farewell["type"] == "goodbye":
-                self.commit_late(self.farewell.get("commit"))
-            self.world.end(self, 0 if self.farewell["type"] == "goodbye" else 1)
+            if isinstance(self.farewell, Goodbye):
+                self.commit_late(self.farewell.commit)
+            self.world.end(self, 0 if isinstance(self.farewell, Goodbye) else 1)
         elif self.is_evicted:
             self.units, self.given_away, self.layout, self.members = {}, {}, None, ()
             self.committed, self.totals, self.ready = 0, None, None
-            self.status, self.is_evicted, self.orders = "fresh", False, None
+            self.history = HealthHistory()
+            self.status, self.is_evicted, self.next_form = "fresh", False, None
             self.epoch = self.target = self.leave_for = 0
             self.send(self.hello())
-        elif self.orders is not None and self.orders[0]["epoch"] >= self.target:
-            (orders, coordinator), self.orders = self.orders, None
-            self.orders_epoch = orders["epoch"]
-            self.commit_late(orders["commit"])
-            self.state, self.given = "forming", orders
-            key = (coordinator, orders["epoch"])
-            self.shared = self.world.epochs.setdefault(
-                key, Epoch(tuple(orders["members"]), orders["leader"], coordinator)
-            )
+        elif self.next_form is not None and self.next_form[0].epoch >= self.target:
+            (given, coordinator), self.next_form = self.next_form, None
+            self.commit_late(given.commit)
+            self.state, self.given = "forming", given
+            key = (coordinator, given.epoch)
+            self.shared = self.world.epochs.setdefault(key, Epoch(given.members, given.leader, coordinator))
             self.shared.held[self.rank] = self.given_away | self.units
             self.shared.inside[self.rank] = self
         elif self.parked_for != self.target and self.target > self.epoch and not self.link.is_cut:
-            self.send({**self.describe(), "type": "parked", "epoch": self.target})
+            self.send(Parked(self.target, self.report()))
             self.parked_for = self.target
         else:
             return False
@@ -199,20 +216,22 @@ class SimulatedRank:
 
     def enter(self) -> None:
         given, shared = self.given, self.shared
-        layout = Layout.from_dict(given["layout"])
+        layout = given.layout
         held = dict(shared.held[self.rank])
-        for unit, source, destination in given["transfers"]:
-            if destination == self.rank:
-                held[unit] = shared.held[source][unit]
+        for transfer in given.transfers:
+            if transfer.destination == self.rank:
+                held[transfer.unit] = shared.held[transfer.source][transfer.unit]
         units = {unit: held.get(unit, 0) for unit in layout.units(self.rank)}
-        assert set(units.values()) <= {given["resume_step"] - 1}, f"rank {self.rank} would train on old state: {units}"
+        assert set(units.values()) <= {given.resume_step - 1}, f"rank {self.rank} would train on old state: {units}"
         self.given_away = {unit: version for unit, version in shared.held[self.rank].items() if unit not in units}
         self.units, self.layout, self.members = units, layout, shared.members
-        self.committed, self.status, self.state = given["resume_step"] - 1, "training", "training"
-        self.epoch = given["epoch"]
+        self.committed, self.status, self.state = given.resume_step - 1, "training", "training"
+        self.epoch = given.epoch
         self.must_leave = self.leave_for > self.epoch
-        report = {"group_seconds": 0.01, "transfer_seconds": 0.0, "transfer_bytes": 0}
-        self.send({**self.describe(), "type": "formed", "target": self.epoch, **report})
+        if self.history.num_verdicts:
+            assert self.history == given.history, f"rank {self.rank} judged by another history than its peers"
+        self.history = given.history
+        self.send(Formed(self.report(), 0.01, 0.0, 0))
 
     def train(self) -> bool:
         """One move of the step: reduce, get all gradients, contribute, get the totals, apply."""
@@ -222,23 +241,23 @@ class SimulatedRank:
             self.leave()
         elif self.committed >= self.world.num_steps:
             self.status = self.state = "finished"
-            self.send({"type": "finished", "committed_step": self.committed})
+            self.send(Finished())
         elif self.rank not in shared.reduced.setdefault(step, set()):
             shared.reduced[step].add(self.rank)
         elif self.ready is None and shared.reduced[step] >= members:
-            self.ready = {
-                "step": step,
-                "norms": dict.fromkeys(self.units, 0.25),
-                "tally": totals_of(step)["tally"] if "head" in self.units else None,
-                "totals": None,
-            }
+            self.ready = ReadyStep(
+                step,
+                norms=dict.fromkeys(self.units, 0.25),
+                stats=totals_of(step).stats if "head" in self.units else None,
+                part=PartHealth(0.25),
+            )
             self.reduced_in = shared
             shared.contributed.setdefault(step, {})[self.rank] = self.target > self.epoch
-        elif self.ready is not None and self.ready["totals"] is None and self.knows_totals(step, members):
+        elif self.ready is not None and self.ready.totals is None and self.knows_totals(step, members):
             shared.summed.add(step)
-            self.ready = {**self.ready, "totals": totals_of(step)}
-        elif self.ready is not None and self.ready["totals"] is not None:
-            self.apply(step)
+            self.ready = replace(self.ready, totals=totals_of(step))
+        elif self.ready is not None and self.ready.totals is not None:
+            self.apply(step, self.ready.totals)
             if all(shared.contributed[step][member] for member in members):
                 self.leave()
         elif not shared.can_go_on():
@@ -253,18 +272,19 @@ class SimulatedRank:
             self.rank == shared.leader and set(shared.contributed.get(step, {})) >= members
         )
 
-    def apply(self, step: int) -> None:
+    def apply(self, step: int, totals: StepTotals) -> None:
         assert self.committed == step - 1 and set(self.units.values()) <= {step - 1}
         self.units = dict.fromkeys(self.units, step)
         self.given_away = {}
-        self.committed, self.totals, self.ready = step, totals_of(step), None
+        self.committed, self.totals, self.ready = step, totals, None
+        self.history = after_commit(HealthConfig(), self.history, totals)
         # Gradients of one epoch only: in another they are of other samples' sums, or the same work done again.
         assert self.world.applied.setdefault(step, self.reduced_in) is self.reduced_in, f"step {step} was done twice"
 
-    def commit_late(self, commit: dict | None) -> None:
-        if commit is not None and self.ready is not None and self.committed < commit["step"]:
-            assert self.ready["step"] == commit["step"], "told to apply a step whose gradients it does not have"
-            self.apply(commit["step"])
+    def commit_late(self, commit: LateCommit | None) -> None:
+        if commit is not None and self.ready is not None and self.committed < commit.step:
+            assert self.ready.step == commit.step, "told to apply a step whose gradients it does not have"
+            self.apply(commit.step, commit.totals)
         self.ready = None
 
 
@@ -288,7 +308,7 @@ class World:
 
     # ---- Effects ----
 
-    def send(self, rank: int, message: dict) -> None:
+    def send(self, rank: int, message: FromCoordinator) -> None:
         if rank in self.writers:
             self.writers[rank].down.append(message)
 
@@ -371,19 +391,19 @@ class World:
         elif is_current:
             self.act_on(link.rank, message)
 
-    def act_on(self, rank: int, message: dict) -> None:
+    def act_on(self, rank: int, message: FromRank) -> None:
         coordinator = self.coordinator
         coordinator.on_heard(rank)
-        match message["type"]:
-            case "hello":
-                coordinator.on_hello(rank, message)
-            case "parked":
+        match message:
+            case Hello():
+                coordinator.on_hello(message)
+            case Parked():
                 coordinator.on_parked(rank, message)
-            case "formed":
+            case Formed():
                 coordinator.on_formed(rank, message)
-            case "trouble":
-                coordinator.on_trouble(rank, message["epoch"], message["error"])
-            case "finished":
+            case Trouble():
+                coordinator.on_trouble(rank, message)
+            case Finished():
                 coordinator.on_finished(rank)
 
     def deliver_down(self, rank: int) -> bool:

@@ -7,204 +7,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
-from mecefo_runtime.job.background import Background
-from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.comm.messages import (
+    Evicted,
+    Form,
+    Goodbye,
+    Parked,
+    Regroup,
+    Stop,
+    Trouble,
+    Unhealthy,
+)
+from mecefo_runtime.job.step_report import LateCommit
 from mecefo_runtime.membership.gathering import START_TIMEOUT_SECONDS
 from mecefo_runtime.membership.member_table import Stage
-from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.pending_losses import LOSS_GRACE_SECONDS
-from mecefo_runtime.membership.regroup import Rules
 from mecefo_runtime.membership.transitions import REJOIN_GRACE_SECONDS
-from mecefo_runtime.planners import find, stops_on_loss
-from tests.planning import COSTS, layout_of
+from tests.mecefo_runtime.membership.membership_world import CLUSTER, TOTALS, SimulatedRank, World
+from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
-
-CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)
-TOTALS = {"squared_norm": 1.0, "tally": {"loss_sum": 1.0, "tokens": 1, "samples": 1, "checksum": 1}}
-
-
-class SimulatedRank:
-    """What a rank would report; `phase_of_step` is how far it is in the step after `committed`."""
-
-    def __init__(self, rank: int, attempt: int = 1) -> None:
-        self.rank, self.attempt = rank, attempt
-        self.committed = 0
-        self.epoch = self.target = 0
-        self.ready: int | None = None
-        self.has_totals = False
-        self.norm = 0.25
-        self.layout: Layout | None = None
-        self.units: tuple[str, ...] = ()
-        self.distrusted: tuple[str, ...] = ()
-        self.background = Background()
-        self.lineage = ""
-        self.members: list[int] = []
-        self.status = "fresh"
-
-    def report(self) -> dict:
-        ready = None
-        if self.ready is not None:
-            ready = {
-                "step": self.ready,
-                "norms": dict.fromkeys(self.units, self.norm),
-                "tally": TOTALS["tally"] if "head" in self.units else None,
-                "totals": TOTALS if self.has_totals else None,
-            }
-        return {
-            "status": self.status,
-            "address": f"127.0.0.1:{self.rank}",
-            "epoch": self.epoch,
-            "target": self.target,
-            "attempt": self.attempt,
-            "committed_step": self.committed,
-            "totals": TOTALS if self.committed else None,
-            "ready": ready,
-            "holdings": [unit for unit in self.units if unit not in self.missing()],
-            "distrusted": list(self.distrusted),
-            "is_background_done": False,
-            "lineage": self.lineage,
-            "is_stateless": self.layout is None,
-            "members": self.members,
-            "layout": None if self.layout is None else self.layout.to_dict(),
-        }
-
-    def missing(self) -> set[str]:
-        """What it was told to fetch and cannot have yet, and what it does not trust."""
-        awaited = {s.unit for s in self.background.of(self.rank) if s.source is not None and s.step > self.committed}
-        return awaited | set(self.distrusted)
-
-
-class World:
-    """A coordinator, its clock, and the ranks that obey it."""
-
-    def __init__(
-        self,
-        strategy: str = "ndb",
-        steps: int = 100,
-        *,
-        takeover: str = "direct",
-        checkpoints: tuple[Durable, ...] = (),
-        must_resume: bool = False,
-        max_fruitless_restarts: int = 100,
-        evicts_corrupt: bool = False,
-    ) -> None:
-        self.max_fruitless_restarts, self.evicts_corrupt = max_fruitless_restarts, evicts_corrupt
-        self.takeover, self.checkpoints, self.must_resume = takeover, checkpoints, must_resume
-        self.now = 0.0
-        self.sent: list[tuple[int, dict]] = []
-        self.hung_up: list[int] = []
-        self.events: list[tuple[str, dict]] = []
-        self.ranks = {rank: SimulatedRank(rank) for rank in range(CLUSTER.num_ranks)}
-        self.strategy, self.steps = strategy, steps
-        self.coordinator = self._new_coordinator()
-
-    def _new_coordinator(self, begun_epoch: int = 0) -> Membership:
-        rules = Rules(
-            CLUSTER,
-            find(self.strategy),
-            takeover=self.takeover,
-            newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d not in refused), None),
-            stops_on_loss=stops_on_loss(self.strategy),
-            max_fruitless_restarts=self.max_fruitless_restarts,
-            evicts_corrupt=self.evicts_corrupt,
-        )
-        return Membership(
-            rules,
-            self.steps,
-            self,
-            lambda: self.now,
-            2.0,
-            predicted_costs=COSTS,
-            must_resume=self.must_resume,
-            begun_epoch=begun_epoch,
-        )
-
-    def send(self, rank: int, message: dict) -> None:
-        self.sent.append((rank, message))
-
-    def hang_up(self, rank: int) -> None:
-        self.hung_up.append(rank)
-
-    def emit(self, kind: str, *, step: int | None = None, **fields: object) -> None:
-        self.events.append((kind, {"step": step, **fields}))
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.events]
-
-    def last(self, kind: str) -> dict:
-        return next(fields for name, fields in reversed(self.events) if name == kind)
-
-    def start(self) -> None:
-        for rank in self.ranks.values():
-            self.coordinator.on_hello(rank.rank, rank.report())
-        self.obey()
-
-    def obey(self) -> None:
-        """Let every living rank do what it was last told, until nothing is left to do."""
-        while self.sent:
-            number, message = self.sent.pop(0)
-            rank = self.ranks.get(number)
-            if rank is None:
-                continue
-            match message["type"]:
-                case "regroup" | "join":
-                    rank.status, rank.target = "parked", message["epoch"]
-                    self.coordinator.on_parked(number, {**rank.report(), "epoch": message["epoch"]})
-                case "form":
-                    commit = message["commit"]
-                    if commit is not None and rank.committed < commit["step"] and rank.layout is not None:
-                        assert rank.ready == commit["step"], "told to apply a step whose gradients it does not have"
-                        rank.committed = commit["step"]
-                    if rank.layout is not None and message["restore"] is None:
-                        assert rank.committed == message["resume_step"] - 1, (
-                            "a step was lost or repeated after its commit"
-                        )
-                    rank.layout = Layout.from_dict(message["layout"])
-                    rank.background = Background.from_list(message["background"])
-                    rank.units, rank.distrusted = rank.background.units(rank.layout, number), ()
-                    rank.lineage = message["lineage"]
-                    rank.members = message["members"]
-                    rank.epoch = rank.target = message["epoch"]
-                    rank.committed, rank.ready, rank.has_totals = message["resume_step"] - 1, None, False
-                    rank.status = "training"
-                    report = {"group_seconds": 0.01, "transfer_seconds": 0.0, "transfer_bytes": 0}
-                    self.coordinator.on_formed(number, {"epoch": message["epoch"], **report})
-                case "evicted":
-                    fresh = self.ranks[number] = SimulatedRank(number, rank.attempt)
-                    self.coordinator.on_hello(number, fresh.report())
-
-    def kill(self, *ranks: int, how: str = "supervisor") -> None:
-        for rank in ranks:
-            del self.ranks[rank]
-            self.coordinator.on_lost(rank, how)
-        self.pass_time(0.2)
-
-    def pass_time(self, seconds: float) -> None:
-        """Time passes, and every living rank gives signs of life."""
-        for _ in range(round(seconds / 0.05)):
-            self.now += 0.05
-            for rank in self.ranks:
-                self.coordinator.on_heard(rank)
-            self.coordinator.tick()
-        self.obey()
-
-    def commit(self, step: int) -> None:
-        for rank in self.ranks.values():
-            rank.committed = step
-        leader = self.ranks[min(self.ranks)]
-        self.coordinator.on_committed(step)
-        if leader.background and leader.background.last_step <= step:
-            self.coordinator.on_background_done(leader.epoch)
-            self.obey()
 
 
 def test_start_waits_for_every_rank_and_forms_the_configured_layout() -> None:
     world = World()
     for rank in range(7):
-        world.coordinator.on_hello(rank, world.ranks[rank].report())
+        world.coordinator.on_hello(world.ranks[rank].hello())
     assert world.coordinator.stage is Stage.GATHERING
-    world.coordinator.on_hello(7, world.ranks[7].report())
+    world.coordinator.on_hello(world.ranks[7].hello())
     world.obey()
     assert world.coordinator.stage is Stage.TRAINING
     assert world.coordinator.epoch == 1
@@ -275,11 +104,11 @@ def test_loss_while_groups_are_formed_starts_the_next_epoch() -> None:
     world.commit(10)
     del world.ranks[4]
     world.coordinator.on_lost(4, "supervisor")
-    while not any(message["type"] == "form" for _, message in world.sent):
+    while not any(isinstance(message, Form) for _, message in world.sent):
         number, message = world.sent.pop(0)
         rank = world.ranks[number]
-        rank.status, rank.target = "parked", message["epoch"]
-        world.coordinator.on_parked(number, {**rank.report(), "epoch": message["epoch"]})
+        rank.status, rank.target = "parked", message.epoch
+        world.coordinator.on_parked(number, Parked(message.epoch, rank.report()))
     assert world.coordinator.stage is Stage.FORMING
     del world.ranks[6]
     world.coordinator.on_lost(6, "supervisor")
@@ -323,7 +152,7 @@ def test_repaired_node_rejoins_at_a_boundary_and_the_layout_is_the_configured_on
     world.commit(20)
     for rank in (4, 5):
         world.ranks[rank] = SimulatedRank(rank, attempt=2)
-        world.coordinator.on_hello(rank, world.ranks[rank].report())
+        world.coordinator.on_hello(world.ranks[rank].hello())
     world.obey()
     assert world.coordinator.members == set(range(8))
     assert world.coordinator.layout == layout_of("ndb", CLUSTER, range(8))
@@ -338,8 +167,8 @@ def test_rank_of_an_old_epoch_is_evicted_and_comes_back_as_a_newcomer() -> None:
     sleeper = world.ranks[3]
     world.kill(3, how="heartbeat")
     world.ranks[3] = sleeper
-    world.coordinator.on_hello(3, sleeper.report())
-    assert (3, {"type": "evicted", "epoch": 2}) in world.sent
+    world.coordinator.on_hello(sleeper.hello())
+    assert (3, Evicted(2)) in world.sent
     world.obey()
     world.pass_time(1.0)
     assert 3 in world.coordinator.members
@@ -364,7 +193,7 @@ def test_restarted_coordinator_learns_the_epoch_and_training_goes_on() -> None:
     world.commit(12)
     world.coordinator = world._new_coordinator()
     for rank in world.ranks.values():
-        world.coordinator.on_hello(rank.rank, rank.report())
+        world.coordinator.on_hello(rank.hello())
     assert world.coordinator.stage is Stage.TRAINING
     assert world.last("coordinator_restarted") == {"step": None, "epoch": 2, "members": [0, 1, 2, 3, 6, 7]}
     world.obey()
@@ -411,7 +240,7 @@ def test_restarted_coordinator_misses_a_rank_that_died_with_it() -> None:
     world.coordinator = world._new_coordinator()
     del world.ranks[2]
     for rank in world.ranks.values():
-        world.coordinator.on_hello(rank.rank, rank.report())
+        world.coordinator.on_hello(rank.hello())
     assert world.coordinator.stage is Stage.GATHERING
     world.pass_time(2.5)
     assert world.coordinator.members == {0, 1, 3, 4, 5, 6, 7}
@@ -426,7 +255,7 @@ def test_job_ends_when_all_members_finished() -> None:
         assert world.coordinator.stage is Stage.TRAINING
         world.coordinator.on_finished(rank)
     assert world.coordinator.stage is Stage.ENDED
-    assert all(message == {"type": "goodbye"} for _, message in world.sent)
+    assert all(message == Goodbye() for _, message in world.sent)
 
 
 def test_loss_after_the_last_step_still_commits_it_everywhere() -> None:
@@ -438,9 +267,9 @@ def test_loss_after_the_last_step_still_commits_it_everywhere() -> None:
     world.ranks[0].ready, world.ranks[0].committed = None, 10
     del world.ranks[7]
     world.coordinator.on_lost(7, "supervisor")
-    for number, message in [item for item in world.sent if item[1]["type"] == "regroup"]:
-        world.coordinator.on_parked(number, {**world.ranks[number].report(), "epoch": message["epoch"]})
-    assert (1, {"type": "goodbye", "commit": {"step": 10, "totals": TOTALS}}) in world.sent
+    for number, message in [item for item in world.sent if isinstance(item[1], Regroup)]:
+        world.coordinator.on_parked(number, Parked(message.epoch, world.ranks[number].report()))
+    assert (1, Goodbye(LateCommit(10, TOTALS))) in world.sent
 
 
 def test_background_takeover_runs_at_once_with_what_there_is_and_balances_later() -> None:
@@ -469,7 +298,7 @@ def test_a_loss_before_the_fetched_state_is_there_does_not_count_on_it() -> None
     neighbour = next(rank for rank in world.ranks.values() if rank.background.of(rank.rank))
     assert neighbour.missing()
     world.kill(next(rank for rank in world.ranks if rank != neighbour.rank))
-    holdings = neighbour.report()["holdings"]
+    holdings = neighbour.report().holdings
     assert world.coordinator.stage is Stage.TRAINING
     assert not neighbour.missing() & set(holdings)
 
@@ -505,13 +334,13 @@ def test_a_rank_that_spoils_steps_is_sent_away_and_its_replica_taken_over() -> N
     world = World()
     world.start()
     world.commit(10)
-    world.coordinator.on_unhealthy(1, 6, "its gradients are not finite")
-    assert (6, {"type": "stop", "reason": "its gradients are not finite"}) in world.sent
+    world.coordinator.on_unhealthy(Unhealthy(1, 6, "its gradients are not finite"))
+    assert (6, Stop("its gradients are not finite")) in world.sent
     del world.ranks[6]
     world.pass_time(0.2)
     assert world.last("detected") == {"step": None, "epoch": 1, "lost": [6], "how": "health"}
     assert world.coordinator.members == set(range(8)) - {6}
-    world.coordinator.on_unhealthy(1, 5, "late news of an old epoch")
+    world.coordinator.on_unhealthy(Unhealthy(1, 5, "late news of an old epoch"))
     assert 5 in world.coordinator.members
 
 
@@ -538,7 +367,7 @@ def test_it_is_called_in_time_for_whatever_it_waits_for() -> None:
     assert world.coordinator.next_deadline() == START_TIMEOUT_SECONDS
     world.start()
     assert world.coordinator.next_deadline() == 2.0, "when a rank becomes silent"
-    world.coordinator.on_trouble(2, 1, "connection closed by peer")
+    world.coordinator.on_trouble(2, Trouble(1, "connection closed by peer"))
     heard_at(2.9)
     assert world.coordinator.next_deadline() == 3.0, "when the epoch is formed again, should nobody turn out to be lost"
     world.pass_time(1.0)
@@ -552,7 +381,7 @@ def test_it_is_called_in_time_for_whatever_it_waits_for() -> None:
     del world.ranks[5]
     world.coordinator.on_lost(5, "supervisor")
     world.obey()
-    world.coordinator.on_hello(4, world.ranks[4].report())
+    world.coordinator.on_hello(world.ranks[4].hello())
     assert world.coordinator.next_deadline() == pytest.approx(world.now + REJOIN_GRACE_SECONDS), "for its neighbour"
 
 
@@ -594,7 +423,7 @@ def test_no_schedule_of_losses_and_rejoins_loses_or_doubles_a_step(data: st.Data
         if data.draw(st.booleans()):
             for number in set(range(8)) - set(world.ranks):
                 world.ranks[number] = SimulatedRank(number, attempt=2)
-                world.coordinator.on_hello(number, world.ranks[number].report())
+                world.coordinator.on_hello(world.ranks[number].hello())
             world.pass_time(1.0)
             assert world.coordinator.members == set(range(8))
             assert {rank.committed for rank in world.ranks.values()} == {committed}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from mecefo_runtime.comm.messages import Evicted, Form, FromCoordinator, Goodbye, Peers, Probe, Probed, Trouble
 from mecefo_runtime.membership.member_table import Stage
-from tests.mecefo_runtime.membership.test_membership import SimulatedRank, World
+from tests.mecefo_runtime.membership.membership_world import SimulatedRank, World
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +24,7 @@ class WorldWithLinks(World):
         self.waiting: set[int] = set()
         self.later: list[tuple[int, dict]] = []
 
-    def send(self, rank: int, message: dict) -> None:
+    def send(self, rank: int, message: FromCoordinator) -> None:
         (self.later if self.is_obeying else self.sent).append((rank, message))
 
     def cut_links(self, *pairs: tuple[int, int]) -> None:
@@ -33,24 +36,24 @@ class WorldWithLinks(World):
     def obey(self) -> None:
         while self.sent:
             rank, message = self.sent[0]
-            if message["type"] == "probe":
+            if isinstance(message, Probe):
                 self.sent.pop(0)
                 if rank not in self.mute:
-                    unreachable = self.unreachable(rank, message["addresses"])
-                    self.coordinator.on_probed(rank, message["check"], unreachable)
-            elif message["type"] == "evicted" and message.get("is_cut_off"):
+                    unreachable = self.unreachable(rank, message.addresses)
+                    self.coordinator.on_probed(rank, Probed(message.check, tuple(unreachable)))
+            elif isinstance(message, Evicted) and message.is_cut_off:
                 self.sent.pop(0)
                 self.ranks[rank] = SimulatedRank(rank, self.ranks[rank].attempt)
                 self.waiting.add(rank)
-            elif message["type"] == "peers":
+            elif isinstance(message, Peers):
                 self.sent.pop(0)
-                if not self.unreachable(rank, message["addresses"]):
+                if not self.unreachable(rank, message.addresses):
                     self.waiting.discard(rank)
-                    self.coordinator.on_hello(rank, self.ranks[rank].report())
-            elif message["type"] == "form" and (peers := self.unreachable(rank, message["addresses"])):
+                    self.coordinator.on_hello(self.ranks[rank].hello())
+            elif isinstance(message, Form) and (peers := self.unreachable(rank, message.addresses)):
                 self.sent.pop(0)
-                self.ranks[rank].status, self.ranks[rank].target = "parked", message["epoch"]
-                self.coordinator.on_trouble(rank, message["epoch"], "cannot reach", None, peers)
+                self.ranks[rank].status, self.ranks[rank].target = "parked", message.epoch
+                self.coordinator.on_trouble(rank, Trouble(message.epoch, "cannot reach", None, tuple(peers)))
             else:
                 # This one only: what is sent meanwhile is for us to look at.
                 self.later = self.sent[1:]
@@ -95,9 +98,9 @@ def test_who_goes_is_told_over_which_links(world):
     world.coordinator.on_unreachable(2, 1)
     asked, world.sent = world.sent, []
     for rank, question in asked:
-        world.coordinator.on_probed(rank, question["check"], world.unreachable(rank, question["addresses"]))
-    evicted = {rank: message["cut_off_from"] for rank, message in world.sent if message["type"] == "evicted"}
-    assert evicted == {5: [2, 7], 6: [1]}
+        world.coordinator.on_probed(rank, Probed(question.check, tuple(world.unreachable(rank, question.addresses))))
+    evicted = {rank: message.cut_off_from for rank, message in world.sent if isinstance(message, Evicted)}
+    assert evicted == {5: (2, 7), 6: (1,)}
 
 
 def test_of_a_partition_the_smaller_group_goes_whoever_told_of_it(world):
@@ -118,7 +121,7 @@ def test_when_all_can_reach_each_other_again_nobody_goes(world):
 
 def test_who_left_the_epoch_over_a_link_that_is_whole_again_gets_another_one(world):
     world.ranks[2].status, world.ranks[2].target = "parked", 2
-    world.coordinator.on_trouble(2, 1, "timed out", None, [5])
+    world.coordinator.on_trouble(2, Trouble(1, "timed out", None, (5,)))
     world.obey()
     assert world.coordinator.stage is Stage.TRAINING
     assert (world.coordinator.epoch, world.coordinator.members) == (2, set(range(8)))
@@ -175,17 +178,17 @@ def test_who_is_cut_off_at_the_end_is_told_of_it(world):
     for rank in world.coordinator.members:
         world.coordinator.on_finished(rank)
     assert world.coordinator.stage is Stage.ENDED
-    assert (5, {"type": "goodbye"}) in world.sent
+    assert (5, Goodbye()) in world.sent
     world.sent.clear()
     world.coordinator.on_cut_off(5)
-    assert world.sent == [(5, {"type": "goodbye"})]
+    assert world.sent == [(5, Goodbye())]
 
 
 def test_what_is_told_of_another_epoch_or_by_a_stranger_counts_for_nothing(world):
     world.coordinator.on_unreachable(2, 7)
     world.coordinator.on_unreachable(99, 1)
     assert world.sent == []
-    world.coordinator.on_probed(2, 1, [5])
+    world.coordinator.on_probed(2, Probed(1, (5,)))
     world.obey()
     assert world.coordinator.members == set(range(8))
 
@@ -194,7 +197,7 @@ def test_who_is_cut_off_is_no_newcomer_because_its_connection_broke(world):
     world.cut_links((2, 5))
     world.coordinator.on_unreachable(2, 1)
     world.obey()
-    world.coordinator.on_hello(5, {**world.ranks[5].report(), "is_cut_off": True})
+    world.coordinator.on_hello(replace(world.ranks[5].hello(), is_cut_off=True))
     world.pass_time(2.0)
     assert world.coordinator.epoch == 2
     assert "rejoin_requested" not in world.kinds()
@@ -205,10 +208,10 @@ def test_a_restarted_coordinator_does_not_wait_for_who_is_cut_off(world):
     world.coordinator.on_unreachable(2, 1)
     world.obey()
     world.coordinator = world._new_coordinator(begun_epoch=2)
-    world.coordinator.on_hello(5, {**world.ranks[5].report(), "is_cut_off": True})
+    world.coordinator.on_hello(replace(world.ranks[5].hello(), is_cut_off=True))
     for rank in world.ranks:
         if rank != 5:
-            world.coordinator.on_hello(rank, world.ranks[rank].report())
+            world.coordinator.on_hello(world.ranks[rank].hello())
     world.obey()
     assert world.coordinator.stage is Stage.TRAINING
     assert world.coordinator.members == {0, 1, 2, 3, 4, 6, 7}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mecefo_runtime.comm.messages import Form, Formed
 from mecefo_runtime.membership.gathering import START_TIMEOUT_SECONDS
 from mecefo_runtime.membership.member_table import Stage
 from tests.mecefo_runtime.membership.membership_model import HEARTBEAT_TIMEOUT_SECONDS, World
@@ -95,7 +96,7 @@ def test_a_coordinator_that_hears_nobody_begins_no_second_cluster_with_who_is_st
 def test_news_of_an_epoch_that_has_begun_while_one_of_its_members_is_already_lost() -> None:
     world = in_training()
     world.kill(0)
-    while not any(link.up and link.up[-1]["type"] == "formed" for link in world.links):
+    while not any(link.up and isinstance(link.up[-1], Formed) for link in world.links):
         go_on(world)
     assert world.coordinator.stage is Stage.FORMING
     world.kill(1)
@@ -221,8 +222,8 @@ def test_the_leader_of_an_epoch_can_repeat_what_the_last_one_may_not_have_said()
     sent: list[dict] = []
     plain = world.send
     world.send = lambda rank, message: (sent.append(message), plain(rank, message))[1]
-    while not any(message["type"] == "form" for message in sent):
+    while not any(isinstance(message, Form) for message in sent):
         go_on(world)
-    form = next(message for message in sent if message["type"] == "form")
-    assert 0 in form["members"]
-    assert form["leader"] != 0, "a newcomer knows of no step that the lost leader may have committed and not told"
+    form = next(message for message in sent if isinstance(message, Form))
+    assert 0 in form.members
+    assert form.leader != 0, "a newcomer knows of no step that the lost leader may have committed and not told"

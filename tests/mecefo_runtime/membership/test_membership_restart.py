@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.comm.messages import Form, Probed, Stop, Trouble
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.planners import names, stops_on_loss
-from tests.mecefo_runtime.membership.test_membership import CLUSTER, SimulatedRank, World
+from tests.mecefo_runtime.membership.membership_world import CLUSTER, SimulatedRank, World
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
@@ -28,12 +29,12 @@ def training(*checkpoints: Durable, **settings: int) -> World:
 def come(world: World, *ranks: int, attempt: int = 2) -> None:
     for rank in ranks:
         world.ranks[rank] = SimulatedRank(rank, attempt)
-        world.coordinator.on_hello(rank, world.ranks[rank].report())
+        world.coordinator.on_hello(world.ranks[rank].hello())
     world.obey()
 
 
 def stopped(world: World) -> list[int]:
-    return sorted(rank for rank, message in world.sent if message["type"] == "stop")
+    return sorted(rank for rank, message in world.sent if isinstance(message, Stop))
 
 
 def lose(world: World, rank: int) -> None:
@@ -90,7 +91,7 @@ def test_a_rank_that_slept_through_the_end_is_told() -> None:
     sleeper = world.ranks[3]
     lose(world, 3)
     world.sent.clear()
-    world.coordinator.on_hello(3, sleeper.report())
+    world.coordinator.on_hello(sleeper.hello())
     assert stopped(world) == [3]
     assert world.coordinator.stage is Stage.GATHERING
     come(world, *ALL)
@@ -111,7 +112,7 @@ def test_one_that_is_lost_while_the_others_are_awaited_ends_them_all_again() -> 
 
 def test_broken_groups_without_a_loss_are_a_reason_too() -> None:
     world = training(CHECKPOINT)
-    world.coordinator.on_trouble(2, 1, "connection closed by peer")
+    world.coordinator.on_trouble(2, Trouble(1, "connection closed by peer"))
     world.now += 3.5
     for rank in world.ranks:
         world.coordinator.on_heard(rank)
@@ -123,7 +124,7 @@ def test_a_restarted_coordinator_that_finds_a_rank_missing_ends_the_others() -> 
     world = training(CHECKPOINT)
     world.coordinator = world._new_coordinator(begun_epoch=1)
     for rank in range(7):
-        world.coordinator.on_hello(rank, world.ranks[rank].report())
+        world.coordinator.on_hello(world.ranks[rank].hello())
     assert world.coordinator.stage is Stage.GATHERING
     world.coordinator.on_lost(7, "supervisor")
     assert stopped(world) == list(range(7))
@@ -189,8 +190,8 @@ def test_a_restarted_coordinator_learns_how_far_the_job_had_come() -> None:
 def test_only_where_all_end_together_every_step_is_told(strategy: str, is_told: bool) -> None:
     world = World(strategy)
     for rank in world.ranks.values():
-        world.coordinator.on_hello(rank.rank, rank.report())
-    assert [message["tells_commits"] for _, message in world.sent if message["type"] == "form"] == [is_told] * 8
+        world.coordinator.on_hello(rank.hello())
+    assert [message.tells_commits for _, message in world.sent if isinstance(message, Form)] == [is_told] * 8
 
 
 def test_what_is_lost_while_the_others_are_awaited_counts_too() -> None:
@@ -224,9 +225,9 @@ def test_a_link_that_stays_cut_ends_the_job_which_names_it() -> None:
 
     def ask_about_2_and_5() -> None:
         world.coordinator.on_unreachable(2, world.coordinator._epochs.awaited)
-        check = world.sent[-1][1]["check"]
+        check = world.sent[-1][1].check
         for rank in ALL:
-            world.coordinator.on_probed(rank, check, [2] if rank == 5 else [])
+            world.coordinator.on_probed(rank, Probed(check, (2,) if rank == 5 else ()))
         world.now += 0.2
         world.coordinator.tick()
         world.sent.clear()
@@ -244,7 +245,7 @@ def test_a_link_that_stays_cut_ends_the_job_which_names_it() -> None:
 def test_who_breaks_off_every_time_without_a_loss_is_named() -> None:
     world = training(CHECKPOINT, max_fruitless_restarts=1)
     for attempt in (2, 3):
-        world.coordinator.on_trouble(4, world.coordinator.epoch, "out of memory")
+        world.coordinator.on_trouble(4, Trouble(world.coordinator.epoch, "out of memory"))
         world.pass_time(3.5)
         if attempt == 2:
             come(world, *ALL)

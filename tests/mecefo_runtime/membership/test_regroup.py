@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, plan_transfers
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision
@@ -33,17 +35,19 @@ CLUSTER = Cluster(nodes=8, gpus_per_node=2, data_parallel=4, pipeline=4, num_lay
 EVERYBODY = frozenset(range(CLUSTER.num_ranks))
 WHOLE = layout_of("exact", CLUSTER, EVERYBODY)
 SLOW, FAST = (replace(COSTS, transfer_bytes_per_second=speed) for speed in (1e4, 1e12))
-AT_TEN = Decision(10, None)
+AT_TEN = Decision(10)
 
 
 def rules(takeover: str = "auto", strategy: str = "mecefo", **more: object) -> Rules:
     return Rules(CLUSTER, find(strategy), takeover=takeover, **more)
 
 
+def report_of(holdings: Iterable[str]) -> RankReport:
+    return RankReport(status="parked", holdings=tuple(holdings), layout=WHOLE)
+
+
 def survivors_of(layout: Layout, alive: frozenset[int], costs=COSTS, newcomers=(), **more: object) -> Survivors:
-    reports = {
-        rank: {"is_stateless": False, "holdings": list(layout.units(rank))} for rank in sorted(alive - set(newcomers))
-    }
+    reports = {rank: report_of(layout.units(rank)) for rank in sorted(alive - set(newcomers))}
     return Survivors(reports, tuple(newcomers), costs, layout, **more)
 
 
@@ -140,7 +144,7 @@ def test_every_plan_can_run_at_once_or_after_its_transfers(lost, takeover, strat
             replace(
                 survivors,
                 layout=plan.layout,
-                reports={rank: {"is_stateless": False, "holdings": list(units)} for rank, units in holdings.items()},
+                reports={rank: report_of(units) for rank, units in holdings.items()},
             ),
             AT_TEN,
             BALANCE,
@@ -172,17 +176,19 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     newest = Durable(7, "step-7")
     survivors = survivors_of(WHOLE, EVERYBODY - lost)
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")
-    assert (plan.restore, plan.decision) == (newest, Decision(7, None))
+    assert (plan.restore, plan.decision) == (newest, Decision(7))
     assert not plan.transfers and not plan.background
 
 
 def test_state_of_which_every_holder_is_corrupted_is_not_called_lost() -> None:
     survivors = survivors_of(WHOLE, EVERYBODY)
-    holders = [rank for rank, report in survivors.reports.items() if "layer.3" in report["holdings"]]
-    for rank in holders:
-        report = survivors.reports[rank]
-        report["holdings"].remove("layer.3")
-        report["distrusted"] = ["layer.3"]
+    reports = {
+        rank: replace(report_of(set(report.holdings) - {"layer.3"}), distrusted=("layer.3",))
+        if "layer.3" in report.holdings
+        else report
+        for rank, report in survivors.reports.items()
+    }
+    survivors = replace(survivors, reports=reports)
     with pytest.raises(CannotGoOn, match=r"no living rank holds layer\.3: the state of all holders is spoilt"):
         plan_epoch(rules(), survivors, AT_TEN, "heal")
     whole = Durable(8, "/checkpoints/step-8")

@@ -12,16 +12,33 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient
+from mecefo_runtime.comm.messages import (
+    CutOff,
+    Evicted,
+    Form,
+    Formed,
+    FromRank,
+    Hello,
+    Peers,
+    Put,
+    RankReport,
+    Regroup,
+    Take,
+    Value,
+    to_wire,
+)
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.launch import supervisor as supervisor_module
 from mecefo_runtime.launch.supervisor import Supervisor
 from mecefo_runtime.membership.coordinator import Coordinator
 from mecefo_runtime.system.events import Emitter
-from mecefo_runtime.system.wire import Connection, WireError, encode
+from mecefo_runtime.system.wire import Connection, WireError, decode, encode
 
 pytestmark = pytest.mark.unit
 
 DEADLINE_SECONDS = 120.0
+HELLO = Hello(0, 1, "127.0.0.1:2", RankReport())
 
 
 def test_all_messages_of_one_read_are_there_and_half_of_one_waits_for_its_end():
@@ -112,10 +129,10 @@ def test_the_end_of_a_coordinator_may_be_told_twice(node):
 def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
     """The thread has seen that there is nothing more to end, and is still alive, when the next call comes."""
     aborted = threading.Event()
-    client = CoordinatorClient("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, aborted.set, lambda: 0)
+    client = CoordinatorClient("127.0.0.1:1", "t", HELLO, 1.0, RankReport, aborted.set, lambda: 0)
     for epoch in range(1, 200):
         aborted.clear()
-        client._on_message({"type": "regroup", "epoch": epoch})
+        client._on_message(Regroup(epoch, "loss"))
         assert aborted.wait(DEADLINE_SECONDS)
         with client.changed:
             client.must_leave = False
@@ -127,16 +144,17 @@ def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
 
 
 def test_orders_that_come_on_another_way_are_a_call_to_leave_it():
-    client = CoordinatorClient("127.0.0.1:1", {"rank": 0, "address": "127.0.0.1:2"}, 1.0, dict, lambda: None, lambda: 0)
-    client._on_message({"type": "form", "epoch": 2})
+    client = CoordinatorClient("127.0.0.1:1", "t", HELLO, 1.0, RankReport, lambda: None, lambda: 0)
+    form = Form(2, (0,), 0, {}, Layout(1, ()), 1, "gloo", "", "loss")
+    client._on_message(form)
     assert client.must_leave
-    assert client.park() == {"type": "form", "epoch": 2}
+    assert client.park() == form
     assert not client.must_leave
     client.enter(2)
     assert not client.must_leave
 
 
-class CutOff:
+class SentAway:
     """A rank that was sent away from rank 1, and a coordinator that names it and rank 2; what is tried, and told."""
 
     def __init__(self, monkeypatch, *, unreachable: list[list[int]], unsteady: list[list[int]]) -> None:
@@ -147,33 +165,32 @@ class CutOff:
         monkeypatch.setattr(f"{module}.find_unreachable", lambda *_: unreachable.pop(0))
         monkeypatch.setattr(f"{module}.find_unsteady", self._find_unsteady)
         self._unsteady = unsteady
-        identity = {"rank": 0, "address": "127.0.0.1:2"}
-        self.client = CoordinatorClient("127.0.0.1:1", identity, 1.0, dict, lambda: None, lambda: 0)
+        self.client = CoordinatorClient("127.0.0.1:1", "t", HELLO, 1.0, RankReport, lambda: None, lambda: 0)
         monkeypatch.setattr(self.client, "send", self._send)
-        self.client._on_message({"type": "evicted", "epoch": 1, "is_cut_off": True, "cut_off_from": [1]})
+        self.client._on_message(Evicted(1, is_cut_off=True, cut_off_from=(1,)))
 
     def _find_unsteady(self, addresses: dict[int, str], *_: object) -> list[int]:
         self.steady_wanted.append(addresses)
         return self._unsteady.pop(0)
 
-    def _send(self, message: dict) -> bool:
-        self.told.append(message["type"])
-        if message["type"] == "cut_off":
-            self.client._on_message({"type": "peers", "addresses": {"1": "10.0.0.1:1", "2": "10.0.0.2:1"}})
+    def _send(self, message: FromRank) -> bool:
+        self.told.append(type(message).__name__)
+        if isinstance(message, CutOff):
+            self.client._on_message(Peers({1: "10.0.0.1:1", 2: "10.0.0.2:1"}))
         return True
 
 
 def test_who_was_sent_away_and_can_be_reached_waits_until_the_link_to_whom_it_lost_is_steady(monkeypatch):
-    rank = CutOff(monkeypatch, unreachable=[[], [1], [], []], unsteady=[[1], [1], []])
+    rank = SentAway(monkeypatch, unreachable=[[], [1], [], []], unsteady=[[1], [1], []])
     rank.client.start_over()
-    assert rank.told == [*["cut_off"] * 4, "hello"]
+    assert rank.told == [*["CutOff"] * 4, "Hello"]
     assert rank.steady_wanted == [{1: "10.0.0.1:1"}] * 3
 
 
 def test_who_was_sent_away_and_could_not_be_reached_comes_back_as_soon_as_it_can(monkeypatch):
-    rank = CutOff(monkeypatch, unreachable=[[1], [1], []], unsteady=[])
+    rank = SentAway(monkeypatch, unreachable=[[1], [1], []], unsteady=[])
     rank.client.start_over()
-    assert rank.told == [*["cut_off"] * 3, "hello"]
+    assert rank.told == [*["CutOff"] * 3, "Hello"]
     assert rank.steady_wanted == []
 
 
@@ -193,9 +210,8 @@ def test_a_bug_of_the_coordinator_ends_it_rather_than_a_connection(monkeypatch):
         monkeypatch.setattr(coordinator._membership, "on_formed", fail)
         serving = asyncio.create_task(coordinator.serve())
         _, writer = await asyncio.open_connection(host, port)
-        hello = {"token": "t", "role": "rank", "rank": 0, "type": "hello", "attempt": 1, "address": "127.0.0.1:1"}
-        writer.write(encode({**hello, "status": "fresh", "epoch": 0, "target": 0}))
-        writer.write(encode({"type": "formed", "epoch": 1}))
+        writer.write(encode({"token": "t", **to_wire(HELLO)}))
+        writer.write(encode(to_wire(Formed(RankReport(epoch=1), 0.1, 0.1, 0))))
         with pytest.raises(KeyError):
             await asyncio.wait_for(serving, DEADLINE_SECONDS)
         writer.close()
@@ -207,3 +223,43 @@ def test_a_bug_of_the_coordinator_ends_it_rather_than_a_connection(monkeypatch):
     asyncio.run(run())
     listener.close()
     assert "detected" not in emitted
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"[" * 100_000 + b"\n",
+        b'{"token": "\\ud800"}\n',
+        b'{"token": "t", "type": "Hello", "rank": "first"}\n',
+        b'{"token": "t", "type": "Put", "key": "k", "value": "v"}\n',
+        b'{"token": "t", "role": "supervisor"}\n',
+        b"\xff\xfe\n",
+    ],
+    ids=["deep", "surrogate", "wrong type", "no hello", "no type", "no text"],
+)
+def test_junk_on_the_coordinators_socket_ends_its_connection_and_nothing_else(junk: bytes) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    host, port = listener.getsockname()
+
+    async def run() -> None:
+        serving = asyncio.create_task(Coordinator(JobConfig(), listener, "t", Emitter(print, "coordinator")).serve())
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(junk)
+        assert await asyncio.wait_for(reader.read(), DEADLINE_SECONDS) == b""
+        writer.close()
+        # A rank that comes later is heard: it is told apart from junk behind its hello, too.
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(
+            encode({"token": "t", **to_wire(HELLO)}) + encode(to_wire(Take("k"))) + encode(to_wire(Put("k", "v")))
+        )
+        assert decode(await asyncio.wait_for(reader.readline(), DEADLINE_SECONDS)) == to_wire(Value("k", "v"))
+        writer.write(encode({"type": "Committed", "step": "one"}))
+        assert await asyncio.wait_for(reader.read(), DEADLINE_SECONDS) == b""
+        writer.close()
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(run())
+    listener.close()

@@ -9,11 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import HealthConfig
-from mecefo_runtime.training.health import Judge, PartHealth, StepVerdict, odd_ones_out, origins_of, outliers_among
+from mecefo_runtime.job.step_report import HealthHistory, PartHealth, StepStats, StepTotals, StepVerdict
+from mecefo_runtime.training.health import (
+    Judgement,
+    after_commit,
+    after_rejection,
+    judge,
+    odd_ones_out,
+    origins_of,
+    outliers_among,
+)
 
 pytestmark = pytest.mark.unit
 
 USUAL = {rank: PartHealth(1.0) for rank in range(4)}
+
+
+class Judge:
+    """Judges one step after the other, and remembers as a rank does."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self._config, self._history = config, HealthHistory()
+
+    def judge(self, step: int, loss_sum: float, squared_norm: float, parts: dict[int, PartHealth]) -> Judgement:
+        judgement = judge(self._config, self._history, step, loss_sum, squared_norm, parts)
+        if judgement.verdict in (StepVerdict.COMMIT, StepVerdict.SKIP):
+            totals = StepTotals(squared_norm, StepStats(loss_sum), judgement.verdict)
+            self._history = after_commit(self._config, self._history, totals)
+        else:
+            self._history = after_rejection(self._history, step, judgement.verdict, parts)
+        return judgement
 
 
 def judge_of(**settings: object) -> Judge:

@@ -14,13 +14,14 @@ from torch import Tensor
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import HealthConfig, JobConfig, ModelConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.step_report import PartHealth, StepStats, StepTotals, StepVerdict
 from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training import step as step_module
-from mecefo_runtime.training.health import Judgement, PartHealth, StepVerdict
+from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
@@ -190,7 +191,7 @@ def test_gradients_are_clipped_to_the_norm_and_never_stretched(norm: float, rati
     rank = Rank()
     applied: list[tuple[float, float]] = []
     rank.epoch.state.apply = lambda rate, clip: applied.append((rate, clip))  # type: ignore[method-assign]
-    rank.stepper.apply(rank.epoch.state, 3, {"squared_norm": norm**2, "verdict": 0})
+    rank.stepper.apply(rank.epoch.state, 3, StepTotals(norm**2, StepStats()))
     assert applied == [(learning_rate(3, JOB), ratio)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.training import trainer
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.trainer import Trainer
+from tests.planning import COSTS
 
 pytestmark = pytest.mark.unit
 
@@ -54,7 +56,7 @@ def test_what_cuda_reads_from_the_environment_is_there_when_it_begins(monkeypatc
     monkeypatch.setattr(trainer, "has_driver", lambda: has_driver)
     monkeypatch.setattr(trainer.nccl, "prepare", lambda: done.append("prepared"))
     monkeypatch.setattr(trainer, "find_device", find_device)
-    monkeypatch.setattr(trainer, "run_apart", lambda compute: "null")
+    monkeypatch.setattr(trainer, "run_apart", lambda compute: json.dumps(COSTS.to_dict()))
     with pytest.raises(Enough):
         begin(JobConfig(device=device))
     assert done == ["prepared"] * is_prepared + ["CUDA begins"]

@@ -1,0 +1,373 @@
+"""The messages between ranks, supervisors and the coordinator: one frozen dataclass each, and the way to JSON and back.
+
+On the wire a message is an object with the class's name as `type` and the fields as keys. What comes in is checked
+against the class: an unknown type, an unknown key or a value of another type is refused, and the connection with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, cast, get_args
+
+from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Layout, Transfer
+from mecefo_runtime.job.step_report import NO_HISTORY, HealthHistory, LateCommit, ReadyStep, StepTotals
+from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.wire import Message, WireError
+
+RankStatus = Literal["fresh", "forming", "training", "parked", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What a rank has; the defaults are those of one that has just started.
+
+    `committed_step` is the last one that it applied, with its `totals`; `ready` is one that it could apply. Units in
+    `given_away` moved to other ranks in the last regroup, and have no gradients here. `distrusted` ones differ from the
+    peers', and count neither as held nor as given away.
+    """
+
+    status: RankStatus = "fresh"
+    epoch: int = 0
+    committed_step: int = 0
+    totals: StepTotals | None = None
+    ready: ReadyStep | None = None
+    history: HealthHistory = NO_HISTORY
+    holdings: tuple[str, ...] = ()
+    given_away: tuple[str, ...] = ()
+    distrusted: tuple[str, ...] = ()
+    is_background_done: bool = False
+    members: tuple[int, ...] = ()
+    lineage: str = ""
+    layout: Layout | None = None
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether it has never been in an epoch."""
+        return self.layout is None
+
+
+# ---- from a rank to the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank is there. `target` is the newest epoch that it has been called to, `address` is where peers reach it.
+
+    `is_done`: it has heard the job's goodbye. `is_cut_off`: it was sent away because of its links, and cannot come back
+    yet. `costs` are what it measured, `nccl_device` is the GPU on which it can use NCCL.
+    """
+
+    rank: int
+    attempt: int
+    address: str
+    report: RankReport
+    target: int = 0
+    is_done: bool = False
+    is_cut_off: bool = False
+    costs: Costs | None = None
+    nccl_device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A rank has left its epoch for `epoch`."""
+
+    epoch: int
+    report: RankReport
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A rank is in a new epoch, which its `report` names, with its state."""
+
+    report: RankReport
+    group_seconds: float
+    transfer_seconds: float
+    transfer_bytes: int
+    bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A rank has left `epoch` over an error.
+
+    `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` are the peers that it cannot
+    reach, `damaged` are units that arrived damaged, with the rank that sent each.
+    """
+
+    epoch: int
+    error: str
+    refused: str | None = None
+    unreachable: tuple[int, ...] = ()
+    damaged: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeersLost:
+    """A rank, still in `epoch`, cannot reach these peers."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to `Probe`: whom of the others the rank cannot reach."""
+
+    check: int
+    unreachable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A rank that was sent away because of its links asks whom it has to reach before it may come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundDone:
+    """What was fetched while `epoch` trained has arrived."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """A rank's parameters differ from its peers', or are corrupted: it needs theirs."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unhealthy:
+    """The members of `epoch` blame `rank` for steps that cannot be committed."""
+
+    epoch: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A step is committed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A rank has committed the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A rank publishes `value` (base64) for its peers."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A rank asks for the value of `key`."""
+
+    key: str
+
+
+FromRank = (
+    Hello
+    | Alive
+    | Parked
+    | Formed
+    | Trouble
+    | PeersLost
+    | Probed
+    | CutOff
+    | BackgroundDone
+    | Diverged
+    | Unhealthy
+    | Committed
+    | Finished
+    | Put
+    | Take
+)
+
+
+# ---- from a supervisor to the coordinator, and to a supervisor from whoever runs the nodes ----
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorHello:
+    """The supervisor of `node` is there."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A rank's process has ended."""
+
+    rank: int
+    attempt: int
+    has_ended_in_order: bool
+
+
+FromSupervisor = SupervisorHello | RankExited
+
+
+# ---- from the coordinator to a rank ----
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Park at the next step boundary for `epoch`."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """Park at once for `epoch`."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form `epoch`, the same for all its members.
+
+    First `commit` is applied by those who have yet to. `transfers` move before the epoch begins, `background` while it
+    trains; with `restore` everybody begins with that checkpoint. `tells_commits`: the leader is to tell the coordinator
+    of every committed step. `history` is what steps are judged by.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    leader: int
+    addresses: Mapping[int, str]
+    layout: Layout
+    resume_step: int
+    device_way: str
+    lineage: str
+    reason: str
+    transfers: tuple[Transfer, ...] = ()
+    background: Background = field(default_factory=Background)
+    commit: LateCommit | None = None
+    measure_transfer: bool = False
+    tells_commits: bool = False
+    restore: str | None = None
+    history: HealthHistory = NO_HISTORY
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The rank has no part in `epoch` and starts over.
+
+    `is_cut_off`: because of its links to `cut_off_from`, and not before it can reach the others.
+    """
+
+    epoch: int = 0
+    is_cut_off: bool = False
+    cut_off_from: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try to reach these ranks, and answer with `Probed`."""
+
+    check: int
+    addresses: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Whom a rank that is cut off has to reach."""
+
+    addresses: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The job is done, with `commit` for those who have yet to apply the last step."""
+
+    commit: LateCommit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is over, or this rank's part in it, for a reason that is not success."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The answer to `Take`."""
+
+    key: str
+    value: str
+
+
+FromCoordinator = Join | Regroup | Form | Evicted | Probe | Peers | Goodbye | Stop | Value
+
+ControlMessage = FromRank | FromSupervisor | FromCoordinator
+M = TypeVar("M")
+
+
+def to_wire(message: ControlMessage) -> Message:
+    """As a JSON object."""
+    return {"type": type(message).__name__, **to_json(message)}
+
+
+def from_rank(raw: Message) -> FromRank:
+    """What a rank says.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    return cast(FromRank, _read(_FROM_RANK, raw))
+
+
+def from_supervisor(raw: Message) -> FromSupervisor:
+    """What a supervisor says.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    return cast(FromSupervisor, _read(_FROM_SUPERVISOR, raw))
+
+
+def from_coordinator(raw: Message) -> FromCoordinator:
+    """What the coordinator says.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    return cast(FromCoordinator, _read(_FROM_COORDINATOR, raw))
+
+
+def _by_name(union: object) -> dict[str, type]:
+    return {kind.__name__: kind for kind in get_args(union)}
+
+
+_FROM_RANK, _FROM_SUPERVISOR, _FROM_COORDINATOR = map(_by_name, (FromRank, FromSupervisor, FromCoordinator))
+
+
+def _read(kinds: Mapping[str, type[M]], raw: Message) -> M:
+    name = raw.get("type")
+    kind = kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise WireError(f"not a message of ours: type {str(name)[:80]!r}")
+    try:
+        return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
+    except JsonTypeError as error:
+        raise WireError(f"not a message of ours: {error}") from error

@@ -1,0 +1,198 @@
+"""The coordinator's state machine with ranks that obey it at once; every message can be looked at, or made by hand."""
+
+from __future__ import annotations
+
+from mecefo_runtime.checkpoint.durable import Durable
+from mecefo_runtime.comm.messages import (
+    Evicted,
+    Form,
+    Formed,
+    FromCoordinator,
+    Hello,
+    Join,
+    Parked,
+    RankReport,
+    RankStatus,
+    Regroup,
+)
+from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.job.step_report import PartHealth, ReadyStep, StepStats, StepTotals
+from mecefo_runtime.membership.membership import Membership
+from mecefo_runtime.membership.regroup import Rules
+from mecefo_runtime.planners import find, stops_on_loss
+from tests.planning import COSTS
+
+CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)
+TOTALS = StepTotals(1.0, StepStats(1.0, 1, 1, 1))
+
+
+class SimulatedRank:
+    """What a rank would report; `phase_of_step` is how far it is in the step after `committed`."""
+
+    def __init__(self, rank: int, attempt: int = 1) -> None:
+        self.rank, self.attempt = rank, attempt
+        self.committed = 0
+        self.epoch = self.target = 0
+        self.ready: int | None = None
+        self.has_totals = False
+        self.norm = 0.25
+        self.layout: Layout | None = None
+        self.units: tuple[str, ...] = ()
+        self.distrusted: tuple[str, ...] = ()
+        self.background = Background()
+        self.lineage = ""
+        self.members: tuple[int, ...] = ()
+        self.status: RankStatus = "fresh"
+
+    def hello(self) -> Hello:
+        return Hello(self.rank, self.attempt, f"127.0.0.1:{self.rank}", self.report(), self.target)
+
+    def report(self) -> RankReport:
+        ready = None
+        if self.ready is not None:
+            ready = ReadyStep(
+                self.ready,
+                norms=dict.fromkeys(self.units, self.norm),
+                stats=TOTALS.stats if "head" in self.units else None,
+                part=PartHealth(self.norm, differs=bool(self.distrusted)),
+                totals=TOTALS if self.has_totals else None,
+            )
+        return RankReport(
+            status=self.status,
+            epoch=self.epoch,
+            committed_step=self.committed,
+            totals=TOTALS if self.committed else None,
+            ready=ready,
+            holdings=tuple(unit for unit in self.units if unit not in self.missing()),
+            distrusted=self.distrusted,
+            lineage=self.lineage,
+            members=self.members,
+            layout=self.layout,
+        )
+
+    def missing(self) -> set[str]:
+        """What it was told to fetch and cannot have yet, and what it does not trust."""
+        awaited = {s.unit for s in self.background.of(self.rank) if s.source is not None and s.step > self.committed}
+        return awaited | set(self.distrusted)
+
+
+class World:
+    """A coordinator, its clock, and the ranks that obey it."""
+
+    def __init__(
+        self,
+        strategy: str = "ndb",
+        steps: int = 100,
+        *,
+        takeover: str = "direct",
+        checkpoints: tuple[Durable, ...] = (),
+        must_resume: bool = False,
+        max_fruitless_restarts: int = 100,
+        evicts_corrupt: bool = False,
+    ) -> None:
+        self.max_fruitless_restarts, self.evicts_corrupt = max_fruitless_restarts, evicts_corrupt
+        self.takeover, self.checkpoints, self.must_resume = takeover, checkpoints, must_resume
+        self.now = 0.0
+        self.sent: list[tuple[int, FromCoordinator]] = []
+        self.hung_up: list[int] = []
+        self.events: list[tuple[str, dict]] = []
+        self.ranks = {rank: SimulatedRank(rank) for rank in range(CLUSTER.num_ranks)}
+        self.strategy, self.steps = strategy, steps
+        self.coordinator = self._new_coordinator()
+
+    def _new_coordinator(self, begun_epoch: int = 0) -> Membership:
+        rules = Rules(
+            CLUSTER,
+            find(self.strategy),
+            takeover=self.takeover,
+            newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d not in refused), None),
+            stops_on_loss=stops_on_loss(self.strategy),
+            max_fruitless_restarts=self.max_fruitless_restarts,
+            evicts_corrupt=self.evicts_corrupt,
+        )
+        return Membership(
+            rules,
+            self.steps,
+            self,
+            lambda: self.now,
+            2.0,
+            predicted_costs=COSTS,
+            must_resume=self.must_resume,
+            begun_epoch=begun_epoch,
+        )
+
+    def send(self, rank: int, message: FromCoordinator) -> None:
+        self.sent.append((rank, message))
+
+    def hang_up(self, rank: int) -> None:
+        self.hung_up.append(rank)
+
+    def emit(self, kind: str, *, step: int | None = None, **fields: object) -> None:
+        self.events.append((kind, {"step": step, **fields}))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+    def last(self, kind: str) -> dict:
+        return next(fields for name, fields in reversed(self.events) if name == kind)
+
+    def start(self) -> None:
+        for rank in self.ranks.values():
+            self.coordinator.on_hello(rank.hello())
+        self.obey()
+
+    def obey(self) -> None:
+        """Let every living rank do what it was last told, until nothing is left to do."""
+        while self.sent:
+            number, message = self.sent.pop(0)
+            rank = self.ranks.get(number)
+            if rank is None:
+                continue
+            match message:
+                case Regroup() | Join():
+                    rank.status, rank.target = "parked", message.epoch
+                    self.coordinator.on_parked(number, Parked(message.epoch, rank.report()))
+                case Form():
+                    commit = message.commit
+                    if commit is not None and rank.committed < commit.step and rank.layout is not None:
+                        assert rank.ready == commit.step, "told to apply a step whose gradients it does not have"
+                        rank.committed = commit.step
+                    if rank.layout is not None and message.restore is None:
+                        assert rank.committed == message.resume_step - 1, "a step was lost or repeated after its commit"
+                    rank.layout = message.layout
+                    rank.background = message.background
+                    rank.units, rank.distrusted = rank.background.units(rank.layout, number), ()
+                    rank.lineage = message.lineage
+                    rank.members = message.members
+                    rank.epoch = rank.target = message.epoch
+                    rank.committed, rank.ready, rank.has_totals = message.resume_step - 1, None, False
+                    rank.status = "training"
+                    self.coordinator.on_formed(number, Formed(rank.report(), 0.01, 0.0, 0))
+                case Evicted():
+                    fresh = self.ranks[number] = SimulatedRank(number, rank.attempt)
+                    self.coordinator.on_hello(fresh.hello())
+
+    def kill(self, *ranks: int, how: str = "supervisor") -> None:
+        for rank in ranks:
+            del self.ranks[rank]
+            self.coordinator.on_lost(rank, how)
+        self.pass_time(0.2)
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and every living rank gives signs of life."""
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            for rank in self.ranks:
+                self.coordinator.on_heard(rank)
+            self.coordinator.tick()
+        self.obey()
+
+    def commit(self, step: int) -> None:
+        for rank in self.ranks.values():
+            rank.committed = step
+        leader = self.ranks[min(self.ranks)]
+        self.coordinator.on_committed(step)
+        if leader.background and leader.background.last_step <= step:
+            self.coordinator.on_background_done(leader.epoch)
+            self.obey()
