@@ -15,6 +15,7 @@ import click
 
 from chaos.errors import ChaosError
 from chaos.experiment.experiment import Experiment
+from harness.judging.summary import Summary
 from harness.run.execute import execute
 
 EXIT_FAILED_RUNS = 1
@@ -46,7 +47,7 @@ def run_folder(out: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_once(experiment: Experiment, out: Path) -> dict[str, Any]:
+def run_once(experiment: Experiment, out: Path) -> Summary:
     """Run `experiment` unseen; returns its summary.
 
     Raises:
@@ -59,17 +60,17 @@ def run_once(experiment: Experiment, out: Path) -> dict[str, Any]:
     except ChaosError as error:
         click.echo(f"cannot run {experiment.name}: {error}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
-    if summary["status"] == "interrupted":
+    if summary.status == "interrupted":
         raise click.Abort
     return summary
 
 
-def failure_of(summary: Mapping[str, Any]) -> str | None:
+def failure_of(summary: Summary) -> str | None:
     """Why the job did not commit all its steps, None if it did."""
-    if summary["steps_committed"] == summary["steps_planned"]:
+    if summary.steps_committed == summary.steps_planned:
         return None
-    reasons = "; ".join(summary["reasons"]) or summary["status"]
-    return f"{summary['steps_committed']} of {summary['steps_planned']} steps committed: {reasons}"
+    reasons = "; ".join(summary.reasons) or str(summary.status)
+    return f"{summary.steps_committed} of {summary.steps_planned} steps committed: {reasons}"
 
 
 def progress(text: str) -> None:

@@ -85,9 +85,9 @@ def measure(condition: Condition, round_number: int, num_steps: int, cores: Sequ
     return Measurement(
         round_number=round_number,
         condition=condition,
-        dilation_ratio=summary["dilation_ratio"],
-        tokens_per_second=None if failure else summary["throughput_tokens_per_second"]["before"],
-        compute_cpu_seconds=None if failure else summary["compute_cpu_seconds"],
+        dilation_ratio=summary.dilation_ratio,
+        tokens_per_second=None if failure else summary.throughput_tokens_per_second.before,
+        compute_cpu_seconds=None if failure else summary.compute_cpu_seconds,
         others_cores=others.num_cores,
         busy_loop_ratio=None if busy is None else busy.cpu_ratio,
         failure=failure,

@@ -26,6 +26,7 @@ from benchmarks.peers.rounds import NOTES, Entry, peer_entries, run_rounds
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_mapping
+from harness.judging.summary import Summary
 
 KINDS = ("kill-node", "kill-process")
 # The same as in the other benchmarks, wherever there are more.
@@ -58,7 +59,7 @@ class Failover:
     `is_injected` is False when the fault did not take effect: such a run says nothing about recovery.
     """
 
-    seed: int
+    seed: int | None
     target: str
     is_injected: bool
     recovery_seconds: float | None
@@ -106,27 +107,25 @@ def experiment_of(kind: str, seed: int, *, quick: bool, job: Mapping[str, Any] |
     )
 
 
-def read_failover(summary: Mapping[str, Any], others_cores: float) -> Failover:
+def read_failover(summary: Summary, others_cores: float) -> Failover:
     """What a summary says of its only incident."""
-    incident = summary["incidents"][0]
-    is_injected = bool(incident["verified"])
+    incident = summary.incidents[0]
+    is_injected = incident.verified
     failure = failure_of(summary)
     if not is_injected:
-        failure = f"the kill did not take effect: {incident['unverified_reason'] or failure or 'it never came to it'}"
-    elif not incident["recovered"]:
+        failure = f"the kill did not take effect: {incident.unverified_reason or failure or 'it never came to it'}"
+    elif not incident.recovered:
         failure = f"did not recover: {failure or 'no step began after the kill'}"
     elif failure is not None:
         failure = f"recovered, and then failed: {failure}"
-    phases = incident["phases_seconds"]
+    phases = incident.phases_seconds
     return Failover(
-        seed=summary["seed"],
-        target=str(incident["target"]),
+        seed=summary.seed,
+        target=str(incident.target),
         is_injected=is_injected,
-        recovery_seconds=incident["recovery_seconds"],
-        phases_seconds={
-            name: incident["detection_seconds"] if name == "detection" else phases[name] for name in PHASES
-        },
-        step_seconds=summary["step_seconds"],
+        recovery_seconds=incident.recovery_seconds,
+        phases_seconds={name: incident.detection_seconds if name == "detection" else phases[name] for name in PHASES},
+        step_seconds=summary.step_seconds,
         others_cores=others_cores,
         failure=failure,
     )

@@ -132,7 +132,7 @@ def run(
         tell_github(summary, folder, github)
         if exporter is not None:
             exporter.wait_for_last_read(sys.stderr)
-    exit_code = int(summary["exit_code"])
+    exit_code = summary.exit_code
     return exit_code if against is None else single_run_against(folder, exit_code, out, as_json, against)
 
 
@@ -221,7 +221,7 @@ def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures
             write_page(page, folder, summary, events)
         if pictures is not None:
             write_pictures(pictures, summary, events)
-    return int(summary["exit_code"])
+    return summary.exit_code
 
 
 @cli.command()

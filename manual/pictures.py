@@ -11,11 +11,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from chaos.faults import registry
+from harness.judging.summary import Summary
 from harness.store.log import read_events
 from manual.examples import EXAMPLES, FILE
 from manual.timeline import Curve, draw
@@ -43,10 +43,10 @@ def take(kind: str, folder: Path) -> str:
     if done.returncode not in _WITH_A_RUN:
         raise RuntimeError(f"{example.command} ended with {done.returncode}:\n{done.stderr}")
     (log,) = folder.glob("runs/*/2*/events.jsonl")
-    return picture(kind, read_events(log)[0], json.loads(done.stdout), log.parent.resolve())
+    return picture(kind, read_events(log)[0], Summary.from_json(json.loads(done.stdout)), log.parent.resolve())
 
 
-def picture(kind: str, events: Sequence[Event], summary: Mapping[str, Any], folder: Path) -> str:
+def picture(kind: str, events: Sequence[Event], summary: Summary, folder: Path) -> str:
     """The picture of a run of the example of `kind`, which is kept in `folder`."""
     (started,) = (event for event in events if event.kind == "run_started")
     # Where the run was kept is nobody's business.
@@ -58,16 +58,16 @@ def _curve(kind: str) -> Curve:
     return "loss" if registry()[kind].__module__ in _SHOWN_BY_LOSS else "speed"
 
 
-def _caption(kind: str, started: Event, summary: Mapping[str, Any]) -> str:
+def _caption(kind: str, started: Event, summary: Summary) -> str:
     """What was run, where, and what came of it; its first line is the command."""
-    incident = summary["incidents"][0]
-    seen = (incident.get("evidence") or {}).get("summary") or incident.get("reason") or "nothing was seen"
+    incident = summary.incidents[0]
+    seen = (incident.evidence or {}).get("summary") or incident.unverified_reason or "nothing was seen"
     machine = started.fields["machine"]
     return "\n".join(
         [
             EXAMPLES[kind].command,
             f"Effect seen: {seen}.",
-            f"Verdict: {summary['verdict']} ({'; '.join(summary['reasons'])}).",
+            f"Verdict: {summary.verdict} ({'; '.join(summary.reasons)}).",
             f"{started.time_seconds:.0f}, {machine['cores']} cores, Python {machine['python']}",
         ]
     )

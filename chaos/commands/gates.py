@@ -88,16 +88,17 @@ def _vocabulary() -> dict[str, Any]:
 
 def _metrics() -> list[dict[str, Any]]:
     from harness.judging.early_end import can_end_early
-    from harness.judging.gates import UNITS, Gate
+    from harness.judging.gates import Gate
     from harness.judging.metric_words import ABOUT, SERIES_ABOUT
     from harness.judging.metrics import METRICS
     from harness.judging.series import SERIES
+    from harness.judging.units import SCALES
 
     return [
         {
             "name": metric.name,
             "kind": "incident" if metric.is_per_incident else "run",
-            "units": list(UNITS[metric.unit]),
+            "units": [unit for unit in SCALES[metric.unit] if unit],
             "abort_on_fail": can_end_early(Gate.parse(f"{metric.name} <= 0")),
             "about": ABOUT[metric.name],
         }
@@ -106,7 +107,7 @@ def _metrics() -> list[dict[str, Any]]:
         {
             "name": series.name,
             "kind": "series",
-            "units": list(UNITS[series.unit]),
+            "units": [unit for unit in SCALES[series.unit] if unit],
             "abort_on_fail": can_end_early(Gate.parse(f"{series.name} max <= 0")),
             "about": SERIES_ABOUT[series.name],
         }

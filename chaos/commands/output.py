@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from chaos.errors import EnvironmentFailure
 if TYPE_CHECKING:
     from chaos.experiment.command_job import CommandConfig
     from chaos.experiment.experiment import Experiment
+    from harness.judging.summary import Summary
     from mecefo_runtime.job.config import JobConfig
 
 
@@ -54,10 +55,10 @@ def _job_text(job: JobConfig | CommandConfig) -> str:
     )
 
 
-def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events: Any = None) -> None:
+def print_report(summary: Summary, folder: Path, as_json: bool, events: Any = None) -> None:
     """The report of a run in `folder`, or its summary as JSON."""
     if as_json:
-        print_json(summary)
+        print_json(summary.to_json())
         return
     from rich.console import Console
 
@@ -74,7 +75,7 @@ def print_report(summary: Mapping[str, Any], folder: Path, as_json: bool, events
         render(summary, events, ReportConsole(), folder=folder)
 
 
-def tell_github(summary: Mapping[str, Any], folder: Path, asked: bool | None) -> None:
+def tell_github(summary: Summary, folder: Path, asked: bool | None) -> None:
     """Tell a GitHub workflow of the run, where this is one (`asked` None) or where the user says so."""
     if is_for_github(asked):
         from harness.report import github

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
+    from harness.judging.summary import Summary
     from mecefo_runtime.system.events import Event
 
 
-def write_page(path: Path, folder: Path, summary: Mapping[str, Any], events: Sequence[Event]) -> None:
+def write_page(path: Path, folder: Path, summary: Summary, events: Sequence[Event]) -> None:
     """Write the report of the run in `folder` to `path`.
 
     Raises:
@@ -26,7 +27,7 @@ def write_page(path: Path, folder: Path, summary: Mapping[str, Any], events: Seq
     write_whole(path, render(summary, events, folder=folder, page_folder=path.absolute().parent))
 
 
-def write_pictures(into: Path, summary: Mapping[str, Any], events: Sequence[Event]) -> None:
+def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> None:
     """Write the charts of a run into the folder `into`, as SVG and, where there is a browser to draw them, as PNG.
 
     Raises:

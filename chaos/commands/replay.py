@@ -32,11 +32,11 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
     with legible(folder):
         recorded = Recorded.of(events)
         faults = explicit_faults(recorded, only)
-    name = f"{str(summary['name']).removesuffix('-replay')}-replay"
+    name = f"{str(summary.name).removesuffix('-replay')}-replay"
     experiment = from_mapping(explicit(recorded, faults, name), path=str(folder))
     if dry_run:
         print_plan(experiment, as_json)
         return 0
     again, new_folder = execute(experiment, out, sys.stderr)
     print_report(again, new_folder, as_json)
-    return int(again["exit_code"])
+    return again.exit_code

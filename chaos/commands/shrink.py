@@ -46,20 +46,20 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     folder, summary, events = read_run(out, reference)
     wanted = failure_of(summary)
     if wanted is None:
-        raise UsageError(f"{folder} ended as {summary['verdict']}: only a run that failed can be shrunk")
+        raise UsageError(f"{folder} ended as {summary.verdict}: only a run that failed can be shrunk")
     path = output or folder / "shrunk.yaml"
     with legible(folder):
         recorded = Recorded.of(events)
         faults = explicit_faults(recorded)
-    name = f"{str(summary['name']).removesuffix('-shrunk')}-shrunk"
+    name = f"{str(summary.name).removesuffix('-shrunk')}-shrunk"
     click.echo(f"to be kept: {wanted}", err=True)
 
     def fails(values: Mapping[str, Any]) -> bool:
         again, _ = execute(from_mapping(values), out, io.StringIO())
-        if again["verdict"] == "halted" and wanted.verdict != "halted":
+        if again.verdict == "halted" and wanted.verdict != "halted":
             raise KeyboardInterrupt
         is_same = wanted.is_like(failure_of(again))
-        click.echo(f"run {trials.num_trials + 1}: {_in_short(values)}: {again['verdict']}", err=True)
+        click.echo(f"run {trials.num_trials + 1}: {_in_short(values)}: {again.verdict}", err=True)
         if is_same:
             _write(path, to_yaml(from_mapping(values)))
         return is_same

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from harness.judging.summary import Summary
     from mecefo_runtime.system.events import Event
 
 
-def read_run(out: Path, reference: str) -> tuple[Path, Mapping[str, Any], Sequence[Event]]:
+def read_run(out: Path, reference: str) -> tuple[Path, Summary, Sequence[Event]]:
     """(folder, summary, events) of the run that `reference` names, judged again from its log.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from harness.analysis.incident import MeasuredIncident
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -39,16 +39,6 @@ class Diagnosis:
         if self.named - self.affected:
             return "wrong"
         return "right" if self.named == self.affected else "partly"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "score": self.score,
-            "struck": sorted(self.affected, key=str),
-            "named": sorted(self.named, key=str),
-            "how": self.how,
-            "seconds": self.seconds,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.analysis.words import one_line
 from harness.comparison.sample import Run, RunSet
-from harness.comparison.verdicts import MedianGate, SetVerdict
+from harness.comparison.verdicts import MedianGate, SetVerdict, known_outcome
 from harness.judging.gates import Gate, GateError
+from harness.judging.summary import GateResult, Summary
+from harness.judging.verdict import EXIT_CODES
 from harness.report import github, junit
 
 MEDIAN_DECIDES = "the median over the runs decides"
 
 
-def junit_of(found: RunSet, verdict: SetVerdict, summaries: Sequence[Mapping[str, Any]]) -> str:
+def junit_of(found: RunSet, verdict: SetVerdict, summaries: Sequence[Summary]) -> str:
     """A JUnit report with a suite for each run, and one for what is judged on the median over all of them.
 
     `summaries` are those of the runs that there are, in the order of the rounds.
     """
-    return junit.render_all([*_single_runs(found, summaries), as_summary(found, verdict)])
+    runs: list[tuple[Summary, str | None]] = [(one, MEDIAN_DECIDES) for one in _single_runs(found, summaries)]
+    return junit.render_all([*runs, (as_summary(found, verdict), None)])
 
 
 def github_of(found: RunSet, verdict: SetVerdict) -> tuple[str, list[str]]:
@@ -31,50 +34,46 @@ def github_of(found: RunSet, verdict: SetVerdict) -> tuple[str, list[str]]:
         for run in sample.runs
     ]
     title = f"{found.name}, {len(runs)} of {found.num_rounds} runs"
-    return github.markdown_of_runs({**summary, "name": title}, runs), github.workflow_commands(summary)
+    return github.markdown_of_runs(replace(summary, name=title), runs), github.workflow_commands(summary)
 
 
-def as_summary(found: RunSet, verdict: SetVerdict) -> dict[str, Any]:
-    """What the runs come to together, with the keys of a run's summary."""
-    return {
-        "name": found.name,
-        "verdict": verdict.verdict,
-        "exit_code": verdict.exit_code,
-        "status": found.status,
-        "reasons": list(verdict.reasons),
-        "gates": [_gate(gate) for gate in verdict.gates],
-    }
+def as_summary(found: RunSet, verdict: SetVerdict) -> Summary:
+    """What the runs come to together, as the summary of a run: without figures."""
+    return Summary(
+        name=found.name,
+        verdict=verdict.verdict,
+        exit_code=verdict.exit_code,
+        status=found.status,
+        reasons=verdict.reasons,
+        gates=tuple(_gate(gate) for gate in verdict.gates),
+    )
 
 
-def _single_runs(found: RunSet, summaries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _single_runs(found: RunSet, summaries: Sequence[Summary]) -> Iterator[Summary]:
     told = iter(summaries)
     for run in (run for sample in found.samples for run in sample.runs):
         name = f"{found.name}.run-{run.round}"
         if run.error is not None:
-            yield {"name": name, "verdict": run.verdict, "reasons": [run.error]}
+            code = EXIT_CODES[known_outcome(run.verdict)]
+            yield Summary(name=name, verdict=run.verdict, exit_code=code, reasons=(run.error,))
         else:
-            yield {**_but_gates(next(told), run), "name": name}
+            yield replace(_but_gates(next(told), run), name=name)
 
 
-def _but_gates(summary: Mapping[str, Any], run: Run) -> dict[str, Any]:
+def _but_gates(summary: Summary, run: Run) -> Summary:
     """The summary of a single run as it counts among others: without a word on the gates that were asked for."""
-    asked = [gate for gate in summary.get("gates") or () if not gate.get("builtin")]
-    expressions = tuple(f"gate '{gate.get('expression')}' " for gate in asked)
-    return {
-        **summary,
-        "verdict": run.verdict_but_gates or summary.get("verdict"),
-        "reasons": [reason for reason in summary.get("reasons") or () if not str(reason).startswith(expressions)],
-        "gates": [
-            gate if gate.get("builtin") else {**gate, "decided_by": MEDIAN_DECIDES}
-            for gate in summary.get("gates") or ()
-        ],
-    }
+    expressions = tuple(f"gate '{gate.expression}' " for gate in summary.gates if not gate.builtin)
+    return replace(
+        summary,
+        verdict=run.verdict_but_gates or summary.verdict,
+        reasons=tuple(reason for reason in summary.reasons if not reason.startswith(expressions)),
+    )
 
 
-def _gate(gate: MedianGate) -> dict[str, Any]:
+def _gate(gate: MedianGate) -> GateResult:
     try:
         unit = Gate.parse(gate.expression).metric.unit
     except GateError:
         unit = None
     reason = gate.reason.removeprefix(f"gate '{gate.expression}' ")
-    return {**gate.to_dict(), "reason": reason, "unit": unit}
+    return GateResult(gate.expression, gate.value, gate.passed, reason=reason, unit=unit)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from harness.analysis.words import name_seconds
 from harness.judging.metrics import METRICS, Metric
+from harness.judging.summary import Summary
 
 Better = Literal["lower", "higher"]
 
@@ -98,7 +99,7 @@ class Figure:
         """As gates call it."""
         return self.metric.name
 
-    def of(self, summary: Mapping[str, Any]) -> float | None:
+    def of(self, summary: Summary) -> float | None:
         """Its value in a run's summary, the largest of its incidents'; None when there is none or one is missing."""
         values = self.metric.values(summary)
         known = [value for value in values if value is not None]
@@ -137,6 +138,6 @@ NOISE = "throughput_noise_ratio"
 """The figure that says how much the speed varies within a run."""
 
 
-def figures_of(summary: Mapping[str, Any]) -> dict[str, float | None]:
+def figures_of(summary: Summary) -> dict[str, float | None]:
     """All figures of a summary, by name."""
     return {name: figure.of(summary) for name, figure in FIGURES.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from chaos.experiment.experiment import Experiment, experiment_hash
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.judging.judge import judge
+from harness.judging.summary import Summary
 from harness.run.execute import check, execute, write_whole
 from harness.store.runs import SET_FILE, new_set_folder
 
@@ -73,7 +74,7 @@ class Rounds:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._runs: dict[str, list[Run]] = {one.label: [] for one in contenders}
         self._machine: dict[str, Any] = {}
-        self.summaries: list[Mapping[str, Any]] = []
+        self.summaries: list[Summary] = []
         self.folder = new_set_folder(out, FOLDER_OF[kind])
 
     def run(self, stream: TextIO) -> RunSet:
@@ -119,7 +120,7 @@ class Rounds:
         # A convenience only: not every file system has links.
         with suppress(OSError):
             link.symlink_to(place, target_is_directory=True)
-        return bool(summary["status"] != "interrupted")
+        return summary.status != "interrupted"
 
     def _write(self, status: Status) -> RunSet:
         samples = [

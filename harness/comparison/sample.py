@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, Literal
 
 from harness.comparison.figures import FIGURES, figures_of
+from harness.judging.summary import GateResult, Summary
 
 Kind = Literal["comparison", "repetition"]
 Status = Literal["running", "complete", "partial"]
@@ -37,22 +38,22 @@ class Run:
     folder: str | None = None
     round: int = 1
     reasons: Sequence[str] = ()
-    gates: Sequence[Mapping[str, Any]] = ()
+    gates: Sequence[GateResult] = ()
     error: str | None = None
     verdict_but_gates: str | None = None
     dilation_overrun_ratio: float | None = None
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any], folder: str | None = None, round: int = 1) -> Run:
+    def of(cls, summary: Summary, folder: str | None = None, round: int = 1) -> Run:
         """The run that a summary tells of."""
         return cls(
-            verdict=str(summary["verdict"]),
+            verdict=summary.verdict,
             figures=figures_of(summary),
             folder=folder,
             round=round,
-            reasons=tuple(summary.get("reasons") or ()),
-            gates=tuple(gate for gate in summary.get("gates") or () if not gate.get("builtin")),
-            dilation_overrun_ratio=summary.get("dilation_overrun_ratio"),
+            reasons=summary.reasons,
+            gates=tuple(gate for gate in summary.gates if not gate.builtin),
+            dilation_overrun_ratio=summary.dilation_overrun_ratio,
         )
 
     @property
@@ -74,7 +75,7 @@ class Run:
             "folder": self.folder,
             "error": self.error,
             "reasons": list(self.reasons),
-            "gates": [dict(gate) for gate in self.gates],
+            "gates": [gate.to_json() for gate in self.gates],
             "figures": dict(self.figures),
             "dilation_overrun_ratio": self.dilation_overrun_ratio,
         }
@@ -186,7 +187,7 @@ def _run_from(raw: Mapping[str, Any]) -> Run:
         folder=raw["folder"],
         round=int(raw["round"]),
         reasons=tuple(raw["reasons"]),
-        gates=tuple(raw["gates"]),
+        gates=tuple(GateResult.from_json(gate) for gate in raw["gates"]),
         error=raw["error"],
         verdict_but_gates=raw.get("verdict_but_gates"),
         dilation_overrun_ratio=raw.get("dilation_overrun_ratio"),
@@ -194,7 +195,7 @@ def _run_from(raw: Mapping[str, Any]) -> Run:
 
 
 def sample_of(
-    summary: Mapping[str, Any],
+    summary: Summary,
     experiment: Mapping[str, Any],
     machine: Mapping[str, Any],
     folder: Path | None,
@@ -202,8 +203,8 @@ def sample_of(
 ) -> Sample:
     """A single run as a sample."""
     run = replace(Run.of(summary, None if folder is None else str(folder)), verdict_but_gates=verdict_but_gates)
-    label = str(summary.get("strategy") or summary.get("runtime") or "run")
-    return Sample(label, summary.get("experiment_hash"), experiment, machine, (run,))
+    label = summary.strategy or summary.runtime
+    return Sample(label, summary.experiment_hash, experiment, machine, (run,))
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 from chaos.errors import UsageError
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.judge import judge
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from harness.store.log import legible
 from harness.store.runs import EVENTS_FILE, SET_FILE, find_run
 from mecefo_runtime.system.events import Event
@@ -54,7 +55,7 @@ def verdict_but_gates(events: Sequence[Event]) -> str:
         replace(event, fields={**event.fields, "gates": []}) if event.kind == "run_started" else event
         for event in events
     ]
-    return str(summarize(bare)["verdict"])
+    return summarize(bare).verdict
 
 
 def _read(path: Path) -> list[Sample]:
@@ -64,8 +65,8 @@ def _read(path: Path) -> list[Sample]:
         raise UsageError(f"cannot be read as JSON: {error}", path=str(path)) from error
     if isinstance(document, Mapping) and "verdict" in document and "experiment_hash" in document:
         try:
-            return [sample_of({"incidents": (), **document}, {}, {}, None)]
-        except (KeyError, TypeError, ValueError) as error:
+            return [sample_of(Summary.from_json(document), {}, {}, None)]
+        except (AttributeError, TypeError, ValueError) as error:
             message = f"is no summary of a run ({type(error).__name__}: {error})"
             raise UsageError(message, path=str(path)) from error
     try:

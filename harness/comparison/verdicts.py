@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
@@ -12,6 +12,7 @@ from harness.comparison.change import Change, compare, exit_code
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample, differences
 from harness.judging.gates import OPERATORS, Gate, GateError
+from harness.judging.summary import GateResult
 from harness.judging.verdict import EXIT_CODES, WORST_FIRST, Outcome
 
 
@@ -78,9 +79,9 @@ def judge_repetition(found: RunSet) -> SetVerdict:
     (sample,) = found.samples
     outcomes: list[tuple[Outcome, str]] = []
     for run in sample.runs:
-        outcome = _known(run.verdict if run.verdict_but_gates is None else run.verdict_but_gates)
+        outcome = known_outcome(run.verdict if run.verdict_but_gates is None else run.verdict_but_gates)
         if run.error is not None:
-            outcomes.append((_known(run.verdict), f"run {run.round}: {run.error}"))
+            outcomes.append((known_outcome(run.verdict), f"run {run.round}: {run.error}"))
         elif outcome != "pass":
             outcomes.append((outcome, f"run {run.round}: {run.reasons[0] if run.reasons else outcome}"))
     gates = _median_gates(sample)
@@ -97,7 +98,7 @@ def judge_comparison(found: RunSet) -> SetVerdict:
     outcomes: list[tuple[Outcome, str]] = []
     for sample in found.samples:
         for run in sample.runs:
-            outcome = "inconclusive" if run.verdict == REFUSED else _known(run.verdict)
+            outcome = "inconclusive" if run.verdict == REFUSED else known_outcome(run.verdict)
             if outcome not in ("pass", "fail"):
                 why = run.error or (run.reasons[0] if run.reasons else outcome)
                 outcomes.append((outcome, f"{sample.label}, round {run.round}: {why}"))
@@ -199,20 +200,18 @@ def _machine(sample: Sample) -> str:
 
 
 def _median_gates(sample: Sample) -> tuple[MedianGate, ...]:
-    answers: dict[str, list[Mapping[str, Any]]] = {}
+    answers: dict[str, list[GateResult]] = {}
     for run in sample.usable:
         for gate in run.gates:
-            answers.setdefault(str(gate["expression"]), []).append(gate)
+            answers.setdefault(gate.expression, []).append(gate)
     return tuple(_median_gate(expression, of_runs) for expression, of_runs in answers.items())
 
 
-def _median_gate(expression: str, answers: Sequence[Mapping[str, Any]]) -> MedianGate:
-    values = [answer["value"] for answer in answers]
-    unknown = next((answer for answer in answers if answer["value"] is None), None)
+def _median_gate(expression: str, answers: Sequence[GateResult]) -> MedianGate:
+    values = [answer.value for answer in answers if answer.value is not None]
+    unknown = next((answer for answer in answers if answer.value is None), None)
     if unknown is not None:
-        return MedianGate(
-            expression, None, None, f"gate '{expression}' has no answer in every run: {unknown.get('reason')}"
-        )
+        return MedianGate(expression, None, None, f"gate '{expression}' has no answer in every run: {unknown.reason}")
     value = float(median(values))
     try:
         gate = Gate.parse(expression)
@@ -224,7 +223,8 @@ def _median_gate(expression: str, answers: Sequence[Mapping[str, Any]]) -> Media
     return MedianGate(expression, value, passed, f"gate '{expression}' {word} the median {value:.6g} of {listed}")
 
 
-def _known(verdict: str) -> Outcome:
+def known_outcome(verdict: str) -> Outcome:
+    """`verdict`, or `error` where it is none of a run."""
     return cast(Outcome, verdict) if verdict in EXIT_CODES else "error"
 
 

@@ -155,13 +155,13 @@ def _chaos(figures: Figures) -> Iterable[Metric]:
     if summary is None:
         return
     gates: dict[tuple[str, ...], float | None] = {}
-    for gate in summary.get("gates", ()):
-        value = {True: 1.0, False: 0.0}.get(gate.get("passed"), float("nan"))
+    for gate in summary.gates:
+        value = float("nan") if gate.passed is None else float(gate.passed)
         # Asked for and built in, it has the same answer twice.
-        gates[(_label(str(gate.get("expression"))),)] = value
+        gates[(_label(gate.expression),)] = value
     text = "1: the gate holds, 0: it does not, NaN: it has no answer."
     yield from _gauges("chaos_gate_passed", text, ("gate",), gates)
-    verdicts = {(verdict,): float(verdict == summary.get("verdict")) for verdict in EXIT_CODES}
+    verdicts = {(verdict,): float(verdict == summary.verdict) for verdict in EXIT_CODES}
     yield from _gauges("chaos_verdict", "1 for the verdict of the run, 0 for the others.", ("verdict",), verdicts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.analysis import accounting, integrity, throughput
 from harness.analysis.accounting import PRODUCTIVE, Account
@@ -15,6 +14,7 @@ from harness.analysis.ranks import STARTING, UP
 from harness.analysis.state import RunState
 from harness.analysis.steps import WORK_UNITS, CommittedStep, num_committed
 from harness.analysis.timeline import Timeline
+from harness.judging.summary import Summary
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import JobStarted, Regrouped, StepUnfit
 from mecefo_runtime.system.run_records import (
@@ -44,14 +44,14 @@ class Figures:
 
     def __init__(self) -> None:
         self.state = RunState()
-        self.summary: Mapping[str, Any] | None = None
+        self.summary: Summary | None = None
         self._told: dict[str, float] = {}
 
     def feed(self, event: Event) -> None:
         """Take in one event, in the order of arrival."""
         self.state.feed(event)
 
-    def judge(self, summary: Mapping[str, Any]) -> None:
+    def judge(self, summary: Summary) -> None:
         """The run is judged."""
         self.summary = summary
 

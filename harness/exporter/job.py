@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from harness.exporter.families import RunCollector
 from harness.exporter.figures import Figures
 from harness.exporter.targets import Targets, reachable
+from harness.judging.summary import Summary
 from harness.live.live import RunView
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.metrics_server import PATH, MetricsServer, split_address
@@ -93,7 +94,7 @@ class JobExporter:
         if self._targets is not None:
             self._targets.on_event(event)
 
-    def judge(self, summary: Mapping[str, Any]) -> None:
+    def judge(self, summary: Summary) -> None:
         """The run is judged."""
         with self._lock:
             self.figures.judge(summary)
@@ -108,7 +109,7 @@ class JobExporter:
         summary = self.figures.summary
         if interval is None or interval > MAX_LAST_READ_SECONDS or summary is None:
             return
-        if summary.get("status") == "interrupted":
+        if summary.status == "interrupted":
             return
         deadline = served[-1] + 1.5 * interval + LATE_SECONDS
         if served[-1] >= self._judged_seconds or time.monotonic() >= deadline:

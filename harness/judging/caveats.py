@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from harness.analysis.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
@@ -12,6 +9,7 @@ from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count, name_numbers, name_seconds
+from harness.judging.summary import Summary
 
 _FEW_STEPS = 10
 """Medians over fewer steps than this are named as such."""
@@ -25,7 +23,7 @@ MUCH_HELD = 0.1
 """Ranks that this tool held for such a share of the time under the fault are named."""
 
 
-def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadable: int) -> list[str]:
+def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) -> list[str]:
     """The caveats of a run; `summary` holds its figures already."""
     return [
         *_of_the_log(summary, num_unreadable),
@@ -41,9 +39,9 @@ def caveats(summary: Mapping[str, Any], timeline: Timeline | None, num_unreadabl
     ]
 
 
-def _of_the_log(summary: Mapping[str, Any], num_unreadable: int) -> list[str]:
+def _of_the_log(summary: Summary, num_unreadable: int) -> list[str]:
     found: list[str] = []
-    if summary["status"] == "cut off":
+    if summary.status == "cut off":
         found.append(
             "The log was cut off: the figures tell what happened until then, and nothing says what was left behind."
         )
@@ -53,43 +51,43 @@ def _of_the_log(summary: Mapping[str, Any], num_unreadable: int) -> list[str]:
     return found
 
 
-def _of_the_set_up(summary: Mapping[str, Any]) -> list[str]:
+def _of_the_set_up(summary: Summary) -> list[str]:
     found: list[str] = []
-    dilation = summary["dilation_ratio"]
+    dilation = summary.dilation_ratio
     if isinstance(dilation, int | float) and dilation > 1:
         found.append(
             f"Time dilation {dilation:g} was in force: every compute segment was padded to {dilation:g} times its CPU "
             "time, so that each rank behaves like a device of its own. Compare the throughputs of this run with each "
             "other; they are not this machine's speed."
         )
-    overrun = summary["dilation_overrun_ratio"]
+    overrun = summary.dilation_overrun_ratio
     if overrun is not None and overrun > MUCH_OVERRUN:
         found.append(
             f"The machine was too busy for the dilation: compute took {overrun:.0%} longer than it should have, and "
             "the throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
         )
-    bubble = summary["pipeline_bubble_ratio"]
+    bubble = summary.pipeline_bubble_ratio
     if bubble:
         found.append(
             f"Between its microbatches a rank waits {bubble:.0%} of a fault-free step for its pipeline. A neighbour "
             "that runs a lost stage too fills that time, so the drop is smaller here than with many microbatches."
         )
-    if summary["data_parallel"] == 1:
+    if summary.data_parallel == 1:
         found.append(
             "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."
         )
     return found
 
 
-def _of_the_command(summary: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
+def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
     """What cannot be seen of an external job, or is seen in another way than of ours."""
     if timeline is None or timeline.runtime != COMMAND_RUNTIME:
         return []
     found: list[str] = []
-    if summary["throughput_unit"] != WORK_UNITS[0]:
+    if summary.throughput_unit != WORK_UNITS[0]:
         found.append(
-            f"Throughput is in {summary['throughput_unit']} per second: the script does not let us see its tokens"
-            f"{'' if summary['throughput_unit'] == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can tell them."
+            f"Throughput is in {summary.throughput_unit} per second: the script does not let us see its tokens"
+            f"{'' if summary.throughput_unit == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can tell them."
         )
     anew = [one.number for one in timeline.attempts[1:] if one.first_step == 1]
     if anew:
@@ -110,40 +108,40 @@ def _of_the_restarts(timeline: Timeline | None) -> list[str]:
     ]
 
 
-def _of_the_speed(summary: Mapping[str, Any]) -> list[str]:
+def _of_the_speed(summary: Summary) -> list[str]:
     found: list[str] = []
-    before, after = summary["num_steps_before"], summary["num_steps_after"]
-    if not summary["incidents"] or before is None:
+    before, after = summary.num_steps_before, summary.num_steps_after
+    if not summary.incidents or before is None:
         return found
     if 0 < before < _FEW_STEPS:
         found.append(
             f"The throughput before the fault is a median over {count(before, 'step')} only (the first {WARM_UP_STEPS} "
             "are left out where enough others remain): a fault at a later step gives a steadier one."
         )
-    drop, noise = summary["throughput_drop_ratio"], summary["throughput_noise_ratio"]
+    drop, noise = summary.throughput_drop_ratio, summary.throughput_noise_ratio
     if drop is not None and noise is not None and abs(drop) <= noise:
         found.append(
             f"The drop of {drop:.1%} is within the run's own noise: without any fault, two neighbouring stretches of "
             f"as many steps differ by {noise:.1%} (median)."
         )
-    share = summary["degraded_share_ratio"]
+    share = summary.degraded_share_ratio
     if share:
         found.append(
             f"{share:.1%} of the run's samples x layers were computed approximately. Tokens per second count them in "
             "full; for the training they count for less (see docs/convergence.md)."
         )
-    if not after and any(incident["verified"] for incident in summary["incidents"]):
+    if not after and any(incident.verified for incident in summary.incidents):
         found.append("No step came after the fault was repaired or over, so there is no throughput after that.")
     elif after and after < _FEW_STEPS:
         found.append(f"The throughput after the repair is a median over {count(after, 'step')} only.")
     return found
 
 
-def _of_the_holds(summary: Mapping[str, Any], timeline: Timeline | None) -> list[str]:
+def _of_the_holds(summary: Summary, timeline: Timeline | None) -> list[str]:
     """That the drop is in part the tool's own doing: it holds ranks until the effect of a fault was seen."""
     seconds = [end - start for start, end in windows_under_fault(timeline)] if timeline is not None else []
-    held = [incident["badput_seconds"]["injection"] for incident in summary["incidents"] if incident["verified"]]
-    if not (summary["throughput_drop_ratio"] or 0.0) > 0.0 or not sum(held) > MUCH_HELD * sum(seconds):
+    held = [one.badput_seconds["injection"] or 0.0 for one in summary.incidents if one.verified]
+    if not (summary.throughput_drop_ratio or 0.0) > 0.0 or not sum(held) > MUCH_HELD * sum(seconds):
         return []
     return [
         f"Of the {name_seconds(sum(seconds))} under the fault this tool itself held ranks for "
@@ -151,15 +149,15 @@ def _of_the_holds(summary: Mapping[str, Any], timeline: Timeline | None) -> list
     ]
 
 
-def _of_the_losses(summary: Mapping[str, Any]) -> list[str]:
-    if summary["twin_loss"] is None:
-        why = "the twin left no loss to compare with" if summary["twin_planned"] else "the run had no fault-free twin"
-        if summary["twin_planned"] and summary["twin_outcome"] is None and summary["job_outcome"] != "completed":
+def _of_the_losses(summary: Summary) -> list[str]:
+    if summary.twin_loss is None:
+        why = "the twin left no loss to compare with" if summary.twin_planned else "the run had no fault-free twin"
+        if summary.twin_planned and summary.twin_outcome is None and summary.job_outcome != "completed":
             why = "the fault-free twin comes after the job, and the job did not come to its end"
-        return [f"No loss deviation: {why}."] if summary["incidents"] else []
-    if summary["num_loss_steps"] < LOSS_STEPS:
+        return [f"No loss deviation: {why}."] if summary.incidents else []
+    if summary.num_loss_steps is not None and summary.num_loss_steps < LOSS_STEPS:
         return [
-            f"The losses are means over {count(summary['num_loss_steps'], 'step')} that both jobs committed, "
+            f"The losses are means over {count(summary.num_loss_steps, 'step')} that both jobs committed, "
             f"not {LOSS_STEPS}."
         ]
     return []
@@ -183,23 +181,23 @@ def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     return shown
 
 
-def _of_the_incidents(summary: Mapping[str, Any]) -> list[str]:
+def _of_the_incidents(summary: Summary) -> list[str]:
     found: list[str] = []
     slow: list[int] = []
-    for incident in summary["incidents"]:
-        name = f"Incident {incident['incident']}"
-        if not incident["verified"]:
-            found.append(f"{name} ({incident['fault']}) took no effect that was seen: it counts in no figure.")
-        elif incident["recovered"] and incident["phases_seconds"]["restore"] is None:
-            slow.append(incident["incident"])
-        if not incident["phase_order_valid"]:
+    for incident in summary.incidents:
+        name = f"Incident {incident.incident}"
+        if not incident.verified:
+            found.append(f"{name} ({incident.fault}) took no effect that was seen: it counts in no figure.")
+        elif incident.recovered and incident.phases_seconds["restore"] is None:
+            slow.append(incident.incident)
+        if not incident.phase_order_valid:
             found.append(f"{name}: the log tells its phases in an order that cannot be; do not trust their durations.")
     if slow:
         found.append(
             f"{name_numbers('Incident', slow)}: throughput did not come back to 95% over {RESTORED_STEPS} steps "
             "before the run ended."
         )
-    if sum(incident["injected"] for incident in summary["incidents"]) > 1:
+    if sum(incident.injected for incident in summary.incidents) > 1:
         found.append(
             "Badput between two incidents is put down to the earlier one, though both may have had a part in it."
         )

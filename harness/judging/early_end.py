@@ -17,8 +17,9 @@ from harness.analysis.detections import assign_detections
 from harness.analysis.integrity import samples_lost_of
 from harness.analysis.steps import shows_recovery
 from harness.analysis.words import num_degraded_layers
-from harness.judging.gates import Gate, GateError, written
+from harness.judging.gates import Gate, GateError
 from harness.judging.metrics import OF_THE_TWIN, Metric
+from harness.judging.units import written
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.job_records import (
     Detected,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from harness.judging.summary import Summary
 
 _FAILED = ("fail", "halted", "dirty")
 
@@ -24,20 +24,20 @@ class Failure:
         return f"{self.verdict} ({'; '.join(sorted(self.causes))})"
 
 
-def failure_of(summary: Mapping[str, Any]) -> Failure | None:
+def failure_of(summary: Summary) -> Failure | None:
     """The failure that `summary` tells of; None of a run that passed, or of which nothing is known."""
-    verdict = str(summary["verdict"])
+    verdict = summary.verdict
     if verdict not in _FAILED:
         return None
-    causes = {str(gate["expression"]) for gate in summary["gates"] if gate["passed"] is False}
-    if summary.get("diverged_units"):
+    causes = {gate.expression for gate in summary.gates if gate.passed is False}
+    if summary.diverged_units:
         causes.add("state differs among its holders")
-    if summary.get("first_non_finite_loss_step") is not None:
+    if summary.first_non_finite_loss_step is not None:
         causes.add("the loss is not finite")
-    if any(str(reason).startswith("the job did not survive") for reason in summary["reasons"]):
+    if any(reason.startswith("the job did not survive") for reason in summary.reasons):
         causes.add("the job died")
     if verdict == "halted":
-        causes |= {str(reason) for reason in summary["reasons"] if "halt condition" in str(reason)}
+        causes |= {reason for reason in summary.reasons if "halt condition" in reason}
     if verdict == "dirty":
         causes.add("something was left behind")
     return Failure(verdict, frozenset(causes)) if causes else None

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isfinite
 from statistics import fmean, median
-from typing import Any
 
 from harness.analysis.attempts import COMMAND_RUNTIME
 from harness.judging.incomplete_runs import unfinished
-from harness.judging.metrics import METRICS, Metric, Unit, find, nearest
+from harness.judging.metrics import METRICS, Metric, find, nearest
 from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
 from harness.judging.series import find as find_series
+from harness.judging.summary import GateResult, Summary
+from harness.judging.units import SCALES, written
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
@@ -46,15 +47,6 @@ BUILTIN_GATES = ("steps_lost == 0", "samples_lost == 0", "unrecovered_incidents 
 _BUILTIN_GATES_OF_A_COMMAND = ("unrecovered_incidents == 0",)
 _BUILTIN_GATES_OF_A_RESTART = ("samples_lost == 0", "unrecovered_incidents == 0")
 
-_SCALES: Mapping[Unit, Mapping[str, float]] = {
-    "ratio": {"": 1.0, "%": 100.0},
-    "seconds": {"": 1.0, "s": 1.0, "ms": 1000.0, "min": 1 / 60},
-    "number": {"": 1.0},
-    "token_rate": {"": 1.0, "tokens/s": 1.0},
-    "rate": {"": 1.0, "tokens/s": 1.0, "samples/s": 1.0, "steps/s": 1.0},
-}
-UNITS: Mapping[Unit, tuple[str, ...]] = {unit: tuple(filter(None, scales)) for unit, scales in _SCALES.items()}
-"""The units that may be written behind a number, by what is measured."""
 _NUMBER = r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _GATE = re.compile(
     r"(?P<metric>[A-Za-z][\w-]*)(?P<words>(?: [A-Za-z][\w.]*)*)"
@@ -68,37 +60,6 @@ _HALT = re.compile(
 
 class GateError(ValueError):
     """A gate or halt condition that cannot be understood, or that could never decide anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """The answer of one gate.
-
-    `value` and `threshold` are in base units (ratio, seconds, number, work per second), which `unit` names; `passed` is
-    None, inconclusive, when there is no value. `reason` says why it did not pass.
-    """
-
-    expression: str
-    value: float | None
-    passed: bool | None
-    builtin: bool = False
-    reason: str | None = None
-    unit: Unit | None = None
-    comparison: str | None = None
-    threshold: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "expression": self.expression,
-            "value": self.value,
-            "passed": self.passed,
-            "builtin": self.builtin,
-            "reason": self.reason,
-            "unit": self.unit,
-            "comparison": self.comparison,
-            "threshold": self.threshold,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +147,7 @@ def find_metrics(name: str) -> list[Metric | Series]:
     return found
 
 
-def evaluate(
-    gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None = None, *, builtin: bool = False
-) -> GateResult:
+def evaluate(gate: Gate, summary: Summary, recorded: Recorded | None = None, *, builtin: bool = False) -> GateResult:
     """Hold `gate` against the figures of a summary, or against the series that were `recorded`.
 
     A missing value never passes: neither the figure of a run, nor that of any verified incident that ought to have it,
@@ -203,13 +162,13 @@ def evaluate(
     value = known[0] if gate.is_of_one_figure else aggregate(known, gate.aggregate)
     passed = gate.holds(value)
     # Nothing comes after the death of a job that could mend what failed by then.
-    is_over = summary["job_outcome"] == "failed" and not passed
+    is_over = summary.job_outcome == "failed" and not passed
     if why_open is not None and not is_over and not gate.is_decided_by(value):
         return gate.result(None, None, open_because, builtin=builtin)
     return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
 
 
-def _values(gate: Gate, summary: Mapping[str, Any], recorded: Recorded | None) -> Sequence[float]:
+def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence[float]:
     metric = gate.metric
     if isinstance(metric, Series):
         if recorded is None:
@@ -238,7 +197,7 @@ def builtin_gates(runtime: object, strategy: str | None = None) -> tuple[str, ..
 
 def evaluate_all(
     expressions: Iterable[str],
-    summary: Mapping[str, Any],
+    summary: Summary,
     builtins: Sequence[str] = BUILTIN_GATES,
     recorded: Recorded | None = None,
     ended_by: Event | None = None,
@@ -366,7 +325,7 @@ def _number(text: str, expression: str) -> float:
 
 def _threshold(match: re.Match[str], metric: Metric | Series) -> float:
     number, unit = _number(match["number"], match.string), match["unit"]
-    scales = _SCALES[metric.unit]
+    scales = SCALES[metric.unit]
     if unit not in scales:
         choice = " or ".join(repr(known) if known else "no unit" for known in scales)
         raise GateError(f"{match[0]!r}: {metric.name} cannot be measured in {unit!r}; write {choice}")
@@ -381,17 +340,6 @@ def _measured(gate: Gate, value: float) -> str:
     when = "" if gate.period is None else f" {gate.period} the fault"
     which = gate.metric.name if gate.is_of_one_figure else f"{gate.aggregate} of {gate.metric.name}{when}"
     return f"{which} is {written(value, gate.metric.unit)}"
-
-
-def written(value: float, unit: Unit) -> str:
-    """A value in base units as a person writes it."""
-    match unit:
-        case "ratio":
-            return f"{value:.2%}"
-        case "seconds":
-            return f"{value:.3f} s"
-        case _:
-            return f"{value:.6g}"
 
 
 def _unknown(what: str, name: str, known: list[str], where: str = "") -> GateError:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from harness.judging.metrics import Metric
 from harness.judging.series import Period, Series
+from harness.judging.summary import Summary
 
 _STOPPED = {
     "cut off": "the log was cut off",
@@ -16,23 +14,23 @@ _STOPPED = {
 }
 
 
-def unfinished(metric: Metric | Series, period: Period | None, summary: Mapping[str, Any]) -> str | None:
+def unfinished(metric: Metric | Series, period: Period | None, summary: Summary) -> str | None:
     """What ended the run before the values of `metric` in `period` were final; None where they are."""
-    outcome = summary["job_outcome"]
+    outcome = summary.job_outcome
     if outcome == "completed":
-        is_cut = isinstance(metric, Metric) and metric.is_beside_twin and summary["twin_planned"]
-        return "the twin ended" if is_cut and summary["twin_outcome"] != "completed" else None
+        is_cut = isinstance(metric, Metric) and metric.is_beside_twin and summary.twin_planned
+        return "the twin ended" if is_cut and summary.twin_outcome != "completed" else None
     is_of_before = metric.is_of_before if isinstance(metric, Metric) else period == "before"
-    if is_of_before and any(incident["injected"] for incident in summary["incidents"]):
+    if is_of_before and any(incident.injected for incident in summary.incidents):
         return None
     if isinstance(metric, Metric) and metric.is_per_incident and _all_affected(summary):
         return None
-    return "the job failed" if outcome == "failed" else _STOPPED.get(summary["status"], "the run ended")
+    return "the job failed" if outcome == "failed" else _STOPPED.get(summary.status or "", "the run ended")
 
 
-def _all_affected(summary: Mapping[str, Any]) -> bool:
+def _all_affected(summary: Summary) -> bool:
     """Whether every fault that was planned has affected, and the job is past it."""
-    incidents = summary["incidents"]
-    if not incidents or summary["incidents_not_due"]:
+    incidents = summary.incidents
+    if not incidents or summary.incidents_not_due:
         return False
-    return all(incident["verified"] and incident["recovered"] for incident in incidents)
+    return all(incident.verified and incident.recovered for incident in incidents)

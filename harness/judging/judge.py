@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from harness.store.log import read_events
 from harness.store.runs import EVENTS_FILE
 from mecefo_runtime.system.events import Event
 
 
-def judge(folder: Path) -> tuple[dict[str, Any], list[Event]]:
+def judge(folder: Path) -> tuple[Summary, list[Event]]:
     """The summary of a run, and its events, from the log alone.
 
     Raises:

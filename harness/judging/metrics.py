@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from harness.analysis.accounting import BADPUT_CAUSES
-
-Unit = Literal["ratio", "seconds", "number", "token_rate", "rate"]
-"""What a value is measured in: `token_rate` is tokens per second, `rate` tokens, samples or steps per second."""
+from harness.judging.summary import Summary
+from harness.judging.units import Unit
 
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
 
@@ -33,14 +32,14 @@ class Metric:
     is_of_before: bool = False
     is_beside_twin: bool = False
 
-    def values(self, summary: Mapping[str, Any]) -> list[float | None]:
+    def values(self, summary: Summary) -> list[float | None]:
         """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
         if not self.is_per_incident:
             return [_at(summary, self.path)]
         return [
             _at(incident, self.path)
-            for incident in summary["incidents"]
-            if incident["verified"] and (incident["ranks"] or not self.is_membership)
+            for incident in summary.incidents
+            if incident.verified and (incident.ranks or not self.is_membership)
         ]
 
 
@@ -128,8 +127,8 @@ def nearest(name: str, names: list[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def _at(values: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
-    value: Any = values
+def _at(values: Any, path: tuple[str, ...]) -> float | None:
+    value = values
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
     return None if value is None or isinstance(value, bool) else float(value)

@@ -14,7 +14,7 @@ from harness.analysis.steps import CommittedStep
 from harness.analysis.throughput import is_within, steps_after, windows_under_fault
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import num_degraded_layers
-from harness.judging.metrics import Unit
+from harness.judging.units import Unit
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 Period = Literal["before", "during", "after"]

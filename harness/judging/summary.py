@@ -1,257 +1,214 @@
-"""Events -> `summary.json`: every figure of a run, its gates and its verdict."""
+"""The summary of a run as values; `to_json` is `summary.json`, whose keys are the names of the fields, in their order.
+
+Units stand in the names. What cannot be known is None, never NaN. `harness.judging.summarize` makes one from events.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
-from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
-from harness.analysis.incident import MeasuredIncident
-from harness.analysis.state import state_of
-from harness.analysis.steps import WORK_UNITS, median_step_seconds
-from harness.analysis.timeline import Timeline
-from harness.analysis.words import count
-from harness.judging.caveats import caveats
-from harness.judging.gates import builtin_gates, evaluate_all
-from harness.judging.series import Recorded
-from harness.judging.verdict import EXIT_CODES, Verdict, judge
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
-from mecefo_runtime.system.job_records import Detected, LayoutTold, Regrouped, Rejoined, StepCommitted
-from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Verified
+from harness.judging.units import Unit
 
-T = TypeVar("T")
-_FIGURES_NEED = frozenset(
-    record.KIND
-    for record in (StepCommitted, Injected, Verified, Undone, RepairStarted, Detected, LayoutTold, Regrouped, Rejoined)
-)
-"""Kinds of events without one of which every figure may be wrong."""
+_ValueT = TypeVar("_ValueT")
+Seconds = Mapping[str, float | None]
+"""By phase (see `MeasuredIncident.phases_seconds`), or by cause (see `accounting.BADPUT_CAUSES`)."""
 
 
-def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> dict[str, Any]:
-    """The summary of a run, from its events alone; the same events give the same summary.
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """The answer of one gate.
 
-    Units stand in the names of the keys. All values are plain JSON; a figure that cannot be known is None, never NaN. A
-    part of the analysis that breaks down leaves its figures None and makes the verdict inconclusive at best.
-
-    Args:
-        events: the log, whole or cut off, in any order.
-        num_unreadable: lines of the log that were no events (see `harness.store.log.read_events`).
+    `value` and `threshold` are in base units (ratio, seconds, number, work per second), which `unit` names; `passed` is
+    None, inconclusive, when there is no value. `reason` says why it did not pass.
     """
-    problems: list[str] = []
-    if num_unreadable:
-        # One of them may have told of a loss, or of something that was not undone.
-        problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, and may have said anything")
-    num_runs = sum(event.kind == "run_started" and event.job == MAIN_JOB for event in events)
-    if num_runs > 1:
-        problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
-    state = state_of(events)
-    if state.num_unread:
-        problems.append(f"{count(state.num_unread, 'event')} of the log cannot be understood, and may say anything")
-    is_told = not state.unread.keys() & _FIGURES_NEED
-    times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
-    summary = _identity(events, times)
-    if times is None:
-        summary |= _figures(state_of(()).timeline, (), []) | dict.fromkeys(_COUNTS)  # every key, with no value
-    else:
-        summary |= _figures(times, events, problems)
-    diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
-    summary["diverged_units"] = None if diverged is None else len(diverged)
-    summary["degraded_share_ratio"] = _attempt(
-        "approximation",
-        lambda: approximation.degraded_share_ratio(events, times.steps.first if times else ()),
-        problems,
-    )
-    summary["unfit_steps"] = _attempt("unfit steps", lambda: approximation.count_unfit_steps(events), problems)
-    seconds = _attempt("compute", lambda: integrity.compute_seconds(events), problems)
-    summary["compute_cpu_seconds"] = None if seconds is None else seconds[0]
-    summary["dilation_overrun_ratio"] = _attempt(
-        "dilation", lambda: integrity.dilation_overrun_ratio(events, summary["dilation_ratio"]), problems
-    )
-    summary["caveats"] = _attempt("caveats", lambda: caveats(summary, times, num_unreadable), problems) or []
-    results = evaluate_all(
-        _asked_gates(events),
-        summary,
-        builtin_gates(summary["runtime"], summary["strategy"]),
-        None if times is None else Recorded(times, events),
-        next((event for event in events if event.kind == "aborted" and event.job == MAIN_JOB), None),
-    )
-    summary["gates"] = [result.to_dict() for result in results]
-    verdict = _attempt("verdict", lambda: judge(events, times, summary, results, problems), problems)
-    if verdict is None:
-        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], tuple(problems))
-    summary |= {"verdict": verdict.verdict, "exit_code": verdict.exit_code, "reasons": list(verdict.reasons)}
-    return {key: _plain(value) for key, value in ({key: summary[key] for key in _ORDER} | summary).items()}
+
+    expression: str
+    value: float | None = None
+    passed: bool | None = None
+    builtin: bool = False
+    reason: str | None = None
+    unit: Unit | None = None
+    comparison: str | None = None
+    threshold: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return _object(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> GateResult:
+        """Read what `to_json` wrote."""
+        return _read(cls, raw)
 
 
-_ORDER = ("name", "verdict", "exit_code", "reasons", "status", "seed", "experiment_hash")
-"""What a reader of the JSON wants to see first."""
-_COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "unrecovered_incidents", "layout_changes")
-"""Figures that are 0 of nothing, and must not be 0 of what could not be read."""
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Work per second before, during and after the faults."""
+
+    before: float | None = None
+    during: float | None = None
+    after: float | None = None
 
 
-def _identity(events: Sequence[Event], times: Timeline | None) -> dict[str, Any]:
-    run_started = _fields(events, "run_started")
-    job_started = _fields(events, "job_started")
-    experiment = run_started.get("experiment")
-    experiment = experiment if isinstance(experiment, Mapping) else {}
-    job = experiment.get("job")
-    return {
-        "name": experiment.get("name"),
-        "status": (_fields(events, "run_ended").get("reason") if times is None else times.run_ended) or "cut off",
-        "job_outcome": _fields(events, "job_ended").get("outcome"),
-        "twin_outcome": _fields(events, "job_ended", TWIN_JOB).get("outcome"),
-        "seed": run_started.get("seed"),
-        "experiment_hash": run_started.get("experiment_hash"),
-        "runtime": job_started.get("runtime", "mecefo"),
-        "command": job_started.get("command"),
-        "started_in": job_started.get("started_in"),
-        "strategy": job.get("strategy") if isinstance(job, Mapping) else None,
-        "dilation_ratio": job_started.get("dilation_ratio", run_started.get("dilation_ratio")),
-        "twin_planned": bool(experiment.get("twin", False)),
-        "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
-        "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
-    }
+@dataclass(frozen=True, slots=True)
+class NamedCause:
+    """Whom the job named as the cause of an incident; see `harness.analysis.diagnosis.Diagnosis`.
 
-
-def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
-    """The share of a fault-free step in which a rank waits for its pipeline: (p - 1) / (m + p - 1).
-
-    For 1F1B with p stages and m microbatches (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    `struck` and `named` are ranks, or `coordinator`.
     """
-    stages, microbatches = job.get("pipeline"), job.get("microbatches_per_replica")
-    if not isinstance(stages, int) or not isinstance(microbatches, int) or stages + microbatches < 2:
-        return None
-    return (stages - 1) / (microbatches + stages - 1)
+
+    score: str
+    struck: tuple[int | str, ...] = ()
+    named: tuple[int | str, ...] = ()
+    how: str | None = None
+    seconds: float | None = None
 
 
-def _figures(times: Timeline, events: Sequence[Event], problems: list[str]) -> dict[str, Any]:
-    speed = _attempt("throughput", lambda: throughput.measure(times), problems)
-    losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.twin.first), problems)
-    segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
-    total = None if segments is None else accounting.account(segments)
-    named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times.incidents), problems)
-    speeds = {
-        "before": speed and speed.before,
-        "during": speed and speed.during,
-        "after": speed and speed.after,
-    }
-    is_command = times.runtime == COMMAND_RUNTIME
-    own: dict[int | None, list[accounting.Segment]] = {}
-    for segment in segments or ():
-        own.setdefault(segment.incident, []).append(segment)
-    return {
-        "steps_planned": times.steps_planned,
-        "steps_committed": len(times.steps.first),
-        "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
-        "steps_repeated": len(times.steps.redone),
-        "attempts": len(times.attempts) if is_command else None,
-        "samples_lost": _attempt("samples lost", lambda: integrity.count_samples_lost(times), problems),
-        "throughput_unit": times.steps.unit,
-        "throughput_per_second": speeds,
-        "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else dict.fromkeys(speeds),
-        "throughput_drop_ratio": speed and speed.drop_ratio,
-        "throughput_noise_ratio": speed and speed.noise_ratio,
-        "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
-        "num_steps_before": speed and speed.num_steps_before,
-        "num_steps_after": speed and speed.num_steps_after,
-        "step_seconds": median_step_seconds(times.baseline),
-        "final_loss": losses and losses.final,
-        "twin_loss": losses and losses.twin,
-        "loss_deviation_ratio": losses and losses.deviation_ratio,
-        "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
-        "num_loss_steps": losses and losses.num_steps,
-        "first_non_finite_loss_step": losses and losses.first_non_finite_step,
-        "group_backends": _group_backends(events),
-        "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
-        "incidents": [
-            _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
-        ],
-        "incidents_not_due": len(times.not_due),
-        "diagnosis_recall_ratio": named and named.recall_ratio,
-        "diagnosis_precision_ratio": named and named.precision_ratio,
-        "false_accusations": named and named.num_false,
-        "unrecovered_incidents": sum(times.recovered(i) is False for i in times.incidents if i.verified is not None),
-        "wall_clock_seconds": total and total.wall_clock_seconds,
-        "productive_seconds": total and total.productive_seconds,
-        "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
-        "goodput_ratio": total and total.goodput_ratio,
-    }
+@dataclass(frozen=True, slots=True)
+class IncidentSummary:
+    """One incident of a run. Its productive and badput seconds add up to `wall_clock_seconds`: what it answers for.
 
-
-def _group_backends(events: Sequence[Event]) -> list[str] | None:
-    """What carried tensors between ranks in the main job's epochs, each once, in order; None: nobody knows."""
-    told = [event.fields.get("group_backend") for event in events if event.kind == "layout" and event.job == MAIN_JOB]
-    return list(dict.fromkeys(backend for backend in told if isinstance(backend, str))) or None
-
-
-def _incident(
-    incident: MeasuredIncident,
-    times: Timeline,
-    segments: Sequence[accounting.Segment],
-    named: diagnosis.Diagnoses | None,
-) -> dict[str, Any]:
-    """One entry of `incidents`; `segments` are those that it answers for.
-
-    Its productive and badput seconds add up to its `wall_clock_seconds`, the time that it answers for.
+    `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows.
     """
-    own = accounting.account(segments)
-    said = None if named is None else named.by_incident.get(incident.incident)
-    return {
-        "incident": incident.incident,
-        "fault": incident.fault,
-        "target": incident.target,
-        "step": incident.step,
-        "phase": incident.phase,
-        "ranks": list(incident.ranks),
-        "nodes": list(incident.nodes),
-        "injected": incident.injected is not None,
-        "verified": incident.verified is not None,
-        "evidence": incident.evidence,
-        "unverified_reason": incident.reason,
-        "undone": incident.is_undone,
-        "recovered": times.recovered(incident),
-        "recovery_step": incident.committed_step,
-        "attempt": attempt_at(times.attempts, incident.injected),
-        "recovery_attempt": incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,
-        "recovery_seconds": incident.recovery_seconds,
-        "progress_seconds": incident.progress_seconds,
-        "detection_seconds": incident.detection_seconds,
-        "diagnosis": said and said.to_dict(),
-        "diagnosis_seconds": said and said.seconds,
-        "phases_seconds": incident.phases_seconds,
-        "phase_order_valid": incident.is_phase_order_valid,
-        "wall_clock_seconds": own.wall_clock_seconds,
-        "productive_seconds": own.productive_seconds,
-        "badput_seconds": dict(own.badput_seconds),
-    }
+
+    incident: int
+    fault: str
+    target: Any = None
+    step: int | None = None
+    phase: str | None = None
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    injected: bool = False
+    verified: bool = False
+    evidence: Any = None
+    unverified_reason: str | None = None
+    undone: bool = False
+    recovered: bool | None = None
+    recovery_step: int | None = None
+    attempt: int | None = None
+    recovery_attempt: int | None = None
+    recovery_seconds: float | None = None
+    progress_seconds: float | None = None
+    detection_seconds: float | None = None
+    diagnosis: NamedCause | None = None
+    diagnosis_seconds: float | None = None
+    phases_seconds: Seconds = field(default_factory=dict)
+    phase_order_valid: bool = True
+    wall_clock_seconds: float | None = None
+    productive_seconds: float | None = None
+    badput_seconds: Seconds = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> IncidentSummary:
+        """Read an entry of `incidents`."""
+        said = raw.get("diagnosis")
+        return _read(cls, {**raw, "diagnosis": None if said is None else _read(NamedCause, said)})
 
 
-def _asked_gates(events: Sequence[Event]) -> list[str]:
-    gates = _fields(events, "run_started").get("gates") or ()
-    return [str(gate) for gate in gates] if isinstance(gates, list | tuple) else [str(gates)]
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All figures of a run, its gates and its verdict. `docs/measuring.md` defines them."""
+
+    name: str | None = None
+    verdict: str = "inconclusive"
+    exit_code: int = 5
+    reasons: tuple[str, ...] = ()
+    status: str | None = None
+    seed: int | None = None
+    experiment_hash: str | None = None
+    job_outcome: str | None = None
+    twin_outcome: str | None = None
+    runtime: str = "mecefo"
+    command: str | None = None
+    started_in: str | None = None
+    strategy: str | None = None
+    dilation_ratio: float | None = None
+    twin_planned: bool = False
+    data_parallel: int | None = None
+    pipeline_bubble_ratio: float | None = None
+    steps_planned: int | None = None
+    steps_committed: int | None = None
+    steps_lost: int | None = None
+    steps_repeated: int | None = None
+    attempts: int | None = None
+    samples_lost: int | None = None
+    throughput_unit: str = "tokens"
+    throughput_per_second: Throughput = Throughput()
+    throughput_tokens_per_second: Throughput = Throughput()
+    throughput_drop_ratio: float | None = None
+    throughput_noise_ratio: float | None = None
+    throughput_drop_whole_run_ratio: float | None = None
+    num_steps_before: int | None = None
+    num_steps_after: int | None = None
+    step_seconds: float | None = None
+    final_loss: float | None = None
+    twin_loss: float | None = None
+    loss_deviation_ratio: float | None = None
+    loss_curve_max_deviation_ratio: float | None = None
+    num_loss_steps: int | None = None
+    first_non_finite_loss_step: int | None = None
+    group_backends: tuple[str, ...] | None = None
+    layout_changes: int | None = None
+    incidents: tuple[IncidentSummary, ...] = ()
+    incidents_not_due: int = 0
+    diagnosis_recall_ratio: float | None = None
+    diagnosis_precision_ratio: float | None = None
+    false_accusations: int | None = None
+    unrecovered_incidents: int | None = None
+    wall_clock_seconds: float | None = None
+    productive_seconds: float | None = None
+    badput_seconds: Seconds = field(default_factory=dict)
+    goodput_ratio: float | None = None
+    diverged_units: int | None = None
+    degraded_share_ratio: float | None = None
+    unfit_steps: int | None = None
+    compute_cpu_seconds: float | None = None
+    dilation_overrun_ratio: float | None = None
+    caveats: tuple[str, ...] = ()
+    gates: tuple[GateResult, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values: no tuples, no NaN, no infinity."""
+        return _object(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Summary:
+        """Read a `summary.json`. What another version does not have keeps its default; what it has beside is left out.
+
+        Raises:
+            TypeError, ValueError: it is no summary.
+        """
+        incidents = tuple(IncidentSummary.from_json(incident) for incident in raw.get("incidents") or ())
+        gates = tuple(GateResult.from_json(gate) for gate in raw.get("gates") or ())
+        speeds = {
+            key: _read(Throughput, raw.get(key) or {})
+            for key in ("throughput_per_second", "throughput_tokens_per_second")
+        }
+        return _read(cls, {**raw, **speeds, "incidents": incidents, "gates": gates})
 
 
-def _fields(events: Sequence[Event], kind: str, job: str = MAIN_JOB) -> Mapping[str, Any]:
-    return next((event.fields for event in events if event.kind == kind and event.job == job), {})
+def _read(kind: type[_ValueT], raw: Mapping[str, Any]) -> _ValueT:
+    names = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
+    )
 
 
-def _attempt(what: str, compute: Callable[[], T], problems: list[str]) -> T | None:
-    """The result of `compute`, or None and a line in `problems`: an analysis that crashes knows nothing."""
-    try:
-        return compute()
-    except Exception as error:
-        problems.append(f"the analysis of the {what} broke down: {type(error).__name__}: {error}")
-        return None
+def _object(value: Any) -> dict[str, Any]:
+    return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON knows it: no tuples, no NaN, no infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(part) for part in value]
+    if dataclasses.is_dataclass(value):
+        return _object(value)
     return value if value is None or isinstance(value, str | int | bool) else str(value)

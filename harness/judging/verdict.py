@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from harness.analysis.integrity import find_diverged_units
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
-from harness.judging.gates import GateResult
+from harness.judging.summary import GateResult, Summary
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 Outcome = Literal["pass", "fail", "halted", "error", "inconclusive", "dirty"]
@@ -38,7 +38,7 @@ class Verdict:
 def judge(
     events: Iterable[Event],
     timeline: Timeline | None,
-    summary: Mapping[str, Any],
+    summary: Summary,
     gates: Sequence[GateResult],
     problems: Sequence[str] = (),
 ) -> Verdict:
@@ -182,21 +182,21 @@ def _left_out(timeline: Timeline) -> str:
     return ""
 
 
-def _data_reasons(timeline: Timeline, summary: Mapping[str, Any]) -> Iterable[tuple[Outcome, str]]:
+def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[tuple[Outcome, str]]:
     if not timeline.steps.first:
         yield "inconclusive", "no step was committed"
     elif timeline.first_injected is not None and not timeline.baseline:
         yield "inconclusive", "no step was committed before the first fault, so there is no throughput to compare with"
-    bad_step = summary.get("first_non_finite_loss_step")
+    bad_step = summary.first_non_finite_loss_step
     if bad_step is not None:
         is_after = any(i.step is None or i.step <= bad_step for i in timeline.incidents if i.injected is not None)
         outcome: Outcome = "fail" if is_after else "inconclusive"
         yield outcome, f"the training loss is not a finite number from step {bad_step} on"
 
 
-def _divergence(main: Sequence[Event], summary: Mapping[str, Any]) -> Iterable[tuple[Outcome, str]]:
+def _divergence(main: Sequence[Event], summary: Summary) -> Iterable[tuple[Outcome, str]]:
     # Without a count the comparison broke down, and is one of the problems.
-    if not summary.get("diverged_units"):
+    if not summary.diverged_units:
         return
     units = find_diverged_units(main) or {}
     named = [f"{unit} (ranks {_listed(sorted(ranks))})" for unit, ranks in units.items()]

@@ -24,6 +24,7 @@ from chaos.experiment.reading import from_options
 from harness.analysis.words import one_line
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError
+from harness.judging.summary import Summary
 from harness.report import wording
 from harness.store.log import read_events
 from harness.store.runs import safe_name
@@ -103,9 +104,10 @@ class MarkedRun:
         except OSError as error:
             pytest.fail(f"the run could not be made in {out}: {error.strerror}", pytrace=False)
         item.add_report_section("call", "chaos run", self._report)
-        item.user_properties.extend(_properties(self.summary, self.folder))
+        figures = Summary.from_json(self.summary)
+        item.user_properties.extend(_properties(figures, self.folder))
         if said.get("check", True) and self.verdict != "pass":
-            pytest.fail(_failure(self.summary, self.folder), pytrace=False)
+            pytest.fail(_failure(figures, self.folder), pytrace=False)
 
     def _run(self, experiment: Experiment, out: Path, started_in: Path, timeout_seconds: float) -> None:
         before = set(_runs_of(out, experiment.name))
@@ -268,21 +270,21 @@ def _end(process: subprocess.Popen[str]) -> str:
     return ""
 
 
-def _properties(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, object]]:
-    yield "chaos_verdict", summary["verdict"]
+def _properties(summary: Summary, folder: Path) -> Iterator[tuple[str, object]]:
+    yield "chaos_verdict", summary.verdict
     yield "chaos_run", str(folder)
-    yield "chaos_experiment_hash", str(summary["experiment_hash"])
-    for gate in summary["gates"]:
-        yield f"chaos_gate: {gate['expression']}", f"{wording.gate_word(gate)}: {wording.gate_value(gate)}"
-    for incident in summary["incidents"]:
+    yield "chaos_experiment_hash", str(summary.experiment_hash)
+    for gate in summary.gates:
+        yield f"chaos_gate: {gate.expression}", f"{wording.gate_word(gate)}: {wording.gate_value(gate)}"
+    for incident in summary.incidents:
         seconds = wording.recovery_seconds(incident)
         if seconds is not None:
-            yield f"chaos_recovery_seconds_{incident['incident']}", seconds
+            yield f"chaos_recovery_seconds_{incident.incident}", seconds
 
 
-def _failure(summary: Mapping[str, Any], folder: Path) -> str:
+def _failure(summary: Summary, folder: Path) -> str:
     """What the report says of a run that did not pass, in a few lines."""
-    verdict, reasons = str(summary["verdict"]).upper(), list(summary["reasons"])
+    verdict, reasons = summary.verdict.upper(), summary.reasons
     lines = [
         f"chaos run: {verdict}: {reasons[0] if reasons else wording.headline(summary)}",
         *(f"- {reason}" for reason in reasons[1:]),

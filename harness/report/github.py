@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.analysis.words import name_seconds, one_line
+from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import wording
 
 MAX_SUMMARY_BYTES = 1024 * 1024
@@ -28,7 +29,7 @@ def is_asked_for(environment: Mapping[str, str]) -> bool:
     return environment.get("GITHUB_ACTIONS") == "true" or bool(environment.get("GITHUB_STEP_SUMMARY"))
 
 
-def publish(summary: Mapping[str, Any], folder: Path | None, environment: Mapping[str, str], stream: TextIO) -> None:
+def publish(summary: Summary, folder: Path | None, environment: Mapping[str, str], stream: TextIO) -> None:
     """Append to the step's summary, and print the annotations on `stream`.
 
     The runner reads annotations from both streams; standard error leaves standard output to the report. That a summary
@@ -70,56 +71,56 @@ def append(path: Path, text: str) -> None:
             file.write(content)
 
 
-def markdown(summary: Mapping[str, Any], folder: Path | None) -> str:
+def markdown(summary: Summary, folder: Path | None) -> str:
     """The summary of a step: verdict, gates, faults, figures, and how to repeat it."""
     lines = [
         *_head(summary),
-        *_gate_table(summary.get("gates") or ()),
-        *_incident_table(summary.get("incidents") or ()),
+        *_gate_table(summary.gates),
+        *_incident_table(summary.incidents),
         *_figures(summary),
         "",
         "```sh",
         one_line(wording.repeat_command(summary, folder)),
         "```",
         "",
-        *(["<details><summary>To keep in mind</summary>", ""] if summary.get("caveats") else []),
-        *(f"- {_text(caveat)}" for caveat in summary.get("caveats") or ()),
-        *(["", "</details>", ""] if summary.get("caveats") else []),
+        *(["<details><summary>To keep in mind</summary>", ""] if summary.caveats else []),
+        *(f"- {_text(caveat)}" for caveat in summary.caveats),
+        *(["", "</details>", ""] if summary.caveats else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def markdown_of_runs(summary: Mapping[str, Any], runs: Sequence[tuple[str, str, str]]) -> str:
+def markdown_of_runs(summary: Summary, runs: Sequence[tuple[str, str, str]]) -> str:
     """The summary of a step that ran the same again and again.
 
     Args:
-        summary: what all `runs` come to, with the keys of a run's: name, verdict, reasons, gates.
+        summary: what all `runs` come to: name, verdict, reasons, gates.
         runs: number, verdict and place of each, or why there is none.
     """
     rows = [f"| {number} | {_SIGNS.get(verdict, '⛔')} {verdict} | {_text(place)} |" for number, verdict, place in runs]
     table = ["", "| run | alone | |", "|---:|---|---|", *rows] if rows else []
-    return "\n".join([*_head(summary), *_gate_table(summary.get("gates") or ()), *table]) + "\n"
+    return "\n".join([*_head(summary), *_gate_table(summary.gates), *table]) + "\n"
 
 
-def _head(summary: Mapping[str, Any]) -> list[str]:
-    verdict = str(summary.get("verdict"))
+def _head(summary: Summary) -> list[str]:
+    verdict = summary.verdict
     return [
-        f"### {_SIGNS.get(verdict, '⛔')} chaos: {_text(summary.get('name') or 'run')} - {verdict}",
+        f"### {_SIGNS.get(verdict, '⛔')} chaos: {_text(summary.name or 'run')} - {verdict}",
         "",
         _text(wording.headline(summary)),
         "",
-        *(f"- {_text(reason)}" for reason in summary.get("reasons") or ()),
+        *(f"- {_text(reason)}" for reason in summary.reasons),
     ]
 
 
-def workflow_commands(summary: Mapping[str, Any]) -> list[str]:
+def workflow_commands(summary: Summary) -> list[str]:
     """The annotations: an error for each failed gate, a warning for each open one, and one for any other verdict."""
-    name = one_line(summary.get("name") or "run")
-    verdict = str(summary.get("verdict"))
-    gates = summary.get("gates") or ()
-    errors = [(f"{name}: gate failed", _gate_sentence(gate)) for gate in gates if gate.get("passed") is False]
-    warnings = [(f"{name}: gate has no answer", _gate_sentence(gate)) for gate in gates if gate.get("passed") is None]
-    rest = [reason for reason in summary.get("reasons") or () if not str(reason).startswith("gate ")]
+    name = one_line(summary.name or "run")
+    verdict = summary.verdict
+    gates = summary.gates
+    errors = [(f"{name}: gate failed", _gate_sentence(gate)) for gate in gates if gate.passed is False]
+    warnings = [(f"{name}: gate has no answer", _gate_sentence(gate)) for gate in gates if gate.passed is None]
+    rest = [reason for reason in summary.reasons if not reason.startswith("gate ")]
     if verdict != "pass":
         reasons = "\n".join(one_line(reason) for reason in rest) or wording.headline(summary)
         if verdict == "inconclusive":
@@ -146,41 +147,41 @@ def _commands(kind: str, said: Sequence[tuple[str, str]]) -> list[str]:
     return [command(kind, title, message) for title, message in shown]
 
 
-def _gate_sentence(gate: Mapping[str, Any]) -> str:
-    return one_line(f"{gate.get('expression')}: {gate.get('reason') or wording.gate_value(gate)}")
+def _gate_sentence(gate: GateResult) -> str:
+    return one_line(f"{gate.expression}: {gate.reason or wording.gate_value(gate)}")
 
 
-def _gate_table(gates: Sequence[Mapping[str, Any]]) -> list[str]:
+def _gate_table(gates: Sequence[GateResult]) -> list[str]:
     if not gates:
         return []
     rows = []
     for gate in gates:
-        always = " (always checked)" if gate.get("builtin") else ""
+        always = " (always checked)" if gate.builtin else ""
         word = wording.gate_word(gate)
-        expression = _code(gate.get("expression"))
+        expression = _code(gate.expression)
         rows.append(f"| {_GATE_SIGNS[word]} {word} | {expression}{always} | {_text(wording.gate_value(gate))} |")
     return ["", "| | gate | value |", "|---|---|---:|", *rows]
 
 
-def _incident_table(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+def _incident_table(incidents: Sequence[IncidentSummary]) -> list[str]:
     if not incidents:
         return []
     rows = []
-    for index, incident in enumerate(incidents):
+    for incident in incidents:
         seconds = wording.recovery_seconds(incident)
         recovery = name_seconds(seconds) if seconds is not None else wording.recovery_words(incident) or "-"
-        title = _text(wording.incident_title(index, incident))
+        title = _text(wording.incident_title(incident))
         rows.append(f"| {title} | {_text(wording.effect_words(incident))} | {_text(recovery)} |")
     return ["", "| fault | effect | recovery |", "|---|---|---:|", *rows]
 
 
-def _figures(summary: Mapping[str, Any]) -> list[str]:
+def _figures(summary: Summary) -> list[str]:
     rows: list[tuple[str, Any, Callable[[Any], str]]] = [
-        ("steps committed", summary.get("steps_committed"), str),
-        ("throughput drop under the fault", summary.get("throughput_drop_ratio"), wording.percent),
-        ("loss against the twin", summary.get("loss_deviation_ratio"), wording.percent),
-        ("goodput", summary.get("goodput_ratio"), wording.percent),
-        ("time of the job", summary.get("wall_clock_seconds"), name_seconds),
+        ("steps committed", summary.steps_committed, str),
+        ("throughput drop under the fault", summary.throughput_drop_ratio, wording.percent),
+        ("loss against the twin", summary.loss_deviation_ratio, wording.percent),
+        ("goodput", summary.goodput_ratio, wording.percent),
+        ("time of the job", summary.wall_clock_seconds, name_seconds),
     ]
     known = [f"| {words} | {write(value)} |" for words, value, write in rows if value is not None]
     return ["", "| figure | |", "|---|---:|", *known] if known else []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text, when
+from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
+from harness.judging.summary import IncidentSummary, Summary
 from harness.report import bars, charts, history, tables, wording
 from harness.report.bars import Part
 from harness.report.curves import Curves, trace
@@ -26,7 +27,7 @@ _FEW_REASONS = 6
 
 
 def render(
-    summary: Mapping[str, Any],
+    summary: Summary,
     events: Iterable[Event],
     *,
     folder: Path | None = None,
@@ -51,13 +52,13 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    incidents = [_incident(index, raw, past, broken) for index, raw in enumerate(summary.get("incidents") or ())]
+    incidents = [_incident(index, one, past, broken) for index, one in enumerate(summary.incidents)]
     # Of a pass the only reason is the headline once more.
-    reasons = [] if summary.get("verdict") == "pass" else [_sentence(str(r)) for r in summary.get("reasons") or ()]
+    reasons = [] if summary.verdict == "pass" else [_sentence(reason) for reason in summary.reasons]
     return environment.get_template(_TEMPLATE).render(
         summary=summary,
-        name=summary.get("name") or "run",
-        verdict=str(summary.get("verdict")),
+        name=summary.name or "run",
+        verdict=summary.verdict,
         headline=wording.headline(summary),
         reasons=reasons[:_FEW_REASONS],
         more_reasons=reasons[_FEW_REASONS:],
@@ -74,18 +75,18 @@ def render(
         has_twin=bool(curves.twin),
         ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),
         has_degraded=any(piece.degraded for lane in curves.lanes.values() for piece in lane),
-        is_command=bool(summary.get("command")),
+        is_command=bool(summary.command),
         times=_times(summary, broken),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[
             {
-                "expression": gate.get("expression"),
+                "expression": gate.expression,
                 "value": wording.gate_value(gate),
                 "word": wording.gate_word(gate),
-                "builtin": bool(gate.get("builtin")),
-                "reason": gate.get("reason") or "",
+                "builtin": gate.builtin,
+                "reason": gate.reason or "",
             }
-            for gate in summary.get("gates") or ()
+            for gate in summary.gates
         ],
         run_figures=tables.figures_of_the_run(summary),
         incident_figures=tables.figures_of_the_incidents(summary),
@@ -99,7 +100,7 @@ def render(
     )
 
 
-def time_parts(summary: Mapping[str, Any]) -> list[Part]:
+def time_parts(summary: Summary) -> list[Part]:
     """How the wall clock was spent, as the parts of a bar."""
     return [Part(words, seconds, f"cause cause-{key}") for key, words, seconds in wording.time_rows(summary)]
 
@@ -128,69 +129,64 @@ def _drawn(what: str, draw: Callable[[int], Markup], broken: list[str]) -> Marku
     return Markup("").join(Markup('<div class="{}">{}</div>').format(css, picture) for css, picture in pictures)
 
 
-def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     """(figure, what it is, half a sentence of what that means), only for what was measured."""
-    recoveries = [s for i in summary.get("incidents") or () if (s := wording.recovery_seconds(i)) is not None]
+    recoveries = [s for i in summary.incidents if (s := wording.recovery_seconds(i)) is not None]
     tiles: list[tuple[str, str, str]] = []
-    gates = summary.get("gates") or ()
+    gates = summary.gates
     if gates:
-        hold = sum(gate.get("passed") is True for gate in gates)
+        hold = sum(gate.passed is True for gate in gates)
         tiles.append((f"{hold} of {len(gates)}", "gates hold", "the conditions that decide"))
     if recoveries:
         worst = "the longest, " if len(recoveries) > 1 else ""
         tiles.append((name_seconds(max(recoveries)), "recovery", f"{worst}from the fault to the next committed step"))
-    if summary.get("throughput_drop_ratio") is not None:
-        change = f"{-summary['throughput_drop_ratio']:+.1%}".replace("-", "\N{MINUS SIGN}")
+    if summary.throughput_drop_ratio is not None:
+        change = f"{-summary.throughput_drop_ratio:+.1%}".replace("-", "\N{MINUS SIGN}")
         tiles.append((change, "speed", "under the fault, against the speed before it"))
-    if summary.get("steps_lost") is not None:
-        lost, again, label = summary["steps_lost"], summary.get("steps_repeated"), lost_words(summary)
+    if summary.steps_lost is not None:
+        lost, again, label = summary.steps_lost, summary.steps_repeated, lost_words(summary)
         done = "done" if again == lost else f"{again} of them done"
         what = f"{done} again; " if again and lost and "again" not in label else ""
         tiles.append((str(lost), label, f"{what}{steps_text(summary)}"))
-    if summary.get("loss_deviation_ratio") is not None:
-        deviation = wording.percent(summary["loss_deviation_ratio"], 2)
+    if summary.loss_deviation_ratio is not None:
+        deviation = wording.percent(summary.loss_deviation_ratio, 2)
         tiles.append((deviation, "loss deviation", "from the same run without faults"))
-    if summary.get("goodput_ratio") is not None:
-        tiles.append((wording.percent(summary["goodput_ratio"]), "goodput", "share of the time spent on training"))
+    if summary.goodput_ratio is not None:
+        tiles.append((wording.percent(summary.goodput_ratio), "goodput", "share of the time spent on training"))
     return tiles
 
 
-def _incident(index: int, raw: Mapping[str, Any], past: History, broken: list[str]) -> dict[str, Any]:
-    number = raw.get("incident", index)
-    way = past.ways.get(number, Way((), ())) if raw.get("verified") else Way((), ())
-    recovery = wording.recovery_seconds(raw)
-    planned = raw.get("step") is not None or raw.get("at_seconds") is not None
+def _incident(index: int, incident: IncidentSummary, past: History, broken: list[str]) -> dict[str, Any]:
+    number = incident.incident
+    way = past.ways.get(number, Way((), ())) if incident.verified else Way((), ())
+    recovery = wording.recovery_seconds(incident)
     return {
         "number": number,
-        "title": _sentence(wording.incident_title(index, raw)),
-        "fault": raw.get("fault"),
-        "target": target_text(raw.get("target")),
-        "when": when(raw) if planned else "",
-        "verified": bool(raw.get("verified")),
-        "effect": _sentence(wording.effect_words(raw)),
-        "short_effect": "seen"
-        if raw.get("verified")
-        else "not applied"
-        if raw.get("injected") is False
-        else "NOT seen",
-        "diagnosis": _sentence(wording.diagnosis_words(raw) or ""),
+        "title": _sentence(wording.incident_title(incident)),
+        "fault": incident.fault,
+        "target": target_text(incident.target),
+        "when": wording.moment(incident),
+        "verified": incident.verified,
+        "effect": _sentence(wording.effect_words(incident)),
+        "short_effect": "seen" if incident.verified else "NOT seen" if incident.injected else "not applied",
+        "diagnosis": _sentence(wording.diagnosis_words(incident) or ""),
         "bar": _drawn(f"incident {number}", lambda width: bars.recovery(f"recovery-{index}", way, width), broken),
         "parts": [(key, words, name_seconds(seconds)) for key, words, seconds in way.parts],
         "milestones": _milestones(way),
         "recovery": None if recovery is None else name_seconds(recovery),
-        "how": wording.how_it_recovered(raw),
-        "failure": wording.recovery_words(raw),
-        "time": _own_time(raw),
-        "back": name_seconds((raw.get("phases_seconds") or {}).get("rejoin")),
+        "how": wording.how_it_recovered(incident),
+        "failure": wording.recovery_words(incident),
+        "time": _own_time(incident),
+        "back": name_seconds(incident.phases_seconds.get("rejoin")),
     }
 
 
-def _own_time(raw: Mapping[str, Any]) -> str:
+def _own_time(incident: IncidentSummary) -> str:
     """What the time went to that an incident answers for; it adds up."""
-    if not raw.get("wall_clock_seconds"):
+    if not incident.wall_clock_seconds:
         return ""
-    rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(raw) if seconds]
-    seconds = name_seconds(raw["wall_clock_seconds"])
+    rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(incident) if seconds]
+    seconds = name_seconds(incident.wall_clock_seconds)
     return f"Of the job's time {seconds} belong to this fault, up to the next one or to the end: {', '.join(rows)}."
 
 
@@ -205,8 +201,8 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _times(summary: Mapping[str, Any], broken: list[str]) -> dict[str, Any] | None:
-    wall = summary.get("wall_clock_seconds")
+def _times(summary: Summary, broken: list[str]) -> dict[str, Any] | None:
+    wall = summary.wall_clock_seconds
     if not wall:
         return None
     parts = time_parts(summary)

@@ -13,10 +13,10 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
+from harness.judging.summary import Summary
 from harness.report import bars, charts, history
 from harness.report.curves import trace
 from harness.report.drawing import WIDE
@@ -40,7 +40,7 @@ class PictureError(Exception):
     """A picture could not be written; its text says why."""
 
 
-def draw(summary: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Markup]:
+def draw(summary: Summary, events: Iterable[Event]) -> dict[str, Markup]:
     """Every picture of the run that there is something to draw for, by name, as SVG that needs no other file."""
     events = tuple(events)
     curves, past = trace(events), history.read(events)
@@ -51,7 +51,7 @@ def draw(summary: Mapping[str, Any], events: Iterable[Event]) -> dict[str, Marku
         "ranks": bars.ranks_over_time(curves, past, WIDE),
         "time": bars.stacked_bar("time", time_parts(summary), "How the wall clock was spent", WIDE, with_legend=True),
     }
-    seen = [one.get("incident", index) for index, one in enumerate(summary.get("incidents") or ()) if one["verified"]]
+    seen = [one.incident for one in summary.incidents if one.verified]
     for number in seen[:_MAX_RECOVERIES]:
         if number in past.ways:
             drawn[f"recovery-{number}"] = bars.recovery(f"recovery-{number}", past.ways[number], WIDE, with_legend=True)

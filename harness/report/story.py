@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
 from harness.analysis.steps import step_under_way
-from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text, when
+from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
@@ -17,7 +18,7 @@ _TOLD_ONE_BY_ONE = 3
 _CHRONICLE_HEAD, _CHRONICLE_TAIL = 150, 50
 
 
-def about(summary: Mapping[str, Any], events: Iterable[Event]) -> list[str]:
+def about(summary: Summary, events: Iterable[Event]) -> list[str]:
     """What the run was: when, on what, with what. Only what is known."""
     started: Mapping[str, Any] = {}
     experiment: Mapping[str, Any] = {}
@@ -32,8 +33,8 @@ def about(summary: Mapping[str, Any], events: Iterable[Event]) -> list[str]:
         elif event.kind == "job_started" and not started:
             started = event.fields
     job = _mapping(experiment.get("job"))
-    if summary.get("command"):
-        said.append(f"command {summary['command']}")
+    if summary.command:
+        said.append(f"command {summary.command}")
     if isinstance(started.get("num_ranks"), int):
         nodes = f" on {count(started['nodes'], 'node')}" if isinstance(started.get("nodes"), int) else ""
         said.append(f"{count(started['num_ranks'], 'rank')}{nodes}")
@@ -41,29 +42,29 @@ def about(summary: Mapping[str, Any], events: Iterable[Event]) -> list[str]:
         said.append(f"model {job['model']}")
     if isinstance(job.get("data_parallel"), int) and isinstance(job.get("pipeline"), int):
         said.append(f"{count(job['data_parallel'], 'replica')} of {count(job['pipeline'], 'stage')}")
-    if summary.get("strategy"):
-        said.append(f"takeover strategy {summary['strategy']}")
+    if summary.strategy:
+        said.append(f"takeover strategy {summary.strategy}")
     if backends := backends_text(summary):
         said.append(f"groups over {backends}")
-    if summary.get("seed") is not None:
-        said.append(f"seed {summary['seed']}")
+    if summary.seed is not None:
+        said.append(f"seed {summary.seed}")
     return said
 
 
-def backends_text(summary: Mapping[str, Any]) -> str:
+def backends_text(summary: Summary) -> str:
     """`NCCL`, `gloo` or, where epochs differed, both in the order in which they came; empty: nobody knows."""
-    names = [{"nccl": "NCCL"}.get(backend, one_line(backend)) for backend in summary.get("group_backends") or ()]
+    names = [{"nccl": "NCCL"}.get(backend, one_line(backend)) for backend in summary.group_backends or ()]
     return ", then ".join(names)
 
 
-def story(summary: Mapping[str, Any]) -> list[str]:
+def story(summary: Summary) -> list[str]:
     """What happened and what it cost, sentence by sentence."""
     return [*_steps(summary), *_faults(summary), *_cost(summary)]
 
 
-def steps_text(summary: Mapping[str, Any]) -> str:
+def steps_text(summary: Summary) -> str:
     """`committed 117 of 120 planned steps`, as far as it is known."""
-    committed, planned = summary.get("steps_committed"), summary.get("steps_planned")
+    committed, planned = summary.steps_committed, summary.steps_planned
     if committed is None:
         return "committed nobody knows how many steps"
     if planned:
@@ -71,9 +72,9 @@ def steps_text(summary: Mapping[str, Any]) -> str:
     return f"committed {count(committed, 'step')}"
 
 
-def lost_words(summary: Mapping[str, Any]) -> str:
+def lost_words(summary: Summary) -> str:
     """What `steps_lost` counts: of a job that did not come to its end nobody knows which steps it would have lost."""
-    return "steps lost" if summary.get("job_outcome", "completed") == "completed" else "steps done again"
+    return "steps lost" if summary.job_outcome == "completed" else "steps done again"
 
 
 def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]:
@@ -95,30 +96,30 @@ def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]
     return lines[:_CHRONICLE_HEAD] + lines[-_CHRONICLE_TAIL:], len(lines) - _CHRONICLE_HEAD - _CHRONICLE_TAIL
 
 
-def _steps(summary: Mapping[str, Any]) -> Iterator[str]:
-    attempts = summary.get("attempts")
+def _steps(summary: Summary) -> Iterator[str]:
+    attempts = summary.attempts
     starts = f", in {count(attempts, 'attempt')} of its launcher" if attempts else ""
-    lost = summary.get("steps_lost")
+    lost = summary.steps_lost
     # Steps that the command's own checkpoint gives back are told by how often they were done.
-    repeated = summary.get("steps_repeated")
+    repeated = summary.steps_repeated
     again = f"; {repeated} of them had to be done again" if repeated else ""
     missing = f"; {count(lost, 'step')} lost" if lost and lost != repeated else ""
-    committed, planned = summary.get("steps_committed"), summary.get("steps_planned")
+    committed, planned = summary.steps_committed, summary.steps_planned
     whole = "; none was lost" if lost == 0 and committed and committed >= (planned or 0) else ""
     yield f"The job {steps_text(summary)}{starts}{whole}{again}{missing}."
 
 
-def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
-    incidents: Sequence[Mapping[str, Any]] = summary.get("incidents") or ()
+def _faults(summary: Summary) -> Iterator[str]:
+    incidents = summary.incidents
     if not incidents:
         yield "No fault was applied."
     elif len(incidents) <= _TOLD_ONE_BY_ONE:
         for incident in incidents:
             yield from _fault(incident)
     else:
-        kinds = Counter(str(incident.get("fault")) for incident in incidents)
+        kinds = Counter(incident.fault for incident in incidents)
         named = ", ".join(f"{number} x {kind}" for kind, number in kinds.most_common(6))
-        seen = sum(bool(incident.get("verified")) for incident in incidents)
+        seen = sum(incident.verified for incident in incidents)
         took_effect = "all" if seen == len(incidents) else "none" if not seen else str(seen)
         yield f"{len(incidents)} faults were planned ({named}); {took_effect} of them took effect."
         recoveries = [s for incident in incidents if (s := wording.recovery_seconds(incident)) is not None]
@@ -130,45 +131,45 @@ def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _fault(incident: Mapping[str, Any]) -> Iterator[str]:
-    fault, target = incident.get("fault"), target_text(incident.get("target"))
-    planned = incident.get("step") is not None or incident.get("at_seconds") is not None
-    at = f" {when(incident)}" if planned else ""
-    if not incident.get("verified"):
-        if incident.get("injected") is False:
+def _fault(incident: IncidentSummary) -> Iterator[str]:
+    fault, target = incident.fault, target_text(incident.target)
+    moment = wording.moment(incident)
+    at = f" {moment}" if moment else ""
+    if not incident.verified:
+        if not incident.injected:
             yield one_line(f"The fault {fault} was to strike {target}{at}, but was never applied.")
         else:
             yield one_line(f"The fault {fault} was applied to {target}{at}, but no effect of it was seen.")
         return
-    noticed, recovery = incident.get("detection_seconds"), wording.recovery_seconds(incident)
+    noticed, recovery = incident.detection_seconds, wording.recovery_seconds(incident)
     sentence = f"The fault {fault} struck {target}{at}"
-    said = [f"noticed after {name_seconds(noticed)}"] if isinstance(noticed, int | float) else []
+    said = [f"noticed after {name_seconds(noticed)}"] if noticed is not None else []
     if recovery is not None:
         said.append(f"committed its next step {name_seconds(recovery)} after the fault")
     if said:
         sentence += f"; the job {' and '.join(said)}"
     yield one_line(f"{sentence}.")
-    back = _mapping(incident.get("phases_seconds")).get("rejoin")
-    if isinstance(back, int | float):
+    back = incident.phases_seconds.get("rejoin")
+    if back is not None:
         yield f"Its ranks were back in the job {name_seconds(back)} after the fault."
     if failure := wording.recovery_words(incident):
         yield failure
 
 
-def _cost(summary: Mapping[str, Any]) -> Iterator[str]:
+def _cost(summary: Summary) -> Iterator[str]:
     unit, speeds = wording.speeds(summary)
-    drop = summary.get("throughput_drop_ratio")
+    drop = summary.throughput_drop_ratio
     if drop is not None and {"before", "during"} <= speeds.keys():
         how = "lower" if drop > 0 else "higher"
         yield (
             f"Under the fault the speed was {wording.percent(abs(drop))} {how} than before "
             f"({speed_text(speeds['before'])} to {speed_text(speeds['during'])} {unit} per second)."
         )
-    if summary.get("goodput_ratio") is not None and summary.get("wall_clock_seconds"):
-        wall = name_seconds(summary["wall_clock_seconds"])
-        yield f"Of the job's {wall}, {wording.percent(summary['goodput_ratio'])} went into training."
-    if summary.get("loss_deviation_ratio") is not None:
-        apart = wording.percent(summary["loss_deviation_ratio"], 2)
+    if summary.goodput_ratio is not None and summary.wall_clock_seconds:
+        wall = name_seconds(summary.wall_clock_seconds)
+        yield f"Of the job's {wall}, {wording.percent(summary.goodput_ratio)} went into training."
+    if summary.loss_deviation_ratio is not None:
+        apart = wording.percent(summary.loss_deviation_ratio, 2)
         yield f"Its loss ended {apart} from that of its twin, the same run without faults."
 
 

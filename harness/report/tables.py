@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 from urllib.parse import quote
 
 from harness.analysis.words import name_seconds
 from harness.judging.metrics import METRICS, Metric
+from harness.judging.summary import Summary
 from harness.report import wording
 
 _FILES: Mapping[str, str] = {
@@ -23,7 +23,7 @@ _FILES: Mapping[str, str] = {
 }
 
 
-def figures_of_the_run(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def figures_of_the_run(summary: Summary) -> list[tuple[str, str]]:
     """(name, value) of every figure of the run that a gate can be set on and that was measured."""
     rows = []
     for metric in METRICS.values():
@@ -32,7 +32,7 @@ def figures_of_the_run(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def figures_of_the_incidents(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str, int]]:
+def figures_of_the_incidents(summary: Summary) -> list[tuple[str, str, str, str, int]]:
     """(name, smallest, median, largest, of how many) of every figure that an incident has."""
     rows = []
     for metric in METRICS.values():
@@ -57,8 +57,5 @@ def files(folder: Path | None, page_folder: Path | None) -> list[tuple[str, str,
     return [(name, f"./{quote((there / name).as_posix())}", what) for name, what in _FILES.items()]
 
 
-def _values(metric: Metric, summary: Mapping[str, Any]) -> Sequence[float]:
-    try:
-        return [value for value in metric.values(summary) if value is not None]
-    except (KeyError, TypeError, ValueError, AttributeError):  # a summary of another version
-        return []
+def _values(metric: Metric, summary: Summary) -> Sequence[float]:
+    return [value for value in metric.values(summary) if value is not None]

@@ -6,14 +6,14 @@ It fits 80 columns and says nothing by colour alone.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from harness.analysis.words import count, name_seconds, one_line, speed_text
+from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
 from harness.report.story import backends_text, lost_words, steps_text
@@ -29,9 +29,7 @@ _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold red"
 _MARK_LETTERS = {"injected": "F", "rejoined": "R"}
 
 
-def render(
-    summary: Mapping[str, Any], events: Iterable[Event], console: Console, *, folder: Path | None = None
-) -> None:
+def render(summary: Summary, events: Iterable[Event], console: Console, *, folder: Path | None = None) -> None:
     """Print the report of one run. `folder` is where its files are; without it the report does not name them."""
     _Report(summary, trace(events), console, folder).print()
 
@@ -39,7 +37,7 @@ def render(
 class _Report:
     """One report being printed, section by section."""
 
-    def __init__(self, summary: Mapping[str, Any], curves: Curves, console: Console, folder: Path | None) -> None:
+    def __init__(self, summary: Summary, curves: Curves, console: Console, folder: Path | None) -> None:
         self._summary = summary
         self._curves = curves
         self._console = console
@@ -53,8 +51,8 @@ class _Report:
         self._verdict()
         self._what_was_done()
         if not self._has_many_incidents:
-            for index, incident in enumerate(self._summary.get("incidents") or ()):
-                self._recovery(index, incident)
+            for incident in self._summary.incidents:
+                self._recovery(incident)
         self._speed()
         self._loss()
         self._time()
@@ -63,64 +61,64 @@ class _Report:
         self._files()
 
     def _verdict(self) -> None:
-        verdict = str(self._summary.get("verdict"))
+        verdict = self._summary.verdict
         self._line(
-            (f"{self._summary.get('name') or 'run'}: ", "bold"),
+            (f"{self._summary.name or 'run'}: ", "bold"),
             (verdict.upper(), _VERDICT_STYLES.get(verdict, "bold yellow")),
         )
         self._paragraph(wording.headline(self._summary))
-        for reason in self._summary.get("reasons") or ():
+        for reason in self._summary.reasons:
             self._item(reason)
 
     def _what_was_done(self) -> None:
         summary = self._summary
         self._head("What was done")
-        strategy = f", takeover strategy {summary['strategy']}" if summary.get("strategy") else ""
+        strategy = f", takeover strategy {summary.strategy}" if summary.strategy else ""
         # Between CPUs there is nothing else.
         over = f", groups over {backends}" if (backends := backends_text(summary)) not in ("", "gloo") else ""
-        seed = "" if summary.get("seed") is None else f", seed {summary['seed']}"
-        what = f"The command {one_line(summary['command'])}" if summary.get("command") else "A training job"
-        attempts = f" in {count(summary['attempts'], 'attempt')}" if summary.get("attempts") else ""
-        repeated, lost = summary.get("steps_repeated"), summary.get("steps_lost")
+        seed = "" if summary.seed is None else f", seed {summary.seed}"
+        what = f"The command {one_line(summary.command)}" if summary.command else "A training job"
+        attempts = f" in {count(summary.attempts, 'attempt')}" if summary.attempts else ""
+        repeated, lost = summary.steps_repeated, summary.steps_lost
         is_said = lost_words(summary) != "steps lost" or not (repeated and lost)
         again = "" if is_said else f" ({'done' if repeated == lost else f'{repeated} of them done'} again)"
-        samples = f"; training samples skipped or used twice: {_known(summary.get('samples_lost'))}"
+        samples = f"; training samples skipped or used twice: {_known(summary.samples_lost)}"
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{strategy}{over}{seed}. "
-            f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.get('command') else samples}."
+            f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.command else samples}."
         )
         if self._has_many_incidents:
             self._incidents_in_short()
             return
-        for index, incident in enumerate(summary.get("incidents") or ()):
-            self._paragraph(wording.incident_title(index, incident))
+        for incident in summary.incidents:
+            self._paragraph(wording.incident_title(incident))
             self._paragraph(wording.effect_words(incident), indent=4)
             if diagnosis := wording.diagnosis_words(incident):
                 self._paragraph(diagnosis, indent=4)
-        if not summary.get("incidents"):
+        if not summary.incidents:
             self._paragraph("No fault was applied.")
 
     @property
     def _has_many_incidents(self) -> bool:
-        return len(self._summary.get("incidents") or ()) > _TOLD_IN_FULL
+        return len(self._summary.incidents) > _TOLD_IN_FULL
 
     def _incidents_in_short(self) -> None:
-        for index, incident in enumerate(self._summary.get("incidents") or ()):
+        for incident in self._summary.incidents:
             recovery, failure = wording.recovery_seconds(incident), wording.recovery_words(incident)
             if recovery is not None:
                 how = f"recovered in {name_seconds(recovery)}"
             else:
                 how = failure or wording.effect_words(incident)
-            self._paragraph(f"{wording.incident_title(index, incident)}: {how}", hanging=2)
+            self._paragraph(f"{wording.incident_title(incident)}: {how}", hanging=2)
         self._paragraph("Phase by phase: report.html in the run's folder, or chaos report --json.")
 
-    def _recovery(self, index: int, incident: Mapping[str, Any]) -> None:
+    def _recovery(self, incident: IncidentSummary) -> None:
         rows = list(wording.phase_rows(incident))
         recovery = wording.recovery_seconds(incident)
         failure = wording.recovery_words(incident)
         if not rows and recovery is None and failure is None:
             return
-        self._head(f"How the job came through incident {incident.get('incident', index)} ({incident.get('fault')})")
+        self._head(f"How the job came through incident {incident.incident} ({incident.fault})")
         longest = max((seconds for _, seconds in rows), default=0.0)
         for words, seconds in rows:
             self._row(words, name_seconds(seconds), seconds / longest if longest else 0.0)
@@ -141,11 +139,11 @@ class _Report:
         words = {"before": "before the fault", "during": "under the fault", "after": "after it"}
         for key, speed in known.items():
             self._row(words[key], speed_text(speed), speed / (max(known.values()) or 1.0))
-        drop = self._summary.get("throughput_drop_ratio")
-        whole = self._summary.get("throughput_drop_whole_run_ratio")
+        drop = self._summary.throughput_drop_ratio
+        whole = self._summary.throughput_drop_whole_run_ratio
         if drop is not None:
             self._row("drop under the fault", wording.percent(drop, 2), style="bold")
-        noise = self._summary.get("throughput_noise_ratio")
+        noise = self._summary.throughput_noise_ratio
         if noise is not None:
             self._row("usual difference of such stretches, no fault", wording.percent(noise, 2))
         if whole is not None:
@@ -173,7 +171,7 @@ class _Report:
             self._paragraph(f"speed over time; {told}")
 
     def _loss(self) -> None:
-        loss, twin = self._summary.get("final_loss"), self._summary.get("twin_loss")
+        loss, twin = self._summary.final_loss, self._summary.twin_loss
         if loss is None:
             return
         self._head("Loss (the model's error; lower is better)")
@@ -182,10 +180,10 @@ class _Report:
             self._paragraph("There is no fault-free twin (the same run without faults) to compare it with.")
             return
         self._row("its twin (the same run without faults)", f"{twin:.4f}")
-        self._row("difference", wording.percent(self._summary.get("loss_deviation_ratio"), 2), style="bold")
+        self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")
 
     def _time(self) -> None:
-        wall = self._summary.get("wall_clock_seconds")
+        wall = self._summary.wall_clock_seconds
         if not wall:
             return
         self._head("Where the time went")
@@ -196,15 +194,15 @@ class _Report:
             self._paragraph(f"These do not add up: {rest:+.3f} s are not accounted for.")
 
     def _gates(self) -> None:
-        gates = self._summary.get("gates") or ()
+        gates = self._summary.gates
         if not gates:
             return
         self._head("Gates (the conditions that decide)")
         for gate in gates:
             word = wording.gate_word(gate)
             style = {"pass": "green", "FAIL": "bold red"}.get(word, "yellow")
-            always = "  always checked" if gate.get("builtin") else ""
-            label = f"{one_line(gate.get('expression')):<{self._label_cells - 10}}"
+            always = "  always checked" if gate.builtin else ""
+            label = f"{one_line(gate.expression):<{self._label_cells - 10}}"
             answer = f"{wording.gate_value(gate)}{always}"
             if len(label) + len(answer) + 9 <= self._width:
                 self._line(("  ", ""), (f"{word:<5}", style), (f" {label} {answer}", ""))
@@ -213,7 +211,7 @@ class _Report:
                 self._paragraph(answer, indent=8)
 
     def _caveats(self) -> None:
-        if caveats := self._summary.get("caveats"):
+        if caveats := self._summary.caveats:
             self._head("To keep in mind")
             for caveat in caveats:
                 self._item(caveat)
@@ -228,7 +226,7 @@ class _Report:
             self._line((f"  all files of this run: {self._folder}", ""))
             if (page := self._folder / "report.html").exists():
                 self._line((f"  the same with pictures: {page}", ""))
-        if identity := self._summary.get("experiment_hash"):
+        if identity := self._summary.experiment_hash:
             self._paragraph(f"experiment {identity}: runs with this mark did the same")
 
     def _head(self, text: str) -> None:

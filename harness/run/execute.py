@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from chaos.errors import EnvironmentFailure, UsageError, all_of
 from chaos.experiment.command_job import CommandConfig, CommandJob, check_command
@@ -28,6 +28,7 @@ from harness.exporter.job import JobExporter, exported
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError, HaltCondition
 from harness.judging.judge import judge
+from harness.judging.summary import Summary
 from harness.live.live import open_view
 from harness.network.machine import why_no_networks
 from harness.report import html, junit
@@ -88,7 +89,7 @@ def prepare(experiment: Experiment) -> tuple[AnyConfig, Plan]:
 
 def execute(
     experiment: Experiment, out: Path, stream: TextIO, exporter: JobExporter | None = None
-) -> tuple[dict[str, Any], Path]:
+) -> tuple[Summary, Path]:
     """Run `experiment`, shown on `stream` and exported by `exporter`; returns (summary, run folder).
 
     Raises:
@@ -122,7 +123,7 @@ def execute(
     return summary, folder
 
 
-def write_reports(folder: Path) -> dict[str, Any]:
+def write_reports(folder: Path) -> Summary:
     """Compute everything from the log again and write it beside the log; returns the summary.
 
     Raises:
@@ -130,7 +131,7 @@ def write_reports(folder: Path) -> dict[str, Any]:
     """
     summary, events = judge(folder)
     files: Mapping[str, str] = {
-        SUMMARY_FILE: json.dumps(summary, indent=2) + "\n",
+        SUMMARY_FILE: json.dumps(summary.to_json(), indent=2) + "\n",
         REPORT_FILE: html.render(summary, events, folder=folder),
         JUNIT_FILE: junit.render(summary),
     }

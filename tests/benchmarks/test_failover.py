@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from benchmarks._machine import Machine
 from benchmarks.failover import KINDS, PHASES, collect, experiment_of, main, read_failover, report, to_document
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault

@@ -1,6 +1,16 @@
-"""A summary as `summary.json` has it, for the tests of what is made from it."""
+"""Summaries, for the tests of what is made from them."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
+from mecefo_runtime.system.events import Event
+
+
+def summarized(events: Sequence[Event], **how: Any) -> dict[str, Any]:
+    """The `summary.json` of a run."""
+    return summarize(events, **how).to_json()
 
 
 def incident(**changes: Any) -> dict[str, Any]:
@@ -20,6 +30,7 @@ def incident(**changes: Any) -> dict[str, Any]:
         "target": "node=1",
         "step": 20,
         "phase": "backward",
+        "injected": True,
         "verified": True,
         "recovered": True,
         "evidence": "2 processes are gone",
@@ -30,12 +41,14 @@ def incident(**changes: Any) -> dict[str, Any]:
     }
 
 
-def summary(**changes: Any) -> dict[str, Any]:
-    return {
+def summary(**changes: Any) -> Summary:
+    """A summary with `changes` to its JSON."""
+    raw = {
         "name": "synthetic",
         "verdict": "pass",
         "exit_code": 0,
         "status": "completed",
+        "job_outcome": "completed",
         "seed": 7,
         "experiment_hash": "0123456789abcdef",
         "strategy": "ndb",
@@ -43,6 +56,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "steps_planned": 60,
         "steps_lost": 0,
         "samples_lost": 0,
+        "throughput_per_second": {"before": 40960.0, "during": 30000.0, "after": 40950.0},
         "throughput_tokens_per_second": {"before": 40960.0, "during": 30000.0, "after": 40950.0},
         "throughput_drop_ratio": 0.2676,
         "throughput_drop_whole_run_ratio": 0.05,
@@ -63,24 +77,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "reasons": ["Every gate holds."],
         **changes,
     }
+    return Summary.from_json(raw)
 
 
-EMPTY: dict[str, Any] = {
-    "verdict": "inconclusive",
-    "exit_code": 5,
-    "seed": None,
-    "experiment_hash": None,
-    "steps_committed": 0,
-    "steps_lost": None,
-    "throughput_tokens_per_second": {"before": None, "during": None, "after": None},
-    "throughput_drop_ratio": None,
-    "final_loss": None,
-    "twin_loss": None,
-    "loss_deviation_ratio": None,
-    "incidents": [],
-    "badput_seconds": {},
-    "goodput_ratio": None,
-    "gates": [],
-    "caveats": [],
-}
+EMPTY = Summary(steps_committed=0)
 """What a run that was cut off before its first step comes to."""

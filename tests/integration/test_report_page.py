@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from harness.report import pictures
 from harness.report.html import render
 from tests.harness import synthetic

@@ -5,7 +5,7 @@ import importlib
 import subprocess
 import sys
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from chaos.undo.residue.base import AuditScope
 from harness.backends.local import LocalBackend
 from harness.control.control_server import ControlServer
 from harness.judging import gates
+from harness.judging.summary import Summary
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Emitter
@@ -147,6 +148,11 @@ def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
 # ---- a gate ----
 
 
+@dataclass(frozen=True)
+class WithTransfer(Summary):
+    largest_transfer_bytes: int | None = None
+
+
 @pytest.mark.unit
 def test_the_metric_decides(monkeypatch):
     page = executed("adding-a-gate.md")
@@ -156,7 +162,7 @@ def test_the_metric_decides(monkeypatch):
     assert measured == max(sizes) > 0
     metric = page["LARGEST_TRANSFER"]
     monkeypatch.setattr(gates, "find", lambda name: metric if name == metric.name else None)
-    summary = {"job_outcome": "completed", "largest_transfer_bytes": measured}
+    summary = WithTransfer(job_outcome="completed", largest_transfer_bytes=measured)
     passed = {
         limit: gates.evaluate(gates.Gate.parse(f"largest_transfer_bytes < {limit}"), summary).passed
         for limit in (measured, measured + 1)
@@ -169,7 +175,7 @@ def test_the_metric_of_nothing_is_not_zero():
     page = executed("adding-a-gate.md")
     assert page["largest_transfer_bytes"]([]) is None
     gate = gates.Gate("x", page["LARGEST_TRANSFER"], "max", "<", 1.0)
-    assert gates.evaluate(gate, {"job_outcome": "completed", "largest_transfer_bytes": None}).passed is None
+    assert gates.evaluate(gate, WithTransfer(job_outcome="completed")).passed is None
 
 
 # ---- a backend ----

@@ -11,6 +11,7 @@ from chaos.cli import cli
 from chaos.experiment.schema import json_schema
 from chaos.experiment.schema_words import WORDS
 from chaos.faults import registry
+from harness.judging.summary import IncidentSummary, Summary
 from manual import fault_pages, hooks, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
@@ -74,11 +75,8 @@ def test_no_picture_is_of_nothing():
 
 def test_a_picture_shows_who_was_affected_and_when_it_came_back():
     events = synthetic.run()
-    summary = {
-        "incidents": [{"evidence": {"summary": "gone <from> /r/the table"}}],
-        "verdict": "pass",
-        "reasons": ["x"],
-    }
+    incident = IncidentSummary(0, "kill-node", evidence={"summary": "gone <from> /r/the table"})
+    summary = Summary(incidents=(incident,), verdict="pass", reasons=("x",))
     root = ElementTree.fromstring(picture("kill-node", [with_machine(event) for event in events], summary, Path("/r")))
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert {"kill-node", "repair", "back in the job", "not in the job", "tokens/s"} <= set(words)

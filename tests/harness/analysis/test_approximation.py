@@ -6,8 +6,8 @@ import pytest
 
 from harness.analysis.approximation import count_unfit_steps, degraded_share_ratio
 from harness.analysis.state import build
-from harness.judging.summary import summarize
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit
@@ -27,7 +27,7 @@ def test_the_share_is_of_all_steps_and_of_all_layers():
     epochs = {e.fields["epoch"] for e in degraded}
     only = [step for step in timeline.steps.first if step.epoch in epochs]
     assert share == pytest.approx(degraded_share_ratio(events, only) * len(only) / len(timeline.steps.first))
-    assert summarize(events)["degraded_share_ratio"] == share
+    assert summarized(events)["degraded_share_ratio"] == share
 
 
 def test_without_faults_nothing_is_degraded_and_without_steps_nothing_is_known():
@@ -42,6 +42,6 @@ def test_rejected_steps_of_the_job_are_counted_and_those_of_the_twin_are_not():
 
 
 def test_a_summary_says_what_approximation_means_for_its_figures():
-    caveats = summarize(run())["caveats"]
+    caveats = summarized(run())["caveats"]
     assert any("approximately" in caveat for caveat in caveats)
-    assert not any("approximately" in caveat for caveat in summarize(run(faults=()))["caveats"])
+    assert not any("approximately" in caveat for caveat in summarized(run(faults=()))["caveats"])

@@ -5,8 +5,8 @@ import pytest
 from harness.analysis.attempts import attempt_at
 from harness.analysis.state import build
 from harness.judging.gates import builtin_gates
-from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event
+from tests.harness.summaries import summarized
 
 pytestmark = pytest.mark.unit
 
@@ -71,7 +71,7 @@ def restarted(resumed=RESUMED, **figures):
 
 
 def test_recovery_is_the_first_commit_and_progress_the_first_new_one():
-    summary = summarize(restarted(samples=64))
+    summary = summarized(restarted(samples=64))
     (incident,) = summary["incidents"]
     assert incident["recovery_seconds"] == pytest.approx(RESTART + STEP)
     assert incident["progress_seconds"] == pytest.approx(RESTART + 3 * STEP)
@@ -85,7 +85,7 @@ def test_recovery_is_the_first_commit_and_progress_the_first_new_one():
 
 
 def test_the_time_of_a_restart_is_a_restart_and_all_of_it_adds_up():
-    summary = summarize(restarted(samples=64))
+    summary = summarized(restarted(samples=64))
     badput = summary["badput_seconds"]
     assert badput["startup"] == pytest.approx(STARTUP)
     assert badput["restart"] == pytest.approx(RESTART)
@@ -100,7 +100,7 @@ def test_the_time_of_a_restart_is_a_restart_and_all_of_it_adds_up():
     [({"tokens": 512, "samples": 4}, "tokens", 512), ({"samples": 4}, "samples", 4), ({}, "steps", 1)],
 )
 def test_throughput_is_in_what_the_script_lets_us_see(figures, unit, work):
-    summary = summarize(restarted(**figures))
+    summary = summarized(restarted(**figures))
     assert summary["throughput_unit"] == unit
     assert summary["throughput_per_second"]["before"] == pytest.approx(work / STEP)
     tokens = summary["throughput_tokens_per_second"]["before"]
@@ -115,14 +115,14 @@ def test_one_step_that_does_not_tell_its_samples_is_counted_with_the_others_in_s
         "step_committed", "x", silent.time_seconds, silent.monotonic_seconds, silent.pid, step=7,
         fields={key: value for key, value in silent.fields.items() if key != "samples"},
     )  # fmt: skip
-    assert summarize(events)["throughput_unit"] == "steps"
+    assert summarized(events)["throughput_unit"] == "steps"
 
 
 def test_a_job_that_begins_anew_repeats_all_of_its_steps_and_says_that_it_may_not():
-    summary = summarize(restarted(resumed=1))
+    summary = summarized(restarted(resumed=1))
     assert (summary["steps_repeated"], summary["steps_committed"]) == (KILLED - 1, LAST)
     assert any("counted its steps from 1 again" in caveat for caveat in summary["caveats"])
-    assert not any("from 1 again" in caveat for caveat in summarize(restarted())["caveats"])
+    assert not any("from 1 again" in caveat for caveat in summarized(restarted())["caveats"])
 
 
 def test_a_job_that_dies_of_it_has_not_recovered():
@@ -133,7 +133,7 @@ def test_a_job_that_dies_of_it_has_not_recovered():
     log.kill(1)
     log.at += 1.0
     log.tell("job_failed", reason="the command was killed by SIGKILL")
-    summary = summarize(log.end("failed"))
+    summary = summarized(log.end("failed"))
     assert (summary["verdict"], summary["exit_code"], summary["unrecovered_incidents"]) == ("fail", 1, 1)
     assert summary["incidents"][0]["recovery_seconds"] is None
     badput = summary["badput_seconds"]
@@ -144,7 +144,7 @@ def test_steps_before_the_first_one_seen_are_not_lost():
     log = Log()
     log.attempt(1)
     log.steps(1, 101, 110)
-    assert summarize(log.end())["steps_lost"] == 0
+    assert summarized(log.end())["steps_lost"] == 0
 
 
 def test_an_attempt_that_came_to_no_step_belongs_to_the_wait():
@@ -185,6 +185,6 @@ def test_a_job_that_trained_no_further_has_not_recovered(left_out, verdict, word
     log.tell("injected", step=KILLED, incident=0, fault="set-nan", is_loss=False, ranks=[0], target="rank=0")
     log.tell("verified", step=KILLED, incident=0, evidence={"summary": "taken in"})
     log.tell("rank_finished", pid=10, **left_out)
-    summary = summarize(log.end())
+    summary = summarized(log.end())
     assert summary["verdict"] == verdict
     assert words in " ".join(summary["reasons"])

@@ -6,7 +6,8 @@ import pytest
 
 from harness.analysis.diagnosis import diagnose
 from harness.analysis.state import build
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import NamedCause
 from harness.report.wording import diagnosis_words
 from tests.harness.synthetic import DETECT_SECONDS, Fault, run, shifted
 
@@ -104,11 +105,11 @@ def test_a_fault_that_was_not_seen_cannot_be_diagnosed():
 
 def test_the_summary_and_the_reports_say_it():
     summary = summarize(run())
-    incident = summary["incidents"][0]
-    assert incident["diagnosis"]["score"] == "right"
-    assert summary["diagnosis_recall_ratio"] == 1.0
+    incident = summary.incidents[0]
+    assert incident.diagnosis.score == "right"
+    assert summary.diagnosis_recall_ratio == 1.0
     assert diagnosis_words(incident).startswith("the job named the cause: rank")
-    assert diagnosis_words({**incident, "diagnosis": {"score": "none"}}) == "the job named no cause"
-    assert diagnosis_words({**incident, "diagnosis": None}) is None
-    coordinator = {"score": "right", "named": ["coordinator"], "seconds": 0.5, "how": None}
-    assert "the coordinator, 0.50 s after" in diagnosis_words({"diagnosis": coordinator})
+    assert diagnosis_words(replace(incident, diagnosis=NamedCause("none"))) == "the job named no cause"
+    assert diagnosis_words(replace(incident, diagnosis=None)) is None
+    coordinator = NamedCause("right", named=("coordinator",), seconds=0.5)
+    assert "the coordinator, 0.50 s after" in diagnosis_words(replace(incident, diagnosis=coordinator))

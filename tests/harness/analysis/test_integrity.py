@@ -10,8 +10,8 @@ from harness.analysis.integrity import (
     find_diverged_units,
 )
 from harness.analysis.state import build
-from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import SAMPLES_PER_STEP, Fault, loss_of, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -148,7 +148,7 @@ def test_the_twin_is_another_job_and_silence_is_no_agreement():
 
 
 def test_a_run_whose_holders_diverged_fails():
-    summary = summarize([*run(), finished(0, {"head": 1}), finished(1, {"head": 2})])
+    summary = summarized([*run(), finished(0, {"head": 1}), finished(1, {"head": 2})])
     assert (summary["verdict"], summary["diverged_units"]) == ("fail", 1)
     assert summary["reasons"][0].endswith("different on the ranks that hold them: head (ranks 0, 1)")
 
@@ -166,7 +166,7 @@ def test_compute_that_took_longer_than_the_dilation_says_is_an_overrun():
 
 
 def test_a_machine_that_was_too_busy_is_a_caveat():
-    busy = summarize([*run(dilation_ratio=5.0), computed(1.0, 6.0)])
-    quiet = summarize([*run(dilation_ratio=5.0), computed(1.0, 5.01)])
+    busy = summarized([*run(dilation_ratio=5.0), computed(1.0, 6.0)])
+    quiet = summarized([*run(dilation_ratio=5.0), computed(1.0, 5.01)])
     assert any("too busy" in caveat for caveat in busy["caveats"])
     assert not any("too busy" in caveat for caveat in quiet["caveats"])

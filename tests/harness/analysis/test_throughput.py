@@ -8,7 +8,7 @@ from harness.analysis.state import build
 from harness.analysis.steps import CommittedStep, Steps
 from harness.analysis.throughput import Throughput, _work_within, measure
 from harness.judging.caveats import caveats
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
 from tests.harness.synthetic import TOKENS_PER_STEP, Fault, run
@@ -157,9 +157,9 @@ def test_too_few_steps_before_the_fault_tell_no_noise():
 
 def test_a_drop_within_the_noise_is_a_caveat():
     quiet = summarize(run(steps=300, faults=(Fault(step=200),), degraded_step_seconds=0.2))
-    assert not any("own noise" in caveat for caveat in quiet["caveats"])
-    assert quiet["throughput_drop_ratio"] > quiet["throughput_noise_ratio"]
-    none = caveats(quiet | {"throughput_drop_ratio": -0.01, "throughput_noise_ratio": 0.02}, None, 0)
+    assert not any("own noise" in caveat for caveat in quiet.caveats)
+    assert quiet.throughput_drop_ratio > quiet.throughput_noise_ratio
+    none = caveats(replace(quiet, throughput_drop_ratio=-0.01, throughput_noise_ratio=0.02), None, 0)
     assert any("The drop of -1.0% is within the run's own noise" in caveat for caveat in none)
 
 

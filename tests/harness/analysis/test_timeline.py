@@ -9,9 +9,9 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.state import build
 from harness.analysis.throughput import measure
 from harness.analysis.timeline import Timeline
-from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -96,7 +96,7 @@ def test_when_every_step_after_the_fault_is_left_out_the_job_did_not_recover():
     timeline = build(events)
     assert timeline.is_complete and only(timeline).committed is None
     assert timeline.recovered(only(timeline)) is False
-    summary = summarize(events)
+    summary = summarized(events)
     assert (summary["verdict"], summary["unrecovered_incidents"]) == ("fail", 1)
     assert any("every step that began after it was left out as unfit" in reason for reason in summary["reasons"])
 

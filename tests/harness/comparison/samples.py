@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.comparison.sample import Run, RunSet, Sample
+from harness.judging.summary import GateResult
 
 EXPERIMENT = {"name": "x", "seed": 0, "gates": [], "halt": [], "job": {"steps": 50, "strategy": "mecefo"}}
 
@@ -24,5 +25,5 @@ def run_set(*samples: Sample, kind: Any = "comparison", status: Any = "complete"
     return RunSet(kind, "kill-node", "2026-01-01T00:00:00+00:00", len(samples[0].runs), samples, status)
 
 
-def gate(expression: str, value: float | None, reason: str | None = None) -> dict[str, Any]:
-    return {"expression": expression, "value": value, "passed": None, "builtin": False, "reason": reason}
+def gate(expression: str, value: float | None, reason: str | None = None) -> GateResult:
+    return GateResult(expression, value, reason=reason)

@@ -12,7 +12,7 @@ from harness.comparison.ci import github_of, junit_of
 from harness.comparison.sample import Run
 from harness.comparison.stored import verdict_but_gates
 from harness.comparison.verdicts import judge_repetition
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from harness.report.junit import render_all
 from tests.harness.comparison.samples import run_set, sample
 from tests.harness.report.test_junit import schema
@@ -95,7 +95,7 @@ def test_a_run_that_there_is_not_and_one_that_was_interrupted():
 
 def test_the_schema_wants_suites_that_differ():
     with pytest.raises(xmlschema.XMLSchemaValidationError, match="duplicated"):
-        schema().validate(render_all([summary(), summary()]))
+        schema().validate(render_all([(summary(), None), (summary(), None)]))
 
 
 def test_github_is_told_of_the_medians_and_of_each_run():

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 def stored_run(out, **options):
     folder = new_run_folder(out, "synthetic")
     (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in synthetic.run(**options)))
-    return folder, write_reports(folder)
+    return folder, write_reports(folder).to_json()
 
 
 def test_a_run_is_judged_again_from_its_log(tmp_path):

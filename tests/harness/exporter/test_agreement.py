@@ -3,10 +3,10 @@
 import pytest
 
 from harness.analysis.accounting import BADPUT_CAUSES
-from harness.judging.summary import summarize
 from tests.harness.exporter.scrape import assert_agrees, scraped
 from tests.harness.judging.test_restart_figures import event as told
 from tests.harness.judging.test_restart_figures import log as restarted
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run
 
 pytestmark = pytest.mark.unit
@@ -28,7 +28,7 @@ def slow_before_the_restart(undone=1.92):
 def test_a_job_that_restarts_all_ranks_with_a_slow_rank_before_it(undone):
     """Steps that were done again counted as work under the fault while the run went on, and not in its summary."""
     events = slow_before_the_restart(undone)
-    summary = summarize(events)
+    summary = summarized(events)
     assert scraped(events)["chaos_throughput_drop_ratio", ()] == summary["throughput_drop_ratio"]
     assert_agrees(events, summary)
 
@@ -55,7 +55,7 @@ def test_a_job_that_restarts_all_ranks_with_a_slow_rank_before_it(undone):
     ],
 )
 def test_the_last_reading_is_the_summary(events):
-    assert_agrees(events, summarize(events))
+    assert_agrees(events, summarized(events))
 
 
 def test_what_is_read_at_every_event_never_takes_back_what_was_told():

@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.events import Event
@@ -37,8 +38,9 @@ def whole_run():
 
 def test_a_finished_run_reads_as_its_summary():
     events = whole_run()
-    summary = summarize(events)
-    found = samples(registry_of(events, summary))
+    judged = summarize(events)
+    summary = judged.to_json()
+    found = samples(registry_of(events, judged))
     assert found["training_step", ()] == found["training_steps_total", ()] == 60
     assert found["training_tokens_total", ()] == 60 * 4096
     assert found["training_loss", ()] == pytest.approx(events[-1].fields.get("loss", summary["final_loss"]), rel=0.1)
@@ -102,7 +104,7 @@ def test_a_gate_without_an_answer_is_neither_passed_nor_failed():
         {"expression": "steps_lost == 0", "value": 0, "passed": True, "builtin": True},
         {"expression": 'odd "quoted" \\ and long ' + "x" * 500, "value": 1, "passed": False},
     ]
-    found = samples(registry_of([], {"gates": gates, "verdict": "inconclusive"}))
+    found = samples(registry_of([], Summary.from_json({"gates": gates, "verdict": "inconclusive"})))
     values = {labels[0][1]: value for (name, labels), value in found.items() if name == "chaos_gate_passed"}
     assert math.isnan(values["final_loss < 3"])
     assert values["steps_lost == 0"] == 1

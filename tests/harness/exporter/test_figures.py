@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from harness.analysis.accounting import BADPUT_CAUSES
 from harness.exporter.figures import Figures
-from harness.judging.summary import summarize
 from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.records import RECORDS
 from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run
 
 pytestmark = pytest.mark.unit
@@ -107,7 +107,7 @@ def assert_agrees(figures, summary):
     ],
 )
 def test_the_figures_are_those_of_the_summary(events):
-    assert_agrees(served(events), summarize(events))
+    assert_agrees(served(events), summarized(events))
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,7 +132,7 @@ def test_the_figures_are_those_of_the_summary(events):
 )
 def test_whatever_affects_the_figures_are_those_of_the_summary(faults, jitter_ratio):
     events = run(faults=sorted(faults, key=lambda fault: fault.step), jitter_ratio=jitter_ratio, twin=False)
-    assert_agrees(served(events), summarize(events))
+    assert_agrees(served(events), summarized(events))
 
 
 def test_ranks_dip_and_come_back():
@@ -213,7 +213,7 @@ def test_steps_that_are_redone_are_lost():
     whole = [event for event in events if event.monotonic_seconds <= commits[-1].monotonic_seconds] + again + late
     state = served(whole)
     assert (len(state.timeline.steps.first), len(state.timeline.steps.redone), state.steps_lost) == (20, 5, 5)
-    assert_agrees(state, summarize(whole))
+    assert_agrees(state, summarized(whole))
 
 
 @pytest.mark.parametrize("undone_at", [-0.1, 0.5], ids=["undone before they were back", "undone after it"])
@@ -230,7 +230,7 @@ def test_a_fault_that_cuts_off_or_freezes_ends_when_it_is_undone(undone_at):
         if event.kind != "repair_started":
             told.append(event)
     told.sort(key=lambda event: event.monotonic_seconds)
-    summary, seconds = summarize(told), served(told).told_seconds()
+    summary, seconds = summarized(told), served(told).told_seconds()
     assert summary["badput_seconds"]["degraded_speed"] > 0
     assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
 
@@ -246,10 +246,10 @@ def test_a_fault_of_an_instant_ends_when_those_are_back_who_were_given_up_for_it
     at = back.monotonic_seconds + 1.0
     undone = replace(back, kind="undone", source="injector", monotonic_seconds=at, fields={"incident": 0})
     whole = sorted([*events, undone], key=lambda event: event.monotonic_seconds)
-    summary = summarize(whole)
+    summary = summarized(whole)
     assert_agrees(served(whole), summary)
     assert summary["num_steps_after"] > 10
-    assert summary["throughput_drop_ratio"] == pytest.approx(summarize(events)["throughput_drop_ratio"])
+    assert summary["throughput_drop_ratio"] == pytest.approx(summarized(events)["throughput_drop_ratio"])
 
 
 @pytest.mark.parametrize("kind", ["interrupted", "halted", "aborted"])
@@ -265,7 +265,7 @@ def test_a_job_that_was_ended_may_have_been_about_to_notice(kind):
         replace(later[2], kind="run_ended", fields={"reason": kind}),
     ]
     seconds = served(events).told_seconds()
-    assert seconds["detection"] == 0 == summarize(events)["badput_seconds"]["detection"]
+    assert seconds["detection"] == 0 == summarized(events)["badput_seconds"]["detection"]
 
 
 def test_a_fault_at_the_last_step_leaves_nothing_to_notice():
@@ -277,7 +277,7 @@ def test_a_fault_at_the_last_step_leaves_nothing_to_notice():
         for e in events
         if e.kind not in ("layout", "regrouped") or e.monotonic_seconds < injected
     ]
-    summary, seconds = summarize(late), served(late).told_seconds()
+    summary, seconds = summarized(late), served(late).told_seconds()
     assert summary["badput_seconds"]["detection"] == 0
     assert {cause: seconds[cause] for cause in BADPUT_CAUSES} == pytest.approx(summary["badput_seconds"])
 
@@ -294,7 +294,7 @@ def test_a_step_that_is_said_twice_counts_once():
 def test_a_step_that_nobody_told_is_missing_at_the_end():
     events = [event for event in run(faults=(), steps=30, twin=False) if event.step not in (7, 8, 20)]
     state = served(events)
-    assert state.steps_lost == 3 == summarize(events)["steps_lost"]
+    assert state.steps_lost == 3 == summarized(events)["steps_lost"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -304,7 +304,7 @@ def test_news_that_come_a_little_late_change_little(seed):
     draw = random.Random(seed)
     events = run(faults=TWO_LOSSES, twin=False)
     arrived = sorted(events, key=lambda event: event.monotonic_seconds + draw.uniform(0.0, 0.004))
-    summary, state = summarize(events), served(arrived)
+    summary, state = summarized(events), served(arrived)
     assert len(state.timeline.steps.first) == summary["steps_committed"]
     assert sum(state.told_seconds().values()) == pytest.approx(summary["wall_clock_seconds"], rel=1e-3)
     assert state.goodput_ratio(1e9) == pytest.approx(summary["goodput_ratio"], abs=0.02)
@@ -329,7 +329,7 @@ def test_a_detection_that_comes_late_is_charged_to_the_steps_since_the_fault():
     figures.feed(heard[-1])
     assert figures.told_seconds()["detection"] > 4.0
     assert figures.told_seconds()["productive"] < told["productive"] - 3.0
-    assert_agrees(figures, summarize(heard))
+    assert_agrees(figures, summarized(heard))
 
 
 def test_what_a_fault_takes_is_told_when_it_is_known():

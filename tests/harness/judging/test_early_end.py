@@ -11,8 +11,8 @@ from harness.analysis.step_ledger import read_steps
 from harness.judging import early_end
 from harness.judging.early_end import EarlyEnd, can_end_early, check_gates
 from harness.judging.gates import Gate, GateError
-from harness.judging.summary import summarize
 from mecefo_runtime.system.events import Emitter, Event
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import DETECT_SECONDS, Fault, loss_of, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -145,7 +145,7 @@ def test_it_ends_the_run_at_once(gate: str, step: int | None, value: float | Non
     if value is not None:
         assert told.fields["value"] == pytest.approx(value)
     # The whole log says of the gate what was said of it in the middle.
-    (judged,) = (one for one in summarize(run(gates=[gate]))["gates"] if one["expression"] == gate)
+    (judged,) = (one for one in summarized(run(gates=[gate]))["gates"] if one["expression"] == gate)
     assert judged["passed"] is False
 
 
@@ -218,7 +218,7 @@ def test_a_step_that_was_left_out_as_rejected_is_no_recovery():
         for e in run()
     ]
     told = Told("recovery_seconds < 300ms").feed(events)
-    assert told.fields["value"] == pytest.approx(summarize(events)["incidents"][0]["recovery_seconds"])
+    assert told.fields["value"] == pytest.approx(summarized(events)["incidents"][0]["recovery_seconds"])
 
 
 def test_and_by_when_they_were_told_where_a_process_replaces_itself():
@@ -255,7 +255,7 @@ def test_a_recovery_before_the_effect_was_seen_is_told_when_it_is():
     rest = [event for event in events if event is not verified]
     assert Told("recovery < 1ms").feed(rest).ends == []
     told = Told("recovery < 1ms").feed([*rest, verified])
-    (recovery,) = (incident["recovery_seconds"] for incident in summarize(events)["incidents"])
+    (recovery,) = (incident["recovery_seconds"] for incident in summarized(events)["incidents"])
     assert told.fields["value"] == pytest.approx(recovery)
     assert told.fields["incident"] == 0
 
@@ -336,7 +336,7 @@ def ended_by(expression: str, recovers: bool = False, **fields: Any) -> list[Eve
 
 
 def test_a_run_ended_by_a_gate_fails_with_that_gate_named_and_the_rest_open():
-    summary = summarize(ended_by("recovery < 1ms"))
+    summary = summarized(ended_by("recovery < 1ms"))
     assert (summary["verdict"], summary["exit_code"], summary["status"]) == ("fail", 1, "aborted")
     gates = {gate["expression"]: gate for gate in summary["gates"]}
     assert (gates["recovery < 1ms"]["passed"], gates["recovery < 1ms"]["value"]) == (False, 7.0)
@@ -348,18 +348,18 @@ def test_a_run_ended_by_a_gate_fails_with_that_gate_named_and_the_rest_open():
 
 
 def test_a_measured_value_counts_before_one_that_was_still_growing():
-    summary = summarize(ended_by("recovery < 1ms", recovers=True))
+    summary = summarized(ended_by("recovery < 1ms", recovers=True))
     (judged,) = (gate for gate in summary["gates"] if gate["expression"] == "recovery < 1ms")
     assert (judged["passed"], judged["value"]) == (False, summary["incidents"][0]["recovery_seconds"])
     assert summary["verdict"] == "fail"
 
 
 def test_one_that_held_after_all_proves_nothing():
-    summary = summarize(ended_by("recovery < 100", recovers=True))
+    summary = summarized(ended_by("recovery < 100", recovers=True))
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
     assert any("which did not fail after all" in reason for reason in summary["reasons"])
 
 
 @pytest.mark.parametrize("fields", [{"gate": None}, {"value": None}, {"value": "x"}, {"reason": None}])
 def test_a_damaged_event_is_never_a_pass(fields: dict[str, Any]):
-    assert summarize(ended_by("recovery < 1ms", **fields))["verdict"] in ("fail", "inconclusive")
+    assert summarized(ended_by("recovery < 1ms", **fields))["verdict"] in ("fail", "inconclusive")

@@ -8,34 +8,24 @@ from hypothesis import strategies as st
 
 from harness.judging.gates import BUILTIN_GATES, Gate, GateError, HaltCondition, aggregate, evaluate, evaluate_all
 from harness.judging.metrics import METRICS
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import IncidentSummary, Summary
 from mecefo_runtime.system.events import Event
 from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
 
 
-def summary_of(*recoveries: float | None, **figures: Any) -> dict[str, Any]:
-    return {
-        "status": "completed",
-        "job_outcome": "completed",
-        "twin_outcome": "completed",
-        "twin_planned": True,
-        "incidents_not_due": 0,
-        "incidents": [
-            {
-                "injected": True,
-                "verified": True,
-                "recovered": seconds is not None,
-                "ranks": [2, 3],
-                "recovery_seconds": seconds,
-                "detection_seconds": 0.1,
-                "phases_seconds": {"rejoin": seconds},
-            }
-            for seconds in recoveries
-        ],
-        **figures,
-    }
+def incident_of(seconds: float | None, **changes: Any) -> IncidentSummary:
+    figures = {"recovery_seconds": seconds, "detection_seconds": 0.1, "phases_seconds": {"rejoin": seconds}}
+    found = {"injected": True, "verified": True, "recovered": seconds is not None, "ranks": (2, 3), **figures}
+    return IncidentSummary(0, "kill-node", **(found | changes))
+
+
+def summary_of(*recoveries: float | None, **figures: Any) -> Summary:
+    ended = {"status": "completed", "job_outcome": "completed", "twin_outcome": "completed", "twin_planned": True}
+    incidents = tuple(map(incident_of, recoveries))
+    return Summary(**(ended | {"incidents": incidents} | figures))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +133,8 @@ def test_no_incident_leaves_the_gate_open():
 
 
 def test_unverified_incidents_and_phases_that_a_fault_has_not_do_not_count():
-    summary = summary_of(1.0, 9.0, 2.0)
-    summary["incidents"][1]["verified"] = False
-    summary["incidents"][2].update(ranks=[], detection_seconds=None)
+    without_ranks = incident_of(2.0, ranks=(), detection_seconds=None)
+    summary = summary_of(incidents=(incident_of(1.0), incident_of(9.0, verified=False), without_ranks))
     assert evaluate(Gate.parse("recovery max < 5"), summary).value == 2.0
     assert evaluate(Gate.parse("detection max < 500ms"), summary).value == 0.1
 
@@ -159,9 +148,9 @@ ENDINGS = {
 }
 
 
-def stopped(status: str, *recoveries: float | None, **figures: Any) -> dict[str, Any]:
+def stopped(status: str, *recoveries: float | None, **figures: Any) -> Summary:
     outcome = None if status == "cut off" else "stopped"
-    return summary_of(*recoveries, **figures) | {"status": status, "job_outcome": outcome, "twin_outcome": None}
+    return summary_of(*recoveries, status=status, job_outcome=outcome, twin_outcome=None, **figures)
 
 
 @pytest.mark.parametrize("status", ENDINGS)
@@ -216,18 +205,18 @@ def test_incidents_have_an_answer_once_every_planned_fault_has_affected():
     gate = Gate.parse("recovery < 5")
     assert evaluate(gate, stopped("halted", 1.0)).passed is True
     assert evaluate(gate, stopped("halted", 6.0)).passed is False
-    still_to_come = stopped("halted", 1.0, 2.0)
-    still_to_come["incidents"][1].update(verified=False, injected=False)
+    never = incident_of(2.0, verified=False, injected=False)
+    still_to_come = stopped("halted", incidents=(incident_of(1.0), never))
     assert evaluate(gate, still_to_come).passed is None
-    assert evaluate(gate, stopped("halted", 1.0) | {"incidents_not_due": 1}).passed is None
-    still_to_come["incidents"][0]["recovery_seconds"] = 6.0
+    assert evaluate(gate, stopped("halted", 1.0, incidents_not_due=1)).passed is None
+    still_to_come = stopped("halted", incidents=(incident_of(6.0), never))
     assert evaluate(gate, still_to_come).passed is False
     assert evaluate(Gate.parse("recovery mean < 5"), still_to_come).passed is None
 
 
 def test_a_job_that_died_fails_what_it_failed_and_passes_nothing_that_it_did_not_live_to_see():
-    died = summary_of(1.0, goodput_ratio=0.5, steps_lost=0) | {"job_outcome": "failed"}
-    died["incidents"][0]["recovered"] = False
+    incidents = (incident_of(1.0, recovered=False),)
+    died = summary_of(incidents=incidents, goodput_ratio=0.5, steps_lost=0, job_outcome="failed")
     assert evaluate(Gate.parse("goodput > 90%"), died).passed is False
     result = evaluate(Gate.parse("steps_lost == 0"), died)
     assert (result.passed, result.reason) == (None, "the job failed before steps_lost was final")
@@ -235,7 +224,7 @@ def test_a_job_that_died_fails_what_it_failed_and_passes_nothing_that_it_did_not
 
 def test_a_job_that_came_to_its_end_is_judged_though_its_twin_did_not():
     figures = {"steps_lost": 0, "loss_deviation_ratio": 0.0}
-    twin_stopped = summary_of(1.0, **figures) | {"status": "interrupted", "twin_outcome": "stopped"}
+    twin_stopped = summary_of(1.0, **figures, status="interrupted", twin_outcome="stopped")
     assert evaluate(Gate.parse("steps_lost == 0"), twin_stopped).passed is True
     result = evaluate(Gate.parse("loss_deviation < 2%"), twin_stopped)
     assert (result.passed, result.reason) == (None, "the twin ended before loss_deviation_ratio was final")
@@ -246,9 +235,9 @@ def test_a_job_that_came_to_its_end_is_judged_though_its_twin_did_not():
 def test_a_run_that_ended_early_passes_no_gate_over_the_whole_of_it(ended):
     gates = ["steps_lost == 0", "unfit_steps == 0", "step_seconds max < 5", "throughput_before > 1"]
     summary = summarize(run(gates=gates, ended=ended))
-    passed = [gate["expression"] for gate in summary["gates"] if gate["passed"]]
+    passed = [gate.expression for gate in summary.gates if gate.passed]
     assert passed == ["throughput_before > 1"]
-    assert all(gate["passed"] is not False for gate in summary["gates"])
+    assert all(gate.passed is not False for gate in summary.gates)
 
 
 def test_every_metric_is_in_a_real_summary():
@@ -268,7 +257,7 @@ def test_the_builtin_gates_always_count():
 
 
 def test_a_gate_that_breaks_down_is_open_and_says_why():
-    results = evaluate_all(["speed > 1", "recovery < 5"], summary_of() | {"incidents": [{}]})
+    results = evaluate_all(["speed > 1", "recovery < 5"], summary_of(incidents=(None,)))
     assert [result.passed for result in results] == [None] * 5
     assert "no metric 'speed'" in (results[0].reason or "")
     assert "could not be evaluated" in (results[1].reason or "")

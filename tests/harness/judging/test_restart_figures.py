@@ -6,12 +6,13 @@ import pytest
 
 from harness.analysis.state import build
 from harness.judging.gates import BUILTIN_GATES, builtin_gates
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from harness.report import history, wording
 from harness.report.curves import trace
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import Event
+from tests.harness.summaries import summarized
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit
@@ -81,7 +82,7 @@ def log() -> list[Event]:
 
 
 def test_every_second_is_told_and_none_twice():
-    summary = summarize(log())
+    summary = summarized(log())
     badput = summary["badput_seconds"]
     num_redone = LOST_AT - 1 - CHECKPOINT
     assert badput["restart"] == pytest.approx(REGROUPED - DETECTED - TRANSFER)
@@ -96,13 +97,13 @@ def test_every_second_is_told_and_none_twice():
 
 
 def test_steps_are_done_again_and_no_sample_is_lost():
-    summary = summarize(log())
+    summary = summarized(log())
     assert (summary["steps_lost"], summary["steps_repeated"], summary["samples_lost"]) == (3, 3, 0)
     assert summary["verdict"] == "pass", summary["reasons"]
 
 
 def test_recovery_is_to_the_first_step_and_progress_to_the_first_new_one():
-    (incident,) = summarize(log())["incidents"]
+    (incident,) = summarized(log())["incidents"]
     assert incident["recovery_seconds"] == pytest.approx(REGROUPED - INJECTED + STEP_SECONDS)
     assert incident["progress_seconds"] == pytest.approx(REGROUPED - INJECTED + 4 * STEP_SECONDS)
     assert incident["phase_order_valid"]
@@ -111,26 +112,26 @@ def test_recovery_is_to_the_first_step_and_progress_to_the_first_new_one():
 def test_nothing_is_gained_until_the_job_is_where_it_was():
     (incident,) = build(log()).incidents
     assert incident.lifted == pytest.approx(REGROUPED + 3 * STEP_SECONDS)
-    assert summarize(log())["throughput_drop_ratio"] == pytest.approx(1.0)
+    assert summarized(log())["throughput_drop_ratio"] == pytest.approx(1.0)
 
 
 def test_without_a_restart_the_repair_lifts_it():
     events = [event for event in log() if event.kind != "restarting"]
     (incident,) = build(events).incidents
     assert incident.lifted == REPAIRED
-    assert summarize(events)["badput_seconds"]["restart"] == 0
+    assert summarized(events)["badput_seconds"]["restart"] == 0
 
 
 def test_a_restart_that_never_comes_to_a_step_lasts_to_the_end():
     events = [event for event in log() if event.monotonic_seconds <= REGROUPED - 0.4]
     events += [event("job_failed", 9.0, reason="no step"), event("run_ended", 9.5, reason="completed")]
-    summary = summarize(events)
+    summary = summarized(events)
     assert summary["throughput_drop_ratio"] == pytest.approx(1.0)
     assert (summary["verdict"], summary["unrecovered_incidents"]) == ("fail", 1)
 
 
 def test_the_caveat_says_what_is_quicker_here():
-    assert any("under a launcher of its own a job waits longer" in caveat for caveat in summarize(log())["caveats"])
+    assert any("under a launcher of its own a job waits longer" in caveat for caveat in summarized(log())["caveats"])
 
 
 def test_a_strategy_is_held_to_what_it_promises():
@@ -151,6 +152,6 @@ def test_what_is_drawn_knows_that_all_ranks_were_away():
 
 
 def test_the_report_tells_when_it_was_where_it_had_been():
-    (incident,) = summarize(log())["incidents"]
+    (incident,) = summarize(log()).incidents
     told = wording.how_it_recovered(incident)
     assert told is not None and told.startswith(f"It went on from step {CHECKPOINT + 1}, which had been committed")

@@ -12,7 +12,7 @@ from harness.judging.gates import Gate, GateError, GateResult, evaluate, evaluat
 from harness.judging.metric_words import ABOUT, SERIES_ABOUT
 from harness.judging.metrics import METRICS
 from harness.judging.series import PERIODS, SERIES, Recorded
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from mecefo_runtime.system.events import Event
 from tests.harness.synthetic import TOKENS_PER_STEP, Fault, loss_of, run, shifted
 
@@ -94,7 +94,7 @@ def test_step_seconds_are_those_of_the_steps():
     assert judged("step_seconds max < 1", events).value == max(durations)
     assert judged("step_seconds mean < 1", events).value == pytest.approx(fmean(durations))
     assert judged("step_seconds median before < 1", events).value == pytest.approx(0.1)
-    assert judged("step_seconds median before < 1", events).value == summarize(events)["step_seconds"]
+    assert judged("step_seconds median before < 1", events).value == summarize(events).step_seconds
     assert judged("step_seconds p50 during < 1", events).value == pytest.approx(0.125)
     assert judged("step_seconds max after < 1", events).value == pytest.approx(0.1), "the rejoin is not after it"
 
@@ -117,7 +117,7 @@ def test_throughput_is_the_work_of_each_second():
     events = run(faults=(Fault(step=40),), steps=80)
     assert judged("throughput mean before > 1", events).value == pytest.approx(TOKENS_PER_STEP / 0.1)
     assert judged("throughput max > 1 tokens/s", events).value == pytest.approx(TOKENS_PER_STEP / 0.1)
-    during = summarize(events)["throughput_per_second"]["during"]
+    during = summarize(events).throughput_per_second.during
     assert judged("throughput mean during > 1", events).value == pytest.approx(during, rel=0.02)
 
 
@@ -190,9 +190,9 @@ def test_every_metric_is_described():
 
 
 def test_gates_of_a_run_are_held_against_its_series():
-    gates = {gate["expression"]: gate for gate in summarize(run(gates=["step_seconds p95 < 1ms"]))["gates"]}
-    assert gates["step_seconds p95 < 1ms"]["passed"] is False
-    assert (gates["step_seconds p95 < 1ms"]["unit"], gates["step_seconds p95 < 1ms"]["threshold"]) == ("seconds", 0.001)
+    gates = {gate.expression: gate for gate in summarize(run(gates=["step_seconds p95 < 1ms"])).gates}
+    assert gates["step_seconds p95 < 1ms"].passed is False
+    assert (gates["step_seconds p95 < 1ms"].unit, gates["step_seconds p95 < 1ms"].threshold) == ("seconds", 0.001)
 
 
 def test_times_that_cannot_be_right_have_no_throughput():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.judging.summary import summarize
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -46,7 +46,7 @@ INCIDENT_CONTRACT = {"fault", "target", "step", "verified", "evidence", "phases_
 
 @pytest.mark.parametrize("events", [run(), run(faults=()), run(cut_off_after_step=3), [], run()[:1]])
 def test_every_key_is_there_and_the_summary_is_json(events):
-    summary = summarize(events)
+    summary = summarized(events)
     assert summary.keys() >= CONTRACT
     assert all(incident.keys() >= INCIDENT_CONTRACT for incident in summary["incidents"])
     assert set(summary["throughput_tokens_per_second"]) == {"before", "during", "after"}
@@ -55,13 +55,13 @@ def test_every_key_is_there_and_the_summary_is_json(events):
 
 
 def test_a_log_of_two_runs_proves_nothing():
-    summary = summarize([*run(), *run(name="another")])
+    summary = summarized([*run(), *run(name="another")])
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
     assert "the log holds the events of 2 runs, which cannot be told apart" in summary["reasons"]
 
 
 def test_the_figures_of_a_run():
-    summary = summarize(run(gates=["throughput_drop <= 30%"]))
+    summary = summarized(run(gates=["throughput_drop <= 30%"]))
     assert (summary["name"], summary["seed"], summary["experiment_hash"]) == ("synthetic", 7, "0123456789abcdef")
     assert (summary["status"], summary["strategy"], summary["layout_changes"]) == ("completed", "ndb", 2)
     assert (summary["steps_planned"], summary["steps_committed"], summary["steps_lost"]) == (60, 60, 0)
@@ -74,14 +74,14 @@ def test_the_figures_of_a_run():
 
 
 def test_the_books_of_the_summary_balance():
-    summary = summarize(run(faults=(Fault(), Fault(step=50, node=2))))
+    summary = summarized(run(faults=(Fault(), Fault(step=50, node=2))))
     for part in (summary, *summary["incidents"]):
         total = part["productive_seconds"] + sum(part["badput_seconds"].values())
         assert total == pytest.approx(part["wall_clock_seconds"], abs=1e-9)
 
 
 def test_numbers_that_json_cannot_tell_become_null():
-    summary = summarize([shifted(e, loss=float("nan")) if e.kind == "step_committed" else e for e in run()])
+    summary = summarized([shifted(e, loss=float("nan")) if e.kind == "step_committed" else e for e in run()])
     assert (summary["final_loss"], summary["twin_loss"]) == (None, None)
     json.dumps(summary, allow_nan=False)
 
@@ -102,41 +102,41 @@ def test_numbers_that_json_cannot_tell_become_null():
     ],
 )
 def test_caveats_say_what_a_reader_must_know(knobs, words):
-    assert any(words in caveat for caveat in summarize(run(**knobs))["caveats"])
+    assert any(words in caveat for caveat in summarized(run(**knobs))["caveats"])
 
 
 def test_a_run_with_nothing_to_beware_of_has_no_caveats():
     # But for what is so of every run with `ndb`.
-    assert [caveat for caveat in summarize(run())["caveats"] if "approximately" not in caveat] == []
+    assert [caveat for caveat in summarized(run())["caveats"] if "approximately" not in caveat] == []
 
 
 def test_steps_without_an_update_are_a_caveat():
     events = [shifted(e, skipped=(e.step or 0) >= 55) if e.kind == "step_committed" else e for e in run(twin=False)]
-    assert any("6 steps, from 55 on, were left out as unfit" in caveat for caveat in summarize(events)["caveats"])
+    assert any("6 steps, from 55 on, were left out as unfit" in caveat for caveat in summarized(events)["caveats"])
 
 
 def test_what_chance_planned_and_did_not_fire_is_a_caveat_where_the_job_came_to_it():
     due = next(event for event in run() if event.kind == "released")
     reasons = ["rank=2 was not in the job when it came to step=5", "the job ended before step=700"]
     events = [replace(due, kind="not_due", fields={"incident": n, "reason": why}) for n, why in enumerate(reasons, 7)]
-    found = [caveat for caveat in summarize([*run(), *events])["caveats"] if "did not fire" in caveat]
+    found = [caveat for caveat in summarized([*run(), *events])["caveats"] if "did not fire" in caveat]
     assert found == ["Incident 7 was planned and did not fire: rank=2 was not in the job when it came to step=5."]
 
 
 def test_what_was_never_seen_is_not_said_to_have_a_repair():
-    assert not any("repair" in caveat for caveat in summarize(run(faults=(Fault(verified=False),)))["caveats"])
+    assert not any("repair" in caveat for caveat in summarized(run(faults=(Fault(verified=False),)))["caveats"])
 
 
 def test_unreadable_lines_and_a_job_without_peers_are_caveats():
     experiment = {"name": "alone", "job": {"data_parallel": 1}}
     events = [shifted(e, experiment=experiment) if e.kind == "run_started" else e for e in run()]
-    found = " ".join(summarize(events, num_unreadable=2)["caveats"])
+    found = " ".join(summarized(events, num_unreadable=2)["caveats"])
     assert "2 lines of the log were unreadable" in found
     assert "Data parallel is 1" in found
 
 
 def test_impossible_phases_are_a_caveat():
-    found = summarize([event for event in run() if event.kind != "detected"])["caveats"]
+    found = summarized([event for event in run() if event.kind != "detected"])["caveats"]
     assert any("an order that cannot be" in caveat for caveat in found)
 
 
@@ -144,7 +144,7 @@ def test_impossible_phases_are_a_caveat():
 def test_damaged_planned_steps_leave_the_rest_to_be_told(steps):
     events = run()
     events = [shifted(e, steps=steps) if e.kind == "job_started" else e for e in events]
-    summary = summarize(events)
+    summary = summarized(events)
     assert summary["incidents"] and summary["verdict"] != "pass"
     json.dumps(summary, allow_nan=False)
 
@@ -163,7 +163,7 @@ def test_no_damage_to_a_log_turns_it_into_an_exception_or_nan(seed: int, num_fau
             events[index] = shifted(event, **{rng.choice(sorted(event.fields)): rng.choice(junk)})
         else:
             del events[index]
-    summary = summarize(events)
+    summary = summarized(events)
     json.dumps(summary, allow_nan=False)
     assert summary["verdict"] in {"pass", "fail", "halted", "error", "inconclusive", "dirty"}
 
@@ -174,18 +174,18 @@ def test_the_share_of_waiting_in_the_pipeline_is_said():
     started = next(event for event in events if event.kind == "run_started")
     experiment = dict(started.fields["experiment"]) | {"job": job}
     changed = replace(started, fields={**started.fields, "experiment": experiment})
-    summary = summarize([changed if event is started else event for event in events])
+    summary = summarized([changed if event is started else event for event in events])
     assert summary["pipeline_bubble_ratio"] == 0.25
     assert any("waits 25% of a fault-free step" in caveat for caveat in summary["caveats"])
     job["pipeline"] = 1
-    summary = summarize([changed if event is started else event for event in events])
+    summary = summarized([changed if event is started else event for event in events])
     assert summary["pipeline_bubble_ratio"] == 0.0
     assert not any("waits" in caveat for caveat in summary["caveats"])
 
 
 def test_lines_that_cannot_be_read_may_have_said_anything():
     events = run()
-    assert summarize(events)["verdict"] == "pass"
-    summary = summarize(events, num_unreadable=2)
+    assert summarized(events)["verdict"] == "pass"
+    summary = summarized(events, num_unreadable=2)
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
     assert any("2 lines of the log cannot be read" in reason for reason in summary["reasons"])

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from harness.judging.summary import summarize
 from harness.judging.verdict import EXIT_CODES, WORST_FIRST
 from mecefo_runtime.system.events import Event
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -14,7 +14,7 @@ HARD = "throughput_drop <= 1%"
 
 
 def verdict_of(events: list[Event]) -> tuple[str, int]:
-    summary = summarize(events)
+    summary = summarized(events)
     assert summary["reasons"]
     return summary["verdict"], summary["exit_code"]
 
@@ -78,7 +78,7 @@ def test_the_exit_codes_are_the_documented_ones():
 
 
 def test_the_reasons_of_the_verdict_come_first():
-    reasons = summarize(run(gates=[HARD], residue=(4711,)))["reasons"]
+    reasons = summarized(run(gates=[HARD], residue=(4711,)))["reasons"]
     assert "4711" in reasons[0]
     assert HARD in reasons[1]
 
@@ -117,7 +117,7 @@ def test_what_else_was_left_behind_is_dirty_and_said():
     left = [{"kind": "mount", "what": "tmpfs on /run/x"}, {"kind": "file", "what": "/run/y"}]
     events = [shifted(e, left=left) if e.kind == "residue" else e for e in run()]
     assert verdict_of(events)[0] == "dirty"
-    said = " ".join(summarize(events)["reasons"])
+    said = " ".join(summarized(events)["reasons"])
     assert "left behind: mount tmpfs on /run/x, file /run/y; `chaos heal`" in said
     assert verdict_of([shifted(e, left=[]) if e.kind == "residue" else e for e in run()])[0] == "pass"
 
@@ -156,7 +156,7 @@ def test_a_loss_that_is_no_number_fails_after_a_fault_and_tells_nothing_before()
 def test_an_incident_that_never_fired_says_why():
     planned = next(event for event in run() if event.kind == "incidents_planned")
     reason = replace(planned, kind="unverified", fields={"incident": 0, "reason": "the job ended before step 700"})
-    summary = summarize([*run(faults=(Fault(fires=False),)), reason])
+    summary = summarized([*run(faults=(Fault(fires=False),)), reason])
     assert summary["verdict"] == "inconclusive"
     assert any("was not injected: the job ended before step 700" in said for said in summary["reasons"])
 
@@ -164,7 +164,7 @@ def test_an_incident_that_never_fired_says_why():
 def test_faults_that_chance_planned_and_that_did_not_fire_were_planned():
     events = run(faults=[Fault(fires=False)])
     never = replace(events[0], kind="not_due", fields={"incident": 0, "reason": "the job ended"})
-    summary = summarize([*events, never])
+    summary = summarized([*events, never])
     assert summary["verdict"] == "inconclusive"
     assert summary["reasons"][0] == (
         "none of the planned faults fired (incident 0: the job ended), so none took effect"
@@ -180,8 +180,8 @@ def test_a_checker_that_crashes_never_passes(broken: str, monkeypatch: pytest.Mo
     def crash(*_: object) -> None:
         raise RuntimeError("the checker is broken")
 
-    monkeypatch.setattr(f"harness.judging.summary.{broken}", crash)
-    summary = summarize(run())
+    monkeypatch.setattr(f"harness.judging.summarize.{broken}", crash)
+    summary = summarized(run())
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
     assert any("the checker is broken" in reason for reason in summary["reasons"])
 
@@ -190,5 +190,5 @@ def test_fields_that_make_no_sense_never_pass():
     events = [
         shifted(e, ranks=17, epoch="x", loss="?") if e.kind in ("injected", "step_committed") else e for e in run()
     ]
-    summary = summarize(events)
+    summary = summarized(events)
     assert (summary["verdict"], summary["steps_lost"], summary["incidents"]) == ("inconclusive", None, [])

@@ -2,12 +2,14 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import IncidentSummary, Summary
 from harness.live.live import LiveView, PlainView
 from harness.report import html, wording
 from harness.report.terminal import render
@@ -36,20 +38,21 @@ def test_reports_name_the_unit(figures, unit, speed):
 
 
 def test_how_it_came_through():
-    incident = {"verified": True, "recovery_seconds": 2.0, "progress_seconds": 2.0, "recovery_step": 11, "attempt": 1}
-    same = str(wording.how_it_recovered({**incident, "recovery_attempt": 1}))
+    figures = {"recovery_seconds": 2.0, "progress_seconds": 2.0, "recovery_step": 11, "attempt": 1}
+    incident = IncidentSummary(0, "kill-process", verified=True, **figures)
+    same = str(wording.how_it_recovered(replace(incident, recovery_attempt=1)))
     assert "went on in the processes that were left" in same
-    again = {**incident, "recovery_attempt": 2}
+    again = replace(incident, recovery_attempt=2)
     assert str(wording.how_it_recovered(again)).endswith("went on from step 11.")
-    assert "3.50 s after the fault" in str(wording.how_it_recovered({**again, "progress_seconds": 3.5}))
-    assert "did not come to a step" in str(wording.how_it_recovered({**again, "progress_seconds": None}))
+    assert "3.50 s after the fault" in str(wording.how_it_recovered(replace(again, progress_seconds=3.5)))
+    assert "did not come to a step" in str(wording.how_it_recovered(replace(again, progress_seconds=None)))
     assert wording.how_it_recovered(incident) is None
 
 
 def test_the_command_to_repeat_it_goes_where_it_was_started():
     folder = Path("/runs/n/1")
-    assert wording.repeat_command({}, folder) == "chaos run /runs/n/1/experiment.yaml"
-    there = wording.repeat_command({"started_in": "/home/me/a b"}, folder)
+    assert wording.repeat_command(Summary(), folder) == "chaos run /runs/n/1/experiment.yaml"
+    there = wording.repeat_command(Summary(started_in="/home/me/a b"), folder)
     assert there == "cd '/home/me/a b' && chaos run /runs/n/1/experiment.yaml"
 
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE
-from harness.judging.summary import summarize
 from harness.report import history, wording
 from harness.report.history import read, shares
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import restarted
+from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault
 
 pytestmark = pytest.mark.unit
@@ -39,7 +39,7 @@ def test_each_stretch_of_time_is_shared_out_whole(pieces, num_bins):
 def test_the_stretches_of_a_recovery_add_up_to_it(step, is_role, jitter, repair):
     fault = Fault(step=step, role="coordinator" if is_role else None, repair_steps=repair)
     events = synthetic.run(faults=[fault], jitter_ratio=jitter)
-    (told,) = summarize(events)["incidents"]
+    (told,) = summarized(events)["incidents"]
     way = read(events).ways[0]
     assert sum(seconds for _, _, seconds in way.parts) == pytest.approx(told["recovery_seconds"])
     assert all(seconds >= 0 for _, _, seconds in way.parts)
@@ -53,7 +53,7 @@ def test_segments_fill_the_wall_clock():
     events = synthetic.run()
     past = read(events)
     assert past.segments[0][0] == 0.0
-    assert past.segments[-1][1] == pytest.approx(summarize(events)["wall_clock_seconds"]) == past.end_seconds
+    assert past.segments[-1][1] == pytest.approx(summarized(events)["wall_clock_seconds"]) == past.end_seconds
     stopped = sum(until - since for since, until in past.stopped)
     assert 0 < stopped < 0.3
 
@@ -82,7 +82,7 @@ def test_faults_that_overlap_are_one_stretch():
 
 def test_a_command_that_is_started_again_has_that_in_its_recovery():
     events = restarted(samples=4)
-    (told,) = summarize(events)["incidents"]
+    (told,) = summarized(events)["incidents"]
     way = read(events).ways[0]
     assert [key for key, _, _ in way.parts] == ["restart", "first_step"]
     assert sum(seconds for _, _, seconds in way.parts) == pytest.approx(told["recovery_seconds"])

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from harness.report.html import render, time_parts
 from tests.harness import synthetic
 from tests.harness.summaries import EMPTY, incident, summary
@@ -189,7 +190,7 @@ def test_time_that_does_not_add_up_is_said():
     assert "do not add up: +1.000 s" in page(summary(productive_seconds=5.0)).text
 
 
-@pytest.mark.parametrize("raw", [EMPTY, {"verdict": "error"}, {}])
+@pytest.mark.parametrize("raw", [EMPTY, Summary(verdict="error"), Summary()])
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_run_with_next_to_nothing_is_still_a_page(raw, steps):
     events = [e for e in synthetic.run(steps=1, faults=[], twin=False) if steps or e.kind != "step_committed"]
@@ -225,7 +226,7 @@ def test_the_bar_of_the_time_adds_up_to_the_total(knobs):
     events = synthetic.run(**knobs)
     told = summarize(events)
     parts = time_parts(told)
-    assert sum(part.seconds for part in parts) == pytest.approx(told["wall_clock_seconds"])
+    assert sum(part.seconds for part in parts) == pytest.approx(told.wall_clock_seconds)
     bar = next(picture for picture in pictures(render(told, events)) if 'id="time-860-t"' in picture)
     assert sum(map(float, re.findall(r'width="([\d.]+)"', bar))) == pytest.approx(860, abs=0.1)
 

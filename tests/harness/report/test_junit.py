@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from harness.report.junit import render
 from tests.harness.summaries import EMPTY, incident, summary
 from tests.harness.synthetic import Fault, run
@@ -100,7 +101,7 @@ def test_a_failure_that_no_gate_shows_is_still_shown():
 
 def test_a_run_without_gates_and_faults_has_its_verdict_as_a_case():
     assert outcomes(EMPTY) == {"verdict": "error"}
-    assert outcomes({"verdict": "pass"}) == {"verdict": "ok"}
+    assert outcomes(Summary(verdict="pass")) == {"verdict": "ok"}
 
 
 def test_control_characters_and_markup_are_harmless():
@@ -144,7 +145,7 @@ def test_control_characters_and_markup_are_harmless():
 )
 def test_the_report_of_a_run_is_one_that_every_reader_of_the_schema_takes(how):
     raw = summarize(run(**how))
-    assert len(outcomes(raw)) >= len(raw["gates"]) + len(raw["incidents"])
+    assert len(outcomes(raw)) >= len(raw.gates) + len(raw.incidents)
 
 
 def test_the_schema_refuses_what_no_reader_takes():

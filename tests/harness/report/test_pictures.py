@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from harness.report import pictures
 from harness.report.pictures import PictureError, cut_png, draw, write, write_png
 from tests.harness import synthetic

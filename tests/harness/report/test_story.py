@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from harness.report.story import about, chronicle, story
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import restarted
@@ -63,9 +64,9 @@ def test_of_a_command_it_is_told_how_often_it_was_started():
 
 
 def test_nothing_known_is_nothing_made_up():
-    assert story({}) == ["The job committed nobody knows how many steps.", "No fault was applied."]
+    assert story(Summary()) == ["The job committed nobody knows how many steps.", "No fault was applied."]
     assert "None" not in told(EMPTY)
-    assert about({}, []) == []
+    assert about(Summary(), []) == []
 
 
 def test_what_the_run_was():

@@ -1,11 +1,12 @@
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from harness.judging.summary import summarize
+from harness.judging.summarize import summarize
 from harness.report import html, junit
 from harness.report.terminal import render
 from tests.harness import synthetic
@@ -133,7 +134,7 @@ def test_the_speed_over_time_shows_the_fault():
 
 def test_gates_show_their_value_in_the_unit_they_are_written_in():
     gates = section(
-        text(summary(gates=[*summary()["gates"], {"expression": "goodput >= 0.9", "value": None, "passed": None}])),
+        text(summary(gates=[*summary().to_json()["gates"], {"expression": "goodput >= 0.9"}])),
         "Gates",
     )
     assert [" ".join(line.split()) for line in gates.splitlines()[1:]] == [
@@ -185,7 +186,7 @@ def test_an_empty_run_is_reported_without_a_stumble():
     assert "run: INCONCLUSIVE" in report
     assert "No fault was applied." in report
     assert "None" not in report
-    nobody_knows = text({**EMPTY, "steps_committed": None, "steps_planned": 7})
+    nobody_knows = text(replace(EMPTY, steps_committed=None, steps_planned=7))
     assert "None" not in nobody_knows and "committed nobody knows how many steps" in nobody_knows
 
 
@@ -205,7 +206,7 @@ def test_the_page_is_named_where_there_is_one(tmp_path):
 
 
 def test_a_speed_of_nothing_is_a_speed():
-    raw = summary(throughput_tokens_per_second={"before": 40960.0, "during": 0.0, "after": None})
+    raw = summary(throughput_per_second={"before": 40960.0, "during": 0.0, "after": None})
     assert "under the fault                              0" in text(raw)
 
 
@@ -240,7 +241,7 @@ def test_every_report_takes_what_the_analysis_makes_of_a_log(knobs):
     events = synthetic.run(**knobs)
     raw = summarize(events)
     shown = text(raw, events)
-    assert shown.startswith(f"synthetic: {str(raw['verdict']).upper()}\n")
-    assert str(raw["verdict"]) in html.render(raw, events)
-    assert f'value="{raw["verdict"]}"' in junit.render(raw)
+    assert shown.startswith(f"synthetic: {raw.verdict.upper()}\n")
+    assert raw.verdict in html.render(raw, events)
+    assert f'value="{raw.verdict}"' in junit.render(raw)
     assert "do not add up" not in shown

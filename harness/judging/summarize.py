@@ -1,0 +1,254 @@
+"""Events -> the summary of a run: every figure, its gates and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
+from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
+from harness.analysis.incident import MeasuredIncident
+from harness.analysis.state import state_of
+from harness.analysis.steps import WORK_UNITS, median_step_seconds
+from harness.analysis.timeline import Timeline
+from harness.analysis.words import count
+from harness.judging.caveats import caveats
+from harness.judging.gates import builtin_gates, evaluate_all
+from harness.judging.series import Recorded
+from harness.judging.summary import IncidentSummary, NamedCause, Summary, Throughput
+from harness.judging.verdict import EXIT_CODES, Verdict, judge
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.job_records import Detected, LayoutTold, Regrouped, Rejoined, StepCommitted
+from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Verified
+
+T = TypeVar("T")
+_FIGURES_NEED = frozenset(
+    record.KIND
+    for record in (StepCommitted, Injected, Verified, Undone, RepairStarted, Detected, LayoutTold, Regrouped, Rejoined)
+)
+"""Kinds of events without one of which every figure may be wrong."""
+
+
+def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
+    """The summary of a run, from its events alone; the same events give the same summary.
+
+    A part of the analysis that breaks down leaves its figures None and makes the verdict inconclusive at best.
+
+    Args:
+        events: the log, whole or cut off, in any order.
+        num_unreadable: lines of the log that were no events (see `harness.store.log.read_events`).
+    """
+    problems: list[str] = []
+    if num_unreadable:
+        # One of them may have told of a loss, or of something that was not undone.
+        problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, and may have said anything")
+    num_runs = sum(event.kind == "run_started" and event.job == MAIN_JOB for event in events)
+    if num_runs > 1:
+        problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
+    state = state_of(events)
+    if state.num_unread:
+        problems.append(f"{count(state.num_unread, 'event')} of the log cannot be understood, and may say anything")
+    is_told = not state.unread.keys() & _FIGURES_NEED
+    times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
+    figures = _figures(events, times, problems)
+    figures = replace(
+        figures, caveats=tuple(_attempt("caveats", lambda: caveats(figures, times, num_unreadable), problems) or ())
+    )
+    gates = evaluate_all(
+        _asked_gates(events),
+        figures,
+        builtin_gates(figures.runtime, figures.strategy),
+        None if times is None else Recorded(times, events),
+        next((event for event in events if event.kind == "aborted" and event.job == MAIN_JOB), None),
+    )
+    verdict = _attempt("verdict", lambda: judge(events, times, figures, gates, problems), problems)
+    if verdict is None:
+        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], tuple(problems))
+    return replace(
+        figures,
+        verdict=verdict.verdict,
+        exit_code=verdict.exit_code,
+        reasons=verdict.reasons,
+        gates=tuple(gates),
+    )
+
+
+_COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "unrecovered_incidents", "layout_changes")
+"""Figures that are 0 of nothing, and must not be 0 of what could not be read."""
+
+
+def _figures(events: Sequence[Event], times: Timeline | None, problems: list[str]) -> Summary:
+    """All that was measured; not judged yet."""
+    known = _identity(events, times)
+    if times is None:
+        known |= _measured(state_of(()).timeline, (), []) | dict.fromkeys(_COUNTS)
+    else:
+        known |= _measured(times, events, problems)
+    diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
+    known["diverged_units"] = None if diverged is None else len(diverged)
+    known["degraded_share_ratio"] = _attempt(
+        "approximation",
+        lambda: approximation.degraded_share_ratio(events, times.steps.first if times else ()),
+        problems,
+    )
+    known["unfit_steps"] = _attempt("unfit steps", lambda: approximation.count_unfit_steps(events), problems)
+    seconds = _attempt("compute", lambda: integrity.compute_seconds(events), problems)
+    known["compute_cpu_seconds"] = None if seconds is None else seconds[0]
+    known["dilation_overrun_ratio"] = _attempt(
+        "dilation", lambda: integrity.dilation_overrun_ratio(events, known["dilation_ratio"]), problems
+    )
+    return Summary(**known)
+
+
+def _identity(events: Sequence[Event], times: Timeline | None) -> dict[str, Any]:
+    run_started = _fields(events, "run_started")
+    job_started = _fields(events, "job_started")
+    experiment = run_started.get("experiment")
+    experiment = experiment if isinstance(experiment, Mapping) else {}
+    job = experiment.get("job")
+    return {
+        "name": experiment.get("name"),
+        "status": (_fields(events, "run_ended").get("reason") if times is None else times.run_ended) or "cut off",
+        "job_outcome": _fields(events, "job_ended").get("outcome"),
+        "twin_outcome": _fields(events, "job_ended", TWIN_JOB).get("outcome"),
+        "seed": run_started.get("seed"),
+        "experiment_hash": run_started.get("experiment_hash"),
+        "runtime": job_started.get("runtime", "mecefo"),
+        "command": job_started.get("command"),
+        "started_in": job_started.get("started_in"),
+        "strategy": job.get("strategy") if isinstance(job, Mapping) else None,
+        "dilation_ratio": job_started.get("dilation_ratio", run_started.get("dilation_ratio")),
+        "twin_planned": bool(experiment.get("twin", False)),
+        "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
+        "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
+    }
+
+
+def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
+    """The share of a fault-free step in which a rank waits for its pipeline: (p - 1) / (m + p - 1).
+
+    For 1F1B with p stages and m microbatches (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    """
+    stages, microbatches = job.get("pipeline"), job.get("microbatches_per_replica")
+    if not isinstance(stages, int) or not isinstance(microbatches, int) or stages + microbatches < 2:
+        return None
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def _measured(times: Timeline, events: Sequence[Event], problems: list[str]) -> dict[str, Any]:
+    speed = _attempt("throughput", lambda: throughput.measure(times), problems)
+    losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.twin.first), problems)
+    segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
+    total = None if segments is None else accounting.account(segments)
+    named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times.incidents), problems)
+    speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
+    is_command = times.runtime == COMMAND_RUNTIME
+    own: dict[int | None, list[accounting.Segment]] = {}
+    for segment in segments or ():
+        own.setdefault(segment.incident, []).append(segment)
+    return {
+        "steps_planned": times.steps_planned,
+        "steps_committed": len(times.steps.first),
+        "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
+        "steps_repeated": len(times.steps.redone),
+        "attempts": len(times.attempts) if is_command else None,
+        "samples_lost": _attempt("samples lost", lambda: integrity.count_samples_lost(times), problems),
+        "throughput_unit": times.steps.unit,
+        "throughput_per_second": speeds,
+        "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else Throughput(),
+        "throughput_drop_ratio": speed and speed.drop_ratio,
+        "throughput_noise_ratio": speed and speed.noise_ratio,
+        "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
+        "num_steps_before": speed and speed.num_steps_before,
+        "num_steps_after": speed and speed.num_steps_after,
+        "step_seconds": median_step_seconds(times.baseline),
+        "final_loss": losses and losses.final,
+        "twin_loss": losses and losses.twin,
+        "loss_deviation_ratio": losses and losses.deviation_ratio,
+        "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
+        "num_loss_steps": losses and losses.num_steps,
+        "first_non_finite_loss_step": losses and losses.first_non_finite_step,
+        "group_backends": _group_backends(events),
+        "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
+        "incidents": tuple(
+            _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
+        ),
+        "incidents_not_due": len(times.not_due),
+        "diagnosis_recall_ratio": named and named.recall_ratio,
+        "diagnosis_precision_ratio": named and named.precision_ratio,
+        "false_accusations": named and named.num_false,
+        "unrecovered_incidents": sum(times.recovered(i) is False for i in times.incidents if i.verified is not None),
+        "wall_clock_seconds": total and total.wall_clock_seconds,
+        "productive_seconds": total and total.productive_seconds,
+        "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
+        "goodput_ratio": total and total.goodput_ratio,
+    }
+
+
+def _group_backends(events: Sequence[Event]) -> tuple[str, ...] | None:
+    """What carried tensors between ranks in the main job's epochs, each once, in order; None: nobody knows."""
+    told = [event.fields.get("group_backend") for event in events if event.kind == "layout" and event.job == MAIN_JOB]
+    return tuple(dict.fromkeys(backend for backend in told if isinstance(backend, str))) or None
+
+
+def _incident(
+    incident: MeasuredIncident,
+    times: Timeline,
+    segments: Sequence[accounting.Segment],
+    named: diagnosis.Diagnoses | None,
+) -> IncidentSummary:
+    """`segments` are those that it answers for."""
+    own = accounting.account(segments)
+    said = None if named is None else named.by_incident.get(incident.incident)
+    return IncidentSummary(
+        incident=incident.incident,
+        fault=incident.fault,
+        target=incident.target,
+        step=incident.step,
+        phase=incident.phase,
+        ranks=incident.ranks,
+        nodes=incident.nodes,
+        injected=incident.injected is not None,
+        verified=incident.verified is not None,
+        evidence=incident.evidence,
+        unverified_reason=incident.reason,
+        undone=incident.is_undone,
+        recovered=times.recovered(incident),
+        recovery_step=incident.committed_step,
+        attempt=attempt_at(times.attempts, incident.injected),
+        recovery_attempt=incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,
+        recovery_seconds=incident.recovery_seconds,
+        progress_seconds=incident.progress_seconds,
+        detection_seconds=incident.detection_seconds,
+        diagnosis=None if said is None else _named_cause(said),
+        diagnosis_seconds=None if said is None else said.seconds,
+        phases_seconds=incident.phases_seconds,
+        phase_order_valid=incident.is_phase_order_valid,
+        wall_clock_seconds=own.wall_clock_seconds,
+        productive_seconds=own.productive_seconds,
+        badput_seconds=dict(own.badput_seconds),
+    )
+
+
+def _named_cause(said: diagnosis.Diagnosis) -> NamedCause:
+    struck, named = (tuple(sorted(culprits, key=str)) for culprits in (said.affected, said.named))
+    return NamedCause(said.score, struck, named, said.how, said.seconds)
+
+
+def _asked_gates(events: Sequence[Event]) -> list[str]:
+    gates = _fields(events, "run_started").get("gates") or ()
+    return [str(gate) for gate in gates] if isinstance(gates, list | tuple) else [str(gates)]
+
+
+def _fields(events: Sequence[Event], kind: str, job: str = MAIN_JOB) -> Mapping[str, Any]:
+    return next((event.fields for event in events if event.kind == kind and event.job == job), {})
+
+
+def _attempt(what: str, compute: Callable[[], T], problems: list[str]) -> T | None:
+    """The result of `compute`, or None and a line in `problems`: an analysis that crashes knows nothing."""
+    try:
+        return compute()
+    except Exception as error:
+        problems.append(f"the analysis of the {what} broke down: {type(error).__name__}: {error}")
+        return None
