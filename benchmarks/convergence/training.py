@@ -21,8 +21,9 @@ from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model.approximate import bases, degrade, is_degraded, refresh
 from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.model.low_rank import correct_, projections
-from mecefo_runtime.model.model import Block, Embedding, Head, build_unit, segments
+from mecefo_runtime.model.model import Block, Embedding, Head, build_unit
 from mecefo_runtime.model.schedule import learning_rate
+from mecefo_runtime.model.segments import segments
 
 # The text alternates between training and validation in blocks, so that both have the same kinds of text in them.
 MAX_BLOCK_BYTES = 1 << 13

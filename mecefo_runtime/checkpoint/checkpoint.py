@@ -25,7 +25,8 @@ from mecefo_runtime.checkpoint.folder import step_folder as step_folder
 from mecefo_runtime.checkpoint.folder import unit_names as unit_names
 from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, CheckpointMismatch, Identity, Manifest
 from mecefo_runtime.checkpoint.unit import read_tensors
-from mecefo_runtime.model.model import build_unit, segments
+from mecefo_runtime.model.model import build_unit
+from mecefo_runtime.model.segments import segments
 from mecefo_runtime.state.units import UnitState
 
 _REMOVED = ".removed-"

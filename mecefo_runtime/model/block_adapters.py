@@ -35,6 +35,10 @@ class BlockAdapter(ABC):
     up: nn.Linear
     down: nn.Linear
 
+    def attention_parameters(self) -> tuple[nn.Parameter, ...]:
+        """What gets no gradient while the block is degraded: the attention, and its norm."""
+        return (*self.attention_norm.parameters(), *self.attention.parameters())
+
     @abstractmethod
     def attend(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Of a call of the block with these arguments: its input x_BTH itself, and attention(norm(x)), B x T x H."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -144,33 +143,6 @@ class Head(nn.Module):
         """Cross-entropy in nats, summed over all tokens: an fp32 scalar, computed in fp32."""
         logits_BTV = self(x_BTH)
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="sum")
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Neighbouring parameters of a unit that are treated alike.
-
-    `is_attention`: they get no gradient while the unit is degraded. `is_decayed`: weight decay applies to them.
-    """
-
-    parameters: tuple[nn.Parameter, ...]
-    is_attention: bool
-    is_decayed: bool
-
-
-def segments(module: nn.Module) -> tuple[Segment, ...]:
-    """A unit's parameters in their fixed flat order: attention before the rest, decayed before undecayed.
-
-    Segments without parameters are left out. The attention's norm belongs to the attention: a degraded block leaves it
-    without a gradient too.
-    """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
-        (is_attention, is_decayed): [] for is_attention in (True, False) for is_decayed in (True, False)
-    }
-    for name, parameter in module.named_parameters():
-        is_attention = name.startswith(("attention.", "attention_norm."))
-        groups[is_attention, parameter.ndim >= 2].append(parameter)
-    return tuple(Segment(tuple(parameters), *key) for key, parameters in groups.items() if parameters)
 
 
 def build_unit(

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.layout import HEAD, Layout, unit_layer
-from mecefo_runtime.model.low_rank import Bases, correct_, projections
+from mecefo_runtime.job.layout import HEAD, Layout
 from mecefo_runtime.model.optimizer import EagerAdamW
-from mecefo_runtime.state.units import CPU, UnitState
+from mecefo_runtime.state.units import CPU, Slice, UnitState
 
 _NORM_PIECE_ELEMENTS = 1 << 16
 
@@ -30,18 +29,6 @@ class Bucket:
     first: int
     end: int
     holders: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShare:
-    """The attention gradients of one unit, and what restores their mean over N(l) (arXiv 2510.16415, section 4.1).
-
-    `scale` is samples of all replicas over samples of those whose layer is not degraded, None when all are degraded.
-    """
-
-    first: int
-    end: int
-    scale: float | None
 
 
 class ModelState:
@@ -92,31 +79,21 @@ class ModelState:
             offset += unit.num_parameters
         self._stats_size = stats_size
         self.enter_step(0)
-        self.attention_shares = {
-            name: share for name in names if (share := self._attention_share(name, layout)) is not None
-        }
-        # Of layers that some replica degrades, the bases that all holders agree on; see `restore_means`.
-        self.bases: dict[str, Bases] = {}
+        self._left_out: set[tuple[str, Slice]] = set()
         self._optimizer = self._build_optimizer()
 
     def release(self) -> None:
         """Let go of the units, the gradients and the optimizer, whoever still knows this state: its epoch is over."""
         # Replaced, where others may know them; cleared, where this state alone does.
-        self.units, self.computed, self.holders, self.buckets, self.bases = {}, (), {}, (), {}
+        self.units, self.computed, self.holders, self.buckets = {}, (), {}, ()
         self.gradients = self.stats = self.gradients.new_empty(0)
         self._segments.clear()
         self._optimizer.state.clear()
         self._optimizer.param_groups.clear()
 
-    @property
-    def rest_units(self) -> tuple[str, ...]:
-        """The units whose gradients have a part that only the exact replicas know.
-
-        Not those with shadows, which have no weights to compute bases from when the epoch begins.
-        """
-        shadowed = {shadow.unit for shadow in self._background.shadows}
-        shares = self.attention_shares.items()
-        return tuple(name for name, share in shares if share.scale is not None and name not in shadowed)
+    def leave_out(self, name: str, parts: Iterable[Slice]) -> None:
+        """The optimizer is to leave these parts of a unit as they are: in this epoch they get no gradient."""
+        self._left_out.update((name, part) for part in parts)
 
     def enter_step(self, step: int) -> None:
         """Shadows take part from their first step on: know with whom each unit is reduced in `step`."""
@@ -141,27 +118,9 @@ class ModelState:
             end = self.offsets[last] + self.units[last].num_parameters
             yield Bucket(self.offsets[names[first]], end + (self._stats_size if last == HEAD else 0), holders)
 
-    def _attention_share(self, name: str, layout: Layout) -> AttentionShare | None:
-        """None when nobody degrades the unit: then a plain sum is the mean."""
-        layer = unit_layer(name)
-        attention = [part for part in self.units[name].slices if part.is_attention]
-        if layer is None or not attention:
-            return None
-        exact = sum(
-            replica.num_microbatches
-            for replica in layout.replicas
-            for span in replica.spans
-            if layer in span.layers and layer not in span.degraded
-        )
-        if exact == layout.num_microbatches:
-            return None
-        offset = self.offsets[name]
-        scale = layout.num_microbatches / exact if exact else None
-        return AttentionShare(offset + attention[0].first, offset + attention[-1].end, scale)
-
     def _build_optimizer(self) -> EagerAdamW:
         groups: dict[bool, list[Tensor]] = {True: [], False: []}
-        self._segments: list[tuple[str, bool, Tensor, Tensor]] = []
+        self._segments: list[tuple[str, Slice, Tensor, Tensor]] = []
         moments: dict[Tensor, dict[str, Tensor]] = {}
         for name, unit in self.units.items():
             for index, part in enumerate(unit.slices):
@@ -173,7 +132,7 @@ class ModelState:
                     "exp_avg": unit.first_moments[part.first : part.end],
                     "exp_avg_sq": unit.second_moments[part.first : part.end],
                 }
-                self._segments.append((name, part.is_attention, flat, gradient))
+                self._segments.append((name, part, flat, gradient))
         optimizer = EagerAdamW(
             [
                 {"params": groups[True], "weight_decay": self._config.weight_decay},
@@ -217,20 +176,6 @@ class ModelState:
     def _gradient_of(self, name: str) -> Tensor:
         return self.gradients[self.offsets[name] : self.offsets[name] + self.units[name].num_parameters]
 
-    def restore_means(self) -> None:
-        """Undo the zeros that degraded holders contributed to the attention gradients.
-
-        And, for units with `bases`, to what technique III drops of the feed-forward gradients.
-        """
-        for share in self.attention_shares.values():
-            self.gradients[share.first : share.end].mul_(share.scale or 0.0)
-        for name, bases in self.bases.items():
-            scale = self.attention_shares[name].scale
-            assert scale is not None
-            for projection in projections(self.units[name].module, bases):
-                assert projection.weight.grad is not None
-                correct_(projection.weight.grad, projection.basis, scale, projection.side)
-
     def updater(self, name: str, element: int) -> tuple[torch.optim.Optimizer, Tensor, int]:
         """Who updates `element` of a unit's parameters: the optimizer, the tensor as it knows it, its place there."""
         flats = [flat for unit_name, _, flat, _ in self._segments if unit_name == name]
@@ -242,13 +187,13 @@ class ModelState:
     def apply(self, learning_rate: float, clip_ratio: float) -> None:
         """One AdamW step with gradients scaled by `clip_ratio`.
 
-        Attention that every replica degrades has no gradient anywhere: it is left as it is, moments included.
+        What is left out has no gradient anywhere: it stays as it is, moments included. So does a shadow before its
+        first step.
         """
         if clip_ratio < 1.0:
             self.gradients.mul_(clip_ratio)
-        for name, is_attention, flat, gradient in self._segments:
-            share = self.attention_shares.get(name)
-            has_none = name not in self.holders or (is_attention and share is not None and share.scale is None)
+        for name, part, flat, gradient in self._segments:
+            has_none = name not in self.holders or (name, part) in self._left_out
             flat.grad = None if has_none else gradient
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.model.model import Segment, build_unit, segments
+from mecefo_runtime.model.model import build_unit
+from mecefo_runtime.model.segments import Segment, segments
 from mecefo_runtime.system.devices import host_bytes
 
 CPU = torch.device("cpu")

@@ -32,6 +32,7 @@ from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.step_stats import decode_stats, encode_stats
@@ -65,6 +66,7 @@ class Epoch:
     members: tuple[int, ...]
     groups: Groups
     state: ModelState
+    degraded: DegradedLayers
     fetching: Fetching
     pipeline: Pipeline | None
 
@@ -152,7 +154,7 @@ class Stepper:
         # While the gradients are on their way.
         signs = self._vital_signs(state, step)
         wait_all(reductions)
-        state.restore_means()
+        epoch.degraded.restore_means()
         ready = replace(self._read(state, step, own_norm, signs, pipeline), odd_ranks=odd_ranks)
         self.progress = replace(self.progress, ready=ready)
         return self._agree(epoch, ready)

@@ -34,7 +34,6 @@ from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.step_report import LateCommit, StepVerdict
 from mecefo_runtime.model.data import Corpus, read_corpus
-from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.transfer import StateCorrupt, move_units
@@ -43,6 +42,7 @@ from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import run_apart
 from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
+from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.exporter import RankFigures
 from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.hooks import Hooks
@@ -229,7 +229,7 @@ class Trainer:
             else:
                 transfer_seconds, transfer_bytes = load_units(folder, state.units)
             with self._pacer:
-                degrade_layers(layout, self._rank, state, self._job)
+                degraded = DegradedLayers(layout, self._rank, state, self._job, background)
             pipeline = None
             if layout.find(self._rank) is not None:
                 pipeline = Pipeline(
@@ -250,6 +250,7 @@ class Trainer:
                 members=form.members,
                 groups=groups,
                 state=state,
+                degraded=degraded,
                 fetching=Fetching(background, groups, state),
                 pipeline=pipeline,
             )
@@ -331,7 +332,7 @@ class Trainer:
             step = self._stepper.progress.committed_step + 1
             if step % self._job.approximation.refresh_steps == 0:
                 with self._pacer:
-                    refresh_bases(epoch.layout, self._rank, epoch.state, self._job)
+                    epoch.degraded.refresh()
             outcome = self._stepper.run(epoch, step)
             if outcome.verdict in (StepVerdict.EVICT, StepVerdict.HEAL):
                 self._await_call(epoch, outcome)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import PRESETS, ModelConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.model.model import Attention, Block, Embedding, Head, build_unit, num_parameters, segments
+from mecefo_runtime.model.model import Attention, Block, Embedding, Head, build_unit, num_parameters
+from mecefo_runtime.model.segments import segments
 
 pytestmark = pytest.mark.unit
 

@@ -21,6 +21,7 @@ from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training import step as step_module
+from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
@@ -61,7 +62,8 @@ class Rank:
         pipeline = Pipeline(
             LAYOUT, state, groups, CORPUS, pacer, job.microbatch_size, job.tokens_per_step, lambda: None
         )
-        self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, Fetching(Background(), groups, state), pipeline)
+        degraded, fetching = DegradedLayers(LAYOUT, 0, state, job), Fetching(Background(), groups, state)
+        self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, degraded, fetching, pipeline)
         self.stepper = Stepper(
             job,
             0,

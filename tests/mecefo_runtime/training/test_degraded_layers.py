@@ -11,8 +11,8 @@ from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.config import ApproximationConfig, JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.model.approximate import is_degraded, recomputes
-from mecefo_runtime.state.degrading import degrade_layers, refresh_bases
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
@@ -23,12 +23,14 @@ DEGRADED = frozenset({1, 2})
 LAYOUT = Layout(4, (Replica(0, (Span(0, 0, 4),), 9), Replica(1, (Span(1, 0, 4, DEGRADED, frozenset({2})),), 3)))
 
 
-def state_of(
-    rank: int, job: JobConfig = JOB, layout: Layout = LAYOUT, background: Background | None = None
-) -> ModelState:
-    state = ModelState(job, layout, rank, {}, STEP_STATS_SIZE, background)
-    degrade_layers(layout, rank, state, job)
-    return state
+class Holder:
+    """A rank's state, and the layers that it degrades."""
+
+    def __init__(
+        self, rank: int, job: JobConfig = JOB, layout: Layout = LAYOUT, background: Background | None = None
+    ) -> None:
+        self.state = ModelState(job, layout, rank, {}, STEP_STATS_SIZE, background)
+        self.degraded = DegradedLayers(layout, rank, self.state, job, background)
 
 
 def set_gradients(state: ModelState) -> None:
@@ -40,40 +42,41 @@ def set_gradients(state: ModelState) -> None:
 
 
 def test_the_layout_is_obeyed_and_taken_back():
-    state = state_of(1)
+    state = Holder(1).state
     blocks = {layer: state.units[f"layer.{layer}"].module for layer in range(4)}
     assert {layer for layer, block in blocks.items() if is_degraded(block)} == DEGRADED
     assert [recomputes(blocks[layer]) for layer in (1, 2)] == [False, True]
     exact = replace(LAYOUT, replicas=(LAYOUT.replicas[0], Replica(1, (Span(1, 0, 4),), 3)))
-    degrade_layers(exact, 1, state, JOB)
+    DegradedLayers(exact, 1, state, JOB)
     assert not any(is_degraded(block) for block in blocks.values())
-    degrade_layers(LAYOUT, 2, ModelState(JOB, LAYOUT, 2, {}, STEP_STATS_SIZE), JOB)
+    Holder(2)
 
 
 def test_holders_agree_on_the_bases_to_the_bit_also_after_refreshes():
-    states = [state_of(0), state_of(1)]
+    holders = [Holder(0), Holder(1)]
     for _ in range(3):
-        assert states[0].bases.keys() == states[1].bases.keys() == {"layer.1", "layer.2"}
-        for name in states[0].bases:
-            ours, theirs = states[0].bases[name], states[1].bases[name]
+        ours, theirs = (holder.degraded.bases for holder in holders)
+        assert ours.keys() == theirs.keys() == {"layer.1", "layer.2"}
+        for name in ours:
             for part in ("gate", "up", "down"):
-                assert torch.equal(getattr(ours, part), getattr(theirs, part))
-        for rank, state in enumerate(states):
-            for unit in state.units.values():
+                assert torch.equal(getattr(ours[name], part), getattr(theirs[name], part))
+        for holder in holders:
+            for unit in holder.state.units.values():
                 unit.parameters.mul_(1.01).add_(0.001)
-            refresh_bases(LAYOUT, rank, state, JOB)
+            holder.degraded.refresh()
 
 
 def test_the_rest_is_that_of_the_exact_replicas_and_the_same_on_all_holders():
-    states = [state_of(0), state_of(1)]
+    holders = [Holder(0), Holder(1)]
+    states = [holder.state for holder in holders]
     for state in states:
         set_gradients(state)
     gate = states[0].units["layer.1"].module.ffn.gate.weight
     summed = gate.grad.clone()
     untouched = states[0].units["layer.0"].module.ffn.gate.weight.grad.clone()
-    for state in states:
-        state.restore_means()
-    basis, scale = states[0].bases["layer.1"].gate, 12 / 9
+    for holder in holders:
+        holder.degraded.restore_means()
+    basis, scale = holders[0].degraded.bases["layer.1"].gate, 12 / 9
     inside = summed @ basis @ basis.T
     assert torch.allclose(gate.grad, inside + scale * (summed - inside), atol=1e-5)
     assert torch.equal(states[0].units["layer.0"].module.ffn.gate.weight.grad, untouched)
@@ -82,13 +85,41 @@ def test_the_rest_is_that_of_the_exact_replicas_and_the_same_on_all_holders():
         assert torch.equal(*gradients), name
 
 
+@pytest.mark.parametrize("average_rest", [False, True])
+def test_the_attention_of_a_degraded_layer_gets_the_mean_over_the_exact_replicas(average_rest: bool):
+    holder = Holder(0, replace(JOB, approximation=replace(JOB.approximation, average_rest=average_rest)))
+    set_gradients(holder.state)
+    attention = {layer: holder.state.units[f"layer.{layer}"].module.attention.q.weight for layer in (0, 1)}
+    norm = holder.state.units["layer.1"].module.attention_norm.weight
+    before = {layer: weight.grad.clone() for layer, weight in attention.items()} | {"norm": norm.grad.clone()}
+    holder.degraded.restore_means()
+    assert torch.equal(attention[0].grad, before[0])
+    assert torch.allclose(attention[1].grad, before[1] * 12 / 9)
+    assert torch.allclose(norm.grad, before["norm"] * 12 / 9)
+
+
+def test_attention_that_every_replica_degrades_is_left_as_it_is_moments_included():
+    both = Layout(4, tuple(Replica(r, (Span(r, 0, 4, DEGRADED),), 6) for r in range(2)))
+    holder = Holder(0, layout=both)
+    set_gradients(holder.state)
+    holder.degraded.restore_means()
+    before = {name: unit.storage.clone() for name, unit in holder.state.units.items()}
+    holder.state.apply(0.01, 1.0)
+    for name, unit in holder.state.units.items():
+        for part in unit.slices:
+            parameters = unit.parameters[part.first : part.end]
+            is_left = part.is_attention and name in ("layer.1", "layer.2")
+            assert torch.equal(parameters, before[name][part.first : part.end]) is is_left
+            assert (not unit.first_moments[part.first : part.end].any()) is is_left
+
+
 def test_without_the_option_and_for_units_on_their_way_nothing_is_corrected():
     plain = replace(JOB, approximation=replace(JOB.approximation, average_rest=False))
-    assert not state_of(0, plain).bases and not state_of(1, plain).bases
+    assert not Holder(0, plain).degraded.bases and not Holder(1, plain).degraded.bases
     background = Background((ShadowUnit("layer.1", 2, 5, 0),))
-    assert state_of(0, background=background).bases.keys() == {"layer.2"}
+    assert Holder(0, background=background).degraded.bases.keys() == {"layer.2"}
 
 
 def test_a_layer_that_every_replica_degrades_has_no_exact_rest():
     both = Layout(4, tuple(Replica(r, (Span(r, 0, 4, DEGRADED),), 6) for r in range(2)))
-    assert not state_of(0, layout=both).bases
+    assert not Holder(0, layout=both).degraded.bases

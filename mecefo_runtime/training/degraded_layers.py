@@ -1,0 +1,109 @@
+"""The approximated layers of an epoch: which they are, and how the gradients of all replicas become one mean.
+
+A degraded layer gives no gradient to its attention, so the mean of that is over N(l), the replicas whose layer l is not
+degraded (arXiv 2510.16415, section 4.1). Every holder reduces a plain sum, weighted by samples, to which degraded ones
+contribute zeros; what makes it the mean over N(l) is a factor. With `average_rest`, likewise for what technique III
+cuts off the feed-forward gradients; then all holders agree on the bases, to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout, Span, layer_unit
+from mecefo_runtime.model.approximate import bases, degrade, is_degraded, refresh, restore, set_recompute
+from mecefo_runtime.model.low_rank import Bases, compute_bases, correct_, projections
+from mecefo_runtime.state.model_state import ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShare:
+    """The attention gradients of one unit, elements `first` up to without `end` of the flat ones.
+
+    `scale` is samples of all replicas over samples of N(l), None when all replicas degrade the layer.
+    """
+
+    first: int
+    end: int
+    scale: float | None
+
+
+class DegradedLayers:
+    """One rank's part in them, under one layout. To be made when the weights are in place."""
+
+    def __init__(
+        self, layout: Layout, rank: int, state: ModelState, job: JobConfig, background: Background | None = None
+    ) -> None:
+        self._state = state
+        self._config, self._seed = job.approximation, job.seed
+        place = layout.find(rank)
+        self._span = Span(rank, 0, 0) if place is None else place[0].spans[place[1]]
+        self._shares = {
+            layer_unit(layer): share
+            for layer in range(layout.num_layers)
+            if layer_unit(layer) in state.units and (share := _attention_share(layer, layout, state)) is not None
+        }
+        for name, share in self._shares.items():
+            if share.scale is None:
+                state.leave_out(name, [part for part in state.units[name].slices if part.is_attention])
+        self._degrade()
+        self.bases: dict[str, Bases] = {}
+        if self._config.average_rest:
+            # What is on its way has no weights yet to compute bases from.
+            shadowed = {shadow.unit for shadow in (background or Background()).shadows}
+            names = [name for name, share in self._shares.items() if share.scale is not None and name not in shadowed]
+            self.bases = {name: self._bases_of(name) for name in names}
+
+    def _degrade(self) -> None:
+        span = self._span
+        for layer in span.layers:
+            block = self._state.units[layer_unit(layer)].module
+            if layer not in span.degraded or self._config.average_rest:
+                # All holders of a layer begin anew together.
+                restore(block)
+            if layer not in span.degraded:
+                continue
+            if is_degraded(block):
+                set_recompute(block, layer in span.recomputed)
+            else:
+                degrade(block, self._config, recompute=layer in span.recomputed, seed=self._seed)
+
+    def refresh(self) -> None:
+        """Follow the weights, which have turned since the bases were computed; all holders do so in the same steps."""
+        for layer in self._span.degraded:
+            refresh(self._state.units[layer_unit(layer)].module)
+        self.bases = {name: self._bases_of(name, previous) for name, previous in self.bases.items()}
+
+    def _bases_of(self, name: str, previous: Bases | None = None) -> Bases:
+        block = self._state.units[name].module
+        return bases(block) if is_degraded(block) else compute_bases(block, self._config, self._seed, previous)
+
+    def restore_means(self) -> None:
+        """Make the reduced gradients the means that they should be."""
+        for share in self._shares.values():
+            self._state.gradients[share.first : share.end].mul_(share.scale or 0.0)
+        for name, its_bases in self.bases.items():
+            scale = self._shares[name].scale
+            assert scale is not None
+            for projection in projections(self._state.units[name].module, its_bases):
+                assert projection.weight.grad is not None
+                correct_(projection.weight.grad, projection.basis, scale, projection.side)
+
+
+def _attention_share(layer: int, layout: Layout, state: ModelState) -> AttentionShare | None:
+    """None when nobody degrades the layer: then a plain sum is the mean."""
+    exact = sum(
+        replica.num_microbatches
+        for replica in layout.replicas
+        for span in replica.spans
+        if layer in span.layers and layer not in span.degraded
+    )
+    if exact == layout.num_microbatches:
+        return None
+    name = layer_unit(layer)
+    attention = [part for part in state.units[name].slices if part.is_attention]
+    offset = state.offsets[name]
+    scale = layout.num_microbatches / exact if exact else None
+    return AttentionShare(offset + attention[0].first, offset + attention[-1].end, scale)
