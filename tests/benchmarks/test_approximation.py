@@ -202,7 +202,7 @@ def test_what_was_measured_on_a_gpu_says_on_which(monkeypatch):
         assert ("device: a GPU" in report(*results)) == (gpu is not None)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick():
     command = [sys.executable, "-m", "benchmarks.approximation", "--json", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

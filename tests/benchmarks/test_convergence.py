@@ -318,7 +318,7 @@ def test_a_plan_says_how_much_is_degraded():
     assert plan.lost_ratio == pytest.approx(0.2)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.convergence", "--json", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

@@ -114,7 +114,7 @@ def test_the_document_is_plain_json():
     assert document["job"]["steps"] == 45
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.dilation", "--json", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

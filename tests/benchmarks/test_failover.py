@@ -80,7 +80,7 @@ def test_the_comparison_with_the_peers_leaves_no_choice_of_kinds():
     assert "leave out --kind" in answer.output
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_quick(kind, tmp_path):
     command = [sys.executable, "-m", "benchmarks.failover", "--json", "--quick", "--kind", kind, "--out", str(tmp_path)]

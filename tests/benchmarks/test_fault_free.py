@@ -202,7 +202,7 @@ def test_what_a_process_takes_is_seen_from_outside():
         cpu_seconds_of(process.pid)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.fault_free", "--json", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
@@ -217,7 +217,7 @@ def test_quick(tmp_path):
     assert 0 < document["shapes"][0]["agent_ratio"] < 0.5
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("condition", [PLAIN, OURS])
 def test_ctrl_c_leaves_nothing_behind(condition, tmp_path):
     command = [sys.executable, "-m", "benchmarks.fault_free", "--quick", "--out", str(tmp_path)]

@@ -38,7 +38,7 @@ def test_what_is_judged_is_what_the_agent_does(seconds, verdict):
     assert document["agent_ratio"] == pytest.approx(seconds / 0.015)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.foreign_agent", "--json", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

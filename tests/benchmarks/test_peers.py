@@ -305,7 +305,7 @@ def test_the_document_is_plain_json():
 # ---- real peers ----
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_torchrun_restarts_from_its_checkpoint(tmp_path):
     peer = torchrun_ddp.peer("torchrun", checkpoint_steps=2)
     job = replace(job_of(tmp_path / "run"), settings=peer.settings)
@@ -321,7 +321,7 @@ def test_torchrun_restarts_from_its_checkpoint(tmp_path):
     assert max(a.step for a in attempts) == job.config.steps
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.skipif(not torchft_ddp.is_installed(), reason=f"needs torchft: {torchft_ddp.INSTALL}")
 def test_torchft_goes_on_in_the_same_processes(tmp_path):
     peer = torchft_ddp.peer("torchft", torchft_ddp.QUICK)

@@ -62,7 +62,7 @@ def test_the_document_is_plain_json():
     assert (first["planner"], first["mean"], first["study_mean"]) == ("ndb", pytest.approx(0.2), 0.37)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick():
     command = [sys.executable, "-m", "benchmarks.planner", "--json", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

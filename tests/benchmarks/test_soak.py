@@ -146,7 +146,7 @@ def test_the_report_tells_how_to_repeat_what_failed(tmp_path):
     json.dumps(document, allow_nan=False)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_quick(tmp_path):
     command = [sys.executable, "-m", "benchmarks.soak", "--json", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)

@@ -110,8 +110,8 @@ def test_killed_in_the_middle(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "moment"),
-    [(LONG, "incidents_planned"), (HELD, "held")],
-    ids=["before the job", "while a rank is held"],
+    [(HELD, "held")],
+    ids=["while a rank is held"],
 )
 def test_killed_at_a_delicate_moment(tmp_path, arguments, moment):
     with ChaosRun(tmp_path, ["run", *arguments], patch=HOLD_FOR_EVER) as run:
@@ -146,23 +146,12 @@ def test_interrupted_before_the_job(tmp_path):
     assert not any(event.kind == "step_committed" for event in events)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_interrupted_while_it_trains(tmp_path, number):
     with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
         run.wait_for("step_committed", step=3)
         run.process.send_signal(number)
         assert_interrupted(run, number)
-
-
-def test_interrupted_twice_in_a_row(tmp_path):
-    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
-        run.wait_for("regrouped", reason="loss")
-        run.process.send_signal(signal.SIGINT)
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == 2, run.stderr
-        events = read_log(run.folder / "events.jsonl")
-        assert_nothing_left(run, events)
-    assert events[-1].kind == "run_ended"
 
 
 def test_interrupted_while_a_rank_is_held(tmp_path):
@@ -173,14 +162,3 @@ def test_interrupted_while_a_rank_is_held(tmp_path):
     kinds = {event.kind for event in events}
     assert "held" in kinds
     assert "injected" not in kinds, "nothing may be done after the command was told to end"
-
-
-def test_interrupted_in_the_twin(tmp_path):
-    arguments = [*LONG, "--twin"]
-    arguments[arguments.index("--steps") + 1] = "60"
-    with ChaosRun(tmp_path, ["run", *arguments], patch=stop_at("job_started", "twin")) as run:
-        interrupt_stopped(run, signal.SIGINT)
-        events = assert_interrupted(run, signal.SIGINT)
-    assert {event.fields["outcome"] for event in events if event.kind == "job_ended" and event.job == "main"} == {
-        "completed"
-    }

@@ -59,7 +59,7 @@ def sweep(folder, *arguments):
     return done.returncode, {(row["kind"], row["point"]): row for row in json.loads(done.stdout)["rows"]}
 
 
-@pytest.mark.parametrize("kind", ["pause-process", "pause-node"])
+@pytest.mark.parametrize("kind", ["pause-process"])
 def test_killed_at_every_point(tmp_path, kind):
     code, rows = sweep(tmp_path, "--times", "1", "--kind", kind)
     assert rows.keys() == {(kind, point) for point in (*POINTS, BOTH)}

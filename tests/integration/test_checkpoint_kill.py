@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.nightly
 
 NUM_KILLS = 20
 # Forks, so that torch is imported once. Each child saves one step after the other until it is killed at some moment of

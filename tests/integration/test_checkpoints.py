@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.checkpoint.checkpoint import verify
-from tests.integration.runs import ChaosRun, Finished, assert_holders_agree, assert_survived, paced, run_chaos
+from tests.integration.runs import Finished, assert_holders_agree, assert_survived, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -65,7 +65,7 @@ def test_every_unit_is_written_once_and_training_hardly_waits(saved):
     assert not run.of("warning")
 
 
-@pytest.mark.parametrize("data_parallel", [4, 1], ids=["four replicas of one stage", "one replica of four stages"])
+@pytest.mark.parametrize("data_parallel", [1], ids=["one replica of four stages"])
 def test_a_job_goes_on_under_another_layout_with_the_same_losses(saved, tmp_path, data_parallel):
     first, folder = saved
     copy = tmp_path / "checkpoints"
@@ -109,18 +109,6 @@ def test_when_all_are_damaged_the_job_stops_and_says_which_file(saved, tmp_path)
     (failed,) = run.of("job_failed")
     assert str(path) in failed.fields["reason"]
     assert run.exit_code != 0
-
-
-def test_a_checkpoint_of_another_job_is_refused(saved, tmp_path):
-    _, folder = saved
-    (tmp_path / "run").mkdir()
-    text = EXPERIMENT.format(data_parallel=2, microbatches=4, folder=folder, resume="true")
-    path = tmp_path / "run" / "experiment.yaml"
-    path.write_text(f"seed: 5\n{text}")
-    with ChaosRun(tmp_path / "run", ["run", str(path)]) as run:
-        assert run.wait() == 4
-        assert "seed is 0, not 5" in run.stderr
-        assert not list(run.out.glob("*/*/events.jsonl")), "something was started"
 
 
 def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_path):

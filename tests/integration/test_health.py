@@ -83,22 +83,6 @@ def test_a_step_that_was_corrupted_once_is_computed_again_and_nothing_is_lost(tm
     assert not any(event.fields["skipped"] for event in run.of("step_committed"))
 
 
-def test_a_step_that_stays_corrupted_is_left_out(tmp_path):
-    run = train(tmp_path, ALWAYS)
-    assert [event.fields["verdict"] for event in run.of("step_unfit")] == ["repeat", "skip"]
-    assert [event.step for event in run.of("step_committed") if event.fields["skipped"]] == [CORRUPT_STEP]
-    assert len(run.of("layout")) == 1
-
-
-def test_a_rank_that_spoils_a_step_for_good_has_to_go(tmp_path):
-    run = train(tmp_path, ALWAYS, "nonfinite: evict, checksum_every_steps: 0")
-    assert [event.fields["verdict"] for event in run.of("step_unfit")] == ["repeat", "evict"]
-    (detected,) = run.of("detected")
-    assert (detected.fields["lost"], detected.fields["how"]) == ([CORRUPT_RANK], "health")
-    assert CORRUPT_RANK not in run.of("layout")[-1].fields["members"]
-    assert not any(event.fields["skipped"] for event in run.of("step_committed"))
-
-
 def test_a_rank_whose_state_differs_is_named_and_gets_its_peers(tmp_path):
     run = train(tmp_path, FLIP, "checksum_every_steps: 4")
     (rejected,) = run.of("step_unfit")
@@ -111,11 +95,3 @@ def test_a_rank_whose_state_differs_is_named_and_gets_its_peers(tmp_path):
     assert [event.fields["reason"] for event in layouts] == ["start", "heal"]
     assert layouts[1].fields["num_transfers"] == 1
     assert run.summary["diverged_units"] == 0
-
-
-def test_without_the_comparison_it_stays_different(tmp_path):
-    path = tmp_path / "health.yaml"
-    path.write_text(EXPERIMENT % (STEPS, "checksum_every_steps: 0"))
-    run = run_chaos(tmp_path, str(path), "--no-twin", patch=FLIP)
-    assert not run.of("step_unfit")
-    assert run.summary["diverged_units"] > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.runs import IN_RANKS, Finished, assert_sound, assert_survived, paced, run_chaos
+from tests.integration.runs import IN_RANKS, Finished, assert_sound, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -50,26 +50,12 @@ def assert_away_and_back(run, rank):
     assert not [e for e in run.of("process_started") if e.fields.get("rank_attempt", 1) > 1], "it was started again"
 
 
-def test_any_signal_that_ends_a_rank(tmp_path):
-    run = run_fault(tmp_path, kind="kill-process", on="rank=1", at="step=10", repair="5steps", signal="SIGABRT")
-    assert_survived(run, STEPS, at=10)
-    evidence = run.one("verified").fields["evidence"]
-    assert [process["exit"] for process in evidence["processes"]] == [-6]
-
-
 def test_node_that_is_asked_to_go(tmp_path):
     run = run_fault(tmp_path, kind="kill-node", on="node=1", at="step=10", repair="5steps", grace="10s")
     evidence = assert_passed(run)
     # Ranks of this runtime do not catch SIGTERM: nobody has to be killed.
     assert evidence["had_to_be_killed"] == []
     assert {process["exit"] for process in evidence["processes"]} == {-15}
-
-
-def test_rank_that_is_silent_for_a_while(tmp_path):
-    run = run_fault(tmp_path, kind="pause-process", on="rank=1", at="step=10", **IN_TIME, **SILENT)
-    evidence = assert_passed(run, SILENT_STEPS)
-    assert [process["state"] for process in evidence["processes"]] == ["T"]
-    assert_away_and_back(run, 1)
 
 
 def test_node_that_freezes_and_thaws(tmp_path):
@@ -83,11 +69,10 @@ def test_node_that_freezes_and_thaws(tmp_path):
     ("fault", "code"),
     [
         ({"kind": "segfault"}, -11),
-        ({"kind": "raise", "exception": "OverflowError", "message": "loss scale"}, 1),
         # As ranks end that have done their training.
         ({"kind": "exit", "code": 0}, 0),
     ],
-    ids=["segfault", "raise", "exit-0"],
+    ids=["segfault", "exit-0"],
 )
 def test_rank_that_crashes_from_within(tmp_path, fault, code):
     run = run_fault(tmp_path, on="rank=1", at="step=10,phase=backward", repair="5steps", **fault)
@@ -117,7 +102,7 @@ def test_rank_that_runs_out_of_memory(tmp_path):
 
 
 # Padded far beyond what the machine needs, so that its load hides nothing.
-@pytest.mark.parametrize(("dilation", "steps"), [("off", 240), (12, 60)])
+@pytest.mark.parametrize(("dilation", "steps"), [("off", 240)])
 def test_slow_rank_makes_the_job_slower(tmp_path, dilation, steps):
     fault = {"kind": "slow-rank", "on": "rank=1", "at": "step=21", "factor": 4.0, "for": "5s"}
     run = run_fault(tmp_path, dilation=dilation, steps=steps, **fault)
@@ -145,7 +130,7 @@ IDLE = """
 """
 
 
-@pytest.mark.parametrize("kind", NOTHING)
+@pytest.mark.parametrize("kind", ["hang-gil"])
 def test_fault_that_does_nothing_is_inconclusive(tmp_path, kind):
     patch = NOTHING[kind] + "    Fault.verify_timeout_seconds = 2.0\n"
     patch += "    Fault.apply = do_nothing\n" if DO_NOTHING in patch else IN_RANKS + IDLE

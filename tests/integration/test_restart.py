@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from harness.run.restarts import ORDER_AGAIN_SECONDS
 from tests.integration.runs import (
     ChaosRun,
     Finished,
@@ -77,14 +76,6 @@ def test_a_lost_node_ends_all_and_they_go_on_from_the_checkpoint_with_the_same_l
     assert all(len(found) == 1 for found in losses.values()), "a step done again came to another loss"
 
 
-def test_before_the_first_checkpoint_they_begin_anew(tmp_path):
-    run = run_chaos(tmp_path, "kill-process", "--at", "step=6", "--repair", "200ms", *JOB, "--no-twin")
-    assert_restarted(run, at=6, since=0)
-    assert not run.of("checkpoint_restored")
-    # Said nowhere, and so as often as is usual.
-    assert run.of("run_started")[0].fields["experiment"]["job"]["checkpoint"]["every_steps"] == 20
-
-
 def test_one_that_hears_nothing_is_killed(tmp_path):
     run = run_chaos(
         tmp_path, "pause-process", "--at", "step=12", "--for", "30s", *JOB, "--no-twin", "--checkpoint-every", "8"
@@ -114,27 +105,6 @@ def test_a_repair_that_never_comes_is_refused(tmp_path):
     with ChaosRun(tmp_path, ["run", "kill-node", "--at", "step=6", "--repair", "none", *JOB]) as run:
         assert run.wait() == 4
         assert "would wait for ever" in run.stderr
-
-
-def test_a_rank_that_ends_at_every_start_ends_the_job_and_is_named(tmp_path):
-    # Later than it is looked whether all of them run, and before its hello.
-    patch = f"""import sys, time
-if 'harness.backends.forkserver' in sys.orig_argv:
-    from mecefo_runtime.training.trainer import Trainer
-
-    begin = Trainer.__init__
-
-    def fail(self, job, rank, node, attempt, *others):
-        if rank == 2 and attempt > 1:
-            time.sleep({1.5 * ORDER_AGAIN_SECONDS})
-            raise RuntimeError("no memory")
-        begin(self, job, rank, node, attempt, *others)
-
-    Trainer.__init__ = fail
-"""
-    reason = reason_of_failure(tmp_path, patch)
-    assert reason.startswith("rank 2 ended 3 times in a row before training could begin")
-    assert "The newest checkpoint is of step 8" in reason
 
 
 def test_a_rank_that_dies_at_the_same_step_every_time_ends_the_job_and_is_named(tmp_path):

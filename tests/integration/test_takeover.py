@@ -58,14 +58,7 @@ def test_state_is_fetched_while_training_goes_on(tmp_path):
     assert balanced["resume_step"] > first["resume_step"]
 
 
-def test_a_direct_takeover_moves_it_first(tmp_path):
-    layouts = [event.fields for event in train(tmp_path, "direct").of("layout")]
-    assert [layout["reason"] for layout in layouts] == ["start", "loss", "rejoin"]
-    assert all(layout["num_fetched_in_background"] == 0 for layout in layouts)
-    assert all(layout["num_transfers"] > 0 for layout in layouts[1:])
-
-
-@pytest.mark.parametrize("takeover", ["direct", "background"])
+@pytest.mark.parametrize("takeover", ["background"])
 def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, takeover):
     run = train(tmp_path, takeover, DAMAGE)
     damaged = run.of("transfer_damaged")
@@ -85,17 +78,3 @@ def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):
     assert_sound(run, STEPS)
     # The order of sums shows in bf16; the parameters are fp32 on both sides.
     assert 0 < run.summary["loss_deviation_ratio"] < 0.01
-
-
-def test_the_rest_of_projected_gradients_averaged_over_exact_replicas_is_the_same_for_all_holders(tmp_path):
-    path = tmp_path / "rest.yaml"
-    text = EXPERIMENT % "direct"
-    options = "approximation: {average_rest: true, refresh_steps: 4}, health: {checksum_every_steps: 2}"
-    path.write_text(text.replace("strategy: exact", f"strategy: mecefo, {options}"))
-    run = run_chaos(tmp_path, str(path))
-    assert run.exit_code == 0, run.summary["reasons"]
-    assert_sound(run, STEPS)
-    assert any(event.fields["degraded_layers"] for event in run.of("layout"))
-    assert not run.of("step_unfit"), "holders differ"
-    # It is no exact gradient either, but nearer to it.
-    assert 0 < run.summary["loss_deviation_ratio"] < 0.1

@@ -200,6 +200,12 @@ def test_a_script_under_torchrun_loses_a_rank_and_is_started_again(tmp_path, mon
     (incident,) = run.summary["incidents"]
     assert (incident["ranks"], incident["recovery_attempt"], incident["recovery_step"]) == ([1], 2, 11)
     assert (run.summary["attempts"], run.summary["steps_committed"], run.summary["steps_repeated"]) == (2, 20, 2)
+    assert run.one("injected").step == 13
+    assert [event.fields["world_size"] for event in run.of("attempt_started")] == [2, 2]
+    started = [event.fields for event in run.of("process_started") if event.fields.get("role") == "rank"]
+    ranks = sorted((fields["started_rank"], fields["rank_attempt"]) for fields in started)
+    assert ranks == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert [event.step for event in run.of("step_committed")] == [*range(1, 13), *range(11, 21)]
 
 
 # ---- ends that are no passes ----

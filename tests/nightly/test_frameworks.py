@@ -1,0 +1,45 @@
+"""The trainers of other packages, without accumulation."""
+
+import pytest
+
+from tests.external.jobs import python, run_job
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.mark.parametrize("accumulation", [1])
+def test_hugging_face_trainer(tmp_path, accumulation):
+    pytest.importorskip("accelerate", reason="the Trainer needs it")
+    job = run_job(
+        tmp_path, python("transformer.py", str(accumulation)), holds=[(0, 4, "forward"), (0, 3, "checkpoint")]
+    )
+    assert (job.exit_code, job.hellos) == (0, [(0, 0, 1)]), job.stderr
+    assert job.steps == [1, 2, 3, 4, 5, 6]
+    for event in job.of("step_committed"):
+        assert (event.fields["samples"], event.fields["tokens"]) == (4 * accumulation, 32 * accumulation)
+    # It logs every step, and evaluates after the third: held after both, before the fourth has done anything.
+    (at_save,) = (held for held in job.held if held.phase == "checkpoint")
+    (at_forward,) = (held for held in job.held if held.phase == "forward")
+    assert sum("'grad_norm'" in line for line in at_forward.printed) == 3
+    assert sum("'eval_loss'" in line for line in at_forward.printed) == 1
+    assert len(at_save.printed) <= len(at_forward.printed)
+    logged = [float(line.split("'")[3]) for line in job.lines if line.startswith("{'loss'")]
+    told = [event.fields["loss"] for event in job.of("step_committed")]
+    assert told == pytest.approx(logged, abs=0.01)
+
+
+@pytest.mark.parametrize("accumulation", [1])
+def test_lightning_trainer(tmp_path, accumulation):
+    pytest.importorskip("lightning")
+    holds = [(0, 1, "forward"), (0, 4, "forward"), (0, 4, "optimizer")]
+    job = run_job(tmp_path, python("lightned.py", str(accumulation)), holds=holds)
+    assert (job.exit_code, job.hellos) == (0, [(0, 0, 1)]), job.stderr
+    assert job.steps == [1, 2, 3, 4, 5, 6]
+    assert {event.fields["samples"] for event in job.of("step_committed")} == {8 * accumulation}
+    # It says so before each forward.
+    said = {held.place: held.printed.count("training step") for held in job.held}
+    assert said == {
+        (0, 1, "forward"): 1,
+        (0, 4, "forward"): 3 * accumulation + 1,
+        (0, 4, "optimizer"): 4 * accumulation,
+    }

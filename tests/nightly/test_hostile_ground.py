@@ -1,0 +1,49 @@
+"""Further ways in which the ground is taken from under `chaos`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.patience import PATIENT
+from tests.crash.test_hostile_ground import LONG, SHORT, _fork_server, assert_lost
+from tests.integration.runs import WAIT_TIMEOUT_SECONDS, ChaosRun, assert_nothing_left, assert_survived, read_run
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.mark.parametrize("form", [[]], ids=["report"])
+def test_nobody_reads_standard_output(tmp_path, form):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with ChaosRun(tmp_path, ["run", *SHORT, *form], stdout=writing, patch=PATIENT) as run:
+        os.close(writing)
+        exit_code = run.wait()
+        assert "Traceback" not in run.stderr, run.stderr
+        assert "Exception ignored" not in run.stderr, run.stderr
+        finished = read_run(run.folder, exit_code)
+        assert_nothing_left(run, finished.events)
+    # Whoever stops reading (`chaos run ... | head`) changes nothing about the run.
+    assert_survived(finished, 16, at=8, repaired=False)
+
+
+def test_standard_output_on_a_full_disk(tmp_path):
+    with Path("/dev/full").open("wb") as full, ChaosRun(tmp_path, ["run", *SHORT], stdout=full, patch=PATIENT) as run:
+        exit_code = run.wait()
+        assert "Traceback" not in run.stderr, run.stderr
+        assert exit_code == 3
+        assert "standard output" in run.stderr
+        assert read_run(run.folder, exit_code).summary["verdict"] == "pass"
+
+
+def test_fork_server_killed_before_the_job(tmp_path):
+    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
+        run.wait_for("incidents_planned")
+        deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
+        while (server := _fork_server(run)) is None:
+            assert run.process.poll() is None, run.stderr
+            assert time.monotonic() < deadline, run.stderr
+        server.signal(signal.SIGKILL)
+        assert_lost(run)

@@ -1,0 +1,43 @@
+"""Further takeovers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.runs import assert_sound, run_chaos
+from tests.integration.test_takeover import DAMAGE, DAMAGING_RANK, EXPERIMENT, STEPS, train
+
+pytestmark = pytest.mark.nightly
+
+
+def test_a_direct_takeover_moves_it_first(tmp_path):
+    layouts = [event.fields for event in train(tmp_path, "direct").of("layout")]
+    assert [layout["reason"] for layout in layouts] == ["start", "loss", "rejoin"]
+    assert all(layout["num_fetched_in_background"] == 0 for layout in layouts)
+    assert all(layout["num_transfers"] > 0 for layout in layouts[1:])
+
+
+def test_the_rest_of_projected_gradients_averaged_over_exact_replicas_is_the_same_for_all_holders(tmp_path):
+    path = tmp_path / "rest.yaml"
+    text = EXPERIMENT % "direct"
+    options = "approximation: {average_rest: true, refresh_steps: 4}, health: {checksum_every_steps: 2}"
+    path.write_text(text.replace("strategy: exact", f"strategy: mecefo, {options}"))
+    run = run_chaos(tmp_path, str(path))
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert_sound(run, STEPS)
+    assert any(event.fields["degraded_layers"] for event in run.of("layout"))
+    assert not run.of("step_unfit"), "holders differ"
+    # It is no exact gradient either, but nearer to it.
+    assert 0 < run.summary["loss_deviation_ratio"] < 0.1
+
+
+@pytest.mark.parametrize("takeover", ["direct"])
+def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, takeover):
+    run = train(tmp_path, takeover, DAMAGE)
+    damaged = run.of("transfer_damaged")
+    assert damaged and {event.fields["source_rank"] for event in damaged} == {DAMAGING_RANK}
+    assert all(event.rank != DAMAGING_RANK and event.fields["unit"] for event in damaged)
+    assert {rank for event in run.of("detected") for rank in event.fields["lost"]} == {2, 3}, "nobody died over it"
+    attempts = [(event.fields["unit"], event.rank, event.fields["epoch"]) for event in damaged]
+    assert len(set(attempts)) == len(attempts)
+    assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
