@@ -19,6 +19,9 @@ from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.record import keys_of
+from mecefo_runtime.system.records import RECORDS
+from tests.harness.exporter.scrape import assert_agrees
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Much longer than any of these runs takes on a busy machine: what is not over by then hangs.
@@ -174,9 +177,13 @@ def run_chaos(folder: Path, *arguments: str, patch: str = "", command: Sequence[
 
 
 def read_run(folder: Path, exit_code: int, stderr: str = "") -> Finished:
-    """What the files of an ended run tell."""
+    """What the files of an ended run tell: of every run that Prometheus would have read last what its summary says."""
     events = read_log(folder / "events.jsonl")
-    return Finished(exit_code, stderr, folder, events, json.loads((folder / "summary.json").read_text()))
+    summary = json.loads((folder / "summary.json").read_text())
+    unknown = {(one.kind, key) for one in events for key in one.fields.keys() - set(keys_of(RECORDS[one.kind]))}
+    assert not unknown, "the records of events lack fields that a run tells"
+    assert_agrees(events, summary)
+    return Finished(exit_code, stderr, folder, events, summary)
 
 
 def read_log(path: Path) -> tuple[Event, ...]:
