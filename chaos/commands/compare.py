@@ -158,16 +158,15 @@ def _strategies(text: str) -> list[str]:
 
 
 def _figure(name: str) -> str:
-    from harness.comparison.figures import FIGURES
-    from harness.judging.metrics import find
+    from harness.judging.metrics import METRICS, find
     from harness.judging.metrics import nearest as nearest_figure
 
     metric = find(name)
     if metric is None:
         raise UsageError(
-            f"there is no figure {shown(name)}", key="--figure", suggestion=nearest_figure(name, list(FIGURES))
+            f"there is no figure {shown(name)}", key="--figure", suggestion=nearest_figure(name, list(METRICS))
         )
-    if FIGURES[metric.name].better is None:
+    if metric.better is None:
         raise UsageError(f"{metric.name} is neither better nor worse when it changes", key="--figure")
     return metric.name
 

@@ -58,7 +58,6 @@ def _asked(expression: str) -> list[dict[str, Any]]:
 
 def _example(row: dict[str, Any]) -> str:
     """A gate on a metric, the way round in which it makes sense."""
-    from harness.comparison.figures import FIGURES
     from harness.judging.metrics import METRICS
     from harness.judging.series import SERIES
 
@@ -67,7 +66,7 @@ def _example(row: dict[str, Any]) -> str:
         words, is_least = (" min", True) if unit == "rate" else (" max", False)
     else:
         unit, words = METRICS[row["name"]].unit, ""
-        is_least = FIGURES[row["name"]].better == "higher"
+        is_least = METRICS[row["name"]].better == "higher"
     threshold = "95%" if is_least and unit == "ratio" else _THRESHOLDS[unit]
     return f"{row['name']}{words} {'>=' if is_least else '<='} {threshold}"
 
@@ -89,7 +88,6 @@ def _vocabulary() -> dict[str, Any]:
 def _metrics() -> list[dict[str, Any]]:
     from harness.judging.early_end import can_end_early
     from harness.judging.gates import Gate
-    from harness.judging.metric_words import ABOUT, SERIES_ABOUT
     from harness.judging.metrics import METRICS
     from harness.judging.series import SERIES
     from harness.judging.units import SCALES
@@ -100,7 +98,7 @@ def _metrics() -> list[dict[str, Any]]:
             "kind": "incident" if metric.is_per_incident else "run",
             "units": [unit for unit in SCALES[metric.unit] if unit],
             "abort_on_fail": can_end_early(Gate.parse(f"{metric.name} <= 0")),
-            "about": ABOUT[metric.name],
+            "about": metric.text,
         }
         for metric in METRICS.values()
     ] + [
@@ -109,7 +107,7 @@ def _metrics() -> list[dict[str, Any]]:
             "kind": "series",
             "units": [unit for unit in SCALES[series.unit] if unit],
             "abort_on_fail": can_end_early(Gate.parse(f"{series.name} max <= 0")),
-            "about": SERIES_ABOUT[series.name],
+            "about": series.text,
         }
         for series in SERIES.values()
     ]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from harness.comparison.figures import FIGURES, NOISE, Figure
+from harness.comparison.figures import NOISE
 from harness.comparison.sample import Sample
+from harness.judging.metrics import METRICS, Metric
 
 Word = Literal["better", "worse", "within noise", "cannot tell", "no data"]
 DEFAULT_TOLERANCE_RATIO = 0.05
@@ -35,7 +36,7 @@ class Change:
     None where nothing tells. `is_deciding`: it counts for the exit code. `why` explains a word that is no judgement.
     """
 
-    figure: Figure
+    figure: Metric
     now: float | None
     base: float | None
     num_now: int
@@ -77,11 +78,11 @@ def compare(
     now: Sample, base: Sample, deciding: Sequence[str], tolerance_ratio: float = DEFAULT_TOLERANCE_RATIO
 ) -> list[Change]:
     """Every figure of `now` beside that of `base`, the deciding ones first, in their order."""
-    names = [*dict.fromkeys(deciding), *(name for name in FIGURES if name not in deciding)]
-    return [_change(FIGURES[name], now, base, name in deciding, tolerance_ratio) for name in names]
+    names = [*dict.fromkeys(deciding), *(name for name in METRICS if name not in deciding)]
+    return [_change(METRICS[name], now, base, name in deciding, tolerance_ratio) for name in names]
 
 
-def noise_band(figure: Figure, now: Sequence[float], base: Sequence[float], noise: float | None) -> float | None:
+def noise_band(figure: Metric, now: Sequence[float], base: Sequence[float], noise: float | None) -> float | None:
     """What the medians of two samples without any difference may differ by; None if nothing tells.
 
     From the spread within both samples (Student's t, widened for medians). `noise` is that of the speed within single
@@ -100,11 +101,11 @@ def noise_band(figure: Figure, now: Sequence[float], base: Sequence[float], nois
     return quantile * error * _MEDIAN_OF_MEAN
 
 
-def least_change(figure: Figure, base: float, tolerance_ratio: float) -> float:
+def least_change(figure: Metric, base: float, tolerance_ratio: float) -> float:
     """The difference that is none for the user: points of a ratio, a share of anything else, nothing of a count."""
     if figure.is_count:
         return 0.0
-    return tolerance_ratio if figure.metric.unit == "ratio" else tolerance_ratio * abs(base)
+    return tolerance_ratio if figure.unit == "ratio" else tolerance_ratio * abs(base)
 
 
 def exit_code(changes: Sequence[Change]) -> int:
@@ -117,7 +118,7 @@ def exit_code(changes: Sequence[Change]) -> int:
     return 5 if is_gone or not is_told or any(change.may_be_worse for change in deciding) else 0
 
 
-def _change(figure: Figure, now: Sample, base: Sample, is_deciding: bool, tolerance_ratio: float) -> Change:
+def _change(figure: Metric, now: Sample, base: Sample, is_deciding: bool, tolerance_ratio: float) -> Change:
     ours, theirs = now.values(figure.name), base.values(figure.name)
     known: Mapping[str, Any] = {
         "figure": figure,

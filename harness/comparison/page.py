@@ -9,11 +9,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.analysis.words import one_line
-from harness.comparison.figures import FIGURES, HEADLINE
+from harness.comparison.figures import HEADLINE
 from harness.comparison.plot import plot
 from harness.comparison.sample import RunSet, Sample
 from harness.comparison.text import headline, notes
 from harness.comparison.verdicts import SetVerdict
+from harness.judging.metrics import METRICS
 from harness.run.execute import write_whole
 
 PLOT_FILE = "plot.svg"
@@ -58,7 +59,7 @@ def render(found: RunSet, verdict: SetVerdict) -> str:
 
 
 def _cell(sample: Sample, name: str) -> dict[str, Any]:
-    figure, values = FIGURES[name], sample.spread(name)
+    figure, values = METRICS[name], sample.spread(name)
     if not values["n"]:
         return {"median": "-", "spread": ""}
     spread = f"{figure.to_text(values['min'])} to {figure.to_text(values['max'])}, n {values['n']}"

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from markupsafe import escape
 
 from harness.analysis.words import one_line
-from harness.comparison.figures import FIGURES, HEADLINE, Figure
+from harness.comparison.figures import HEADLINE
 from harness.comparison.sample import RunSet, Sample
+from harness.judging.metrics import METRICS, Metric
 
 _WIDTH = 820
 _LABEL = 120
@@ -42,7 +43,7 @@ def plot(found: RunSet) -> str:
     top = 8.0
     for name, words in HEADLINE.items():
         if any(sample.values(name) for sample in found.samples):
-            panel, height = _panel(FIGURES[name], words, found.samples, top)
+            panel, height = _panel(METRICS[name], words, found.samples, top)
             body += panel
             top += height + _GAP
     height = max(top, 20.0)
@@ -54,7 +55,7 @@ def plot(found: RunSet) -> str:
     )
 
 
-def _panel(figure: Figure, words: str, samples: Sequence[Sample], top: float) -> tuple[list[str], float]:
+def _panel(figure: Metric, words: str, samples: Sequence[Sample], top: float) -> tuple[list[str], float]:
     better = {"lower": " (lower is better)", "higher": " (higher is better)", None: ""}[figure.better]
     body = [_text(8, top + 14, f"{words}{better}", "start", "plot-ink")]
     values = [value for sample in samples for value in sample.values(figure.name)]
@@ -74,7 +75,7 @@ def _panel(figure: Figure, words: str, samples: Sequence[Sample], top: float) ->
     return body, bottom - top + 14
 
 
-def _row(figure: Figure, sample: Sample, x: object, y: float) -> Iterator[str]:
+def _row(figure: Metric, sample: Sample, x: object, y: float) -> Iterator[str]:
     assert callable(x)
     values = sample.spread(figure.name)
     yield _text(_LABEL - 10, y + 4, sample.label, "end", "plot-ink")
@@ -98,10 +99,10 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(index * step, 12) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _tick(figure: Figure, value: float) -> str:
-    if figure.metric.unit == "ratio":
+def _tick(figure: Metric, value: float) -> str:
+    if figure.unit == "ratio":
         return f"{value * 100:g}%"
-    return f"{value:g} s" if figure.metric.unit == "seconds" else f"{value:,g}"
+    return f"{value:g} s" if figure.unit == "seconds" else f"{value:,g}"
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from harness.comparison.figures import FIGURES, figures_of
+from harness.comparison.figures import figures_of
+from harness.judging.metrics import METRICS
 from harness.judging.summary import GateResult, Summary
 
 Kind = Literal["comparison", "repetition"]
@@ -123,7 +124,7 @@ class Sample:
             "experiment": dict(self.experiment),
             "machine": dict(self.machine),
             "runs": [run.to_dict() for run in self.runs],
-            "figures": {name: self.spread(name) for name in FIGURES},
+            "figures": {name: self.spread(name) for name in METRICS},
         }
 
 

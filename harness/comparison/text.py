@@ -8,11 +8,12 @@ from pathlib import Path
 
 from harness.analysis.words import count, one_line
 from harness.comparison.change import Change
-from harness.comparison.figures import FIGURES, HEADLINE
+from harness.comparison.figures import HEADLINE
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample
 from harness.comparison.verdicts import Against, SetVerdict, what_ran
 from harness.judging.caveats import MUCH_OVERRUN
+from harness.judging.metrics import METRICS
 from mecefo_runtime.planners import stops_on_loss
 
 _WIDTH = 80
@@ -108,7 +109,7 @@ def _change(change: Change) -> str:
 
 
 def _bars(samples: Sequence[Sample], name: str, unicode: bool) -> Iterator[str]:
-    figure = FIGURES[name]
+    figure = METRICS[name]
     full, light = ("█", "░") if unicode else ("#", ".")
     top = max((value for sample in samples for value in sample.values(name)), default=0.0)
     for sample in samples:

@@ -18,7 +18,7 @@ from harness.analysis.integrity import samples_lost_of
 from harness.analysis.steps import shows_recovery
 from harness.analysis.words import num_degraded_layers
 from harness.judging.gates import Gate, GateError
-from harness.judging.metrics import OF_THE_TWIN, Metric
+from harness.judging.metrics import Metric
 from harness.judging.units import written
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.job_records import (
@@ -48,7 +48,7 @@ def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
     """
     for gate in gates:
         parsed = Gate.parse(str(gate))
-        if not has_twin and parsed.metric.name in OF_THE_TWIN:
+        if not has_twin and isinstance(parsed.metric, Metric) and parsed.metric.needs_twin:
             raise GateError(
                 f"'{parsed.expression}' could never be answered: {parsed.metric.name} needs the fault-free twin, and "
                 "this run has none"

@@ -1,14 +1,15 @@
-"""The figures that gates can be set on: their names, units, and where a summary holds them."""
+"""The figures that gates can be set on, that runs are compared by and that are exported: one record each."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
 
 from harness.analysis.accounting import BADPUT_CAUSES
-from harness.judging.summary import Summary
+from harness.analysis.words import name_seconds
+from harness.judging.summary import IncidentSummary, Summary
 from harness.judging.units import Unit
 
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
@@ -16,102 +17,251 @@ _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of a summary. `path` leads to it; with `is_per_incident` it starts at each entry of `incidents`.
+    """A figure of a summary.
 
+    `text` says in a line what it is (docs/measuring.md says how it is computed). `path` leads to it in `summary.json`;
+    empty: it goes by its own name there. With `is_per_incident` it starts at each entry of `incidents`.
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
     `only_grows` marks what never becomes smaller while the job goes on, `is_of_before` what is known for good once
-    the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed.
+    the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed,
+    `needs_twin` what has no value without one.
+
+    For comparisons: `better` is None where a change is neither better nor worse. `is_count`: it has no noise of its
+    own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
+    as a share of the figure, or None where nothing within a single run tells how much the figure varies.
+
+    `exported` is the sample that Prometheus reads of it (docs/metrics.md), where there is one that says the same.
     """
 
     name: str
     unit: Unit
-    path: tuple[str, ...]
+    text: str
+    path: tuple[str, ...] = ()
+    _: KW_ONLY
     is_per_incident: bool = False
     is_membership: bool = False
     only_grows: bool = False
     is_of_before: bool = False
     is_beside_twin: bool = False
+    needs_twin: bool = False
+    better: Literal["lower", "higher"] | None = None
+    is_count: bool = False
+    noise_of_speed: Literal["points", "share"] | None = None
+    exported: str | None = None
 
     def values(self, summary: Summary) -> list[float | None]:
         """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
         if not self.is_per_incident:
-            return [_at(summary, self.path)]
+            return [self._of(summary)]
         return [
-            _at(incident, self.path)
+            self._of(incident)
             for incident in summary.incidents
             if incident.verified and (incident.ranks or not self.is_membership)
         ]
 
+    def largest(self, summary: Summary) -> float | None:
+        """Its value in `summary`, the largest of its incidents'; None when there is none or one is missing."""
+        values = self.values(summary)
+        known = [value for value in values if value is not None]
+        return max(known) if known and len(known) == len(values) else None
 
-def _run(
-    name: str,
-    unit: Unit,
-    *path: str,
-    only_grows: bool = False,
-    is_of_before: bool = False,
-    is_beside_twin: bool = False,
-) -> Metric:
-    return Metric(
-        name, unit, path or (name,), only_grows=only_grows, is_of_before=is_of_before, is_beside_twin=is_beside_twin
-    )
+    def to_text(self, value: float | None) -> str:
+        """`value` with its unit, `-` when unknown."""
+        if value is None:
+            return "-"
+        if self.unit == "ratio":
+            return f"{value:.2%}"
+        if self.unit == "seconds":
+            return f"-{name_seconds(-value)}" if value < 0 else name_seconds(value)
+        return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+    def _of(self, figures: Summary | IncidentSummary) -> float | None:
+        value: Any = figures
+        for key in self.path or (self.name,):
+            value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
+        return None if value is None or isinstance(value, bool) else float(value)
 
 
-def _phase(name: str, *path: str, is_membership: bool = True) -> Metric:
-    return Metric(name, "seconds", path or (name,), is_per_incident=True, is_membership=is_membership)
+def _phase(name: str, text: str, *path: str, is_membership: bool = True, **how: Any) -> Metric:
+    how = {"better": "lower"} | how
+    return Metric(name, "seconds", text, path, is_per_incident=True, is_membership=is_membership, **how)
 
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        _run("throughput_drop_ratio", "ratio"),
-        _run("throughput_drop_whole_run_ratio", "ratio"),
-        _run("throughput_noise_ratio", "ratio"),
+        Metric(
+            "throughput_drop_ratio",
+            "ratio",
+            "1 - throughput during the fault / before it",
+            better="lower",
+            noise_of_speed="points",
+            exported="chaos_throughput_drop_ratio",
+        ),
+        Metric(
+            "throughput_drop_whole_run_ratio",
+            "ratio",
+            "the same, with the mean of the whole run",
+            better="lower",
+            noise_of_speed="points",
+        ),
+        Metric("throughput_noise_ratio", "ratio", "how much two stretches without a fault differ"),
+        Metric(
+            "throughput_before_tokens_per_second",
+            "token_rate",
+            "median before the first fault",
+            ("throughput_tokens_per_second", "before"),
+            is_of_before=True,
+            better="higher",
+            noise_of_speed="share",
+        ),
+        Metric(
+            "throughput_during_tokens_per_second",
+            "token_rate",
+            "mean from fault to repair",
+            ("throughput_tokens_per_second", "during"),
+            better="higher",
+            noise_of_speed="share",
+        ),
+        Metric(
+            "throughput_after_tokens_per_second",
+            "token_rate",
+            "median after the last lost rank was back",
+            ("throughput_tokens_per_second", "after"),
+            better="higher",
+            noise_of_speed="share",
+        ),
+        Metric(
+            "loss_deviation_ratio",
+            "ratio",
+            "final loss against the fault-free twin's",
+            is_beside_twin=True,
+            needs_twin=True,
+            better="lower",
+        ),
+        Metric(
+            "loss_curve_max_deviation_ratio",
+            "ratio",
+            "largest such difference of any step",
+            is_beside_twin=True,
+            needs_twin=True,
+            better="lower",
+        ),
+        Metric(
+            "final_loss", "number", "mean of the last 10 steps, nats per token", is_beside_twin=True, better="lower"
+        ),
+        Metric("twin_loss", "number", "the same of the fault-free twin", is_beside_twin=True, needs_twin=True),
+        Metric(
+            "steps_committed",
+            "number",
+            "steps that counted",
+            only_grows=True,
+            better="higher",
+            is_count=True,
+            exported="training_steps_total",
+        ),
+        Metric(
+            "steps_lost",
+            "number",
+            "planned steps never committed, and steps that were done again",
+            only_grows=True,
+            better="lower",
+            is_count=True,
+            exported="chaos_steps_lost_total",
+        ),
+        Metric(
+            "steps_repeated",
+            "number",
+            "committed steps that were done again",
+            only_grows=True,
+            better="lower",
+            is_count=True,
+            exported="training_steps_repeated_total",
+        ),
+        Metric(
+            "samples_lost", "number", "samples missed or used twice", only_grows=True, better="lower", is_count=True
+        ),
+        Metric(
+            "diverged_units", "number", "layers whose holders ended with different state", better="lower", is_count=True
+        ),
+        Metric(
+            "unrecovered_incidents", "number", "faults after which no step was committed", better="lower", is_count=True
+        ),
+        Metric("layout_changes", "number", "regroups", only_grows=True, is_count=True),
+        Metric("degraded_share_ratio", "ratio", "share of samples x layers computed approximately"),
+        Metric(
+            "unfit_steps",
+            "number",
+            "steps computed again or left out because of their numbers",
+            only_grows=True,
+            better="lower",
+            is_count=True,
+        ),
+        Metric("diagnosis_recall_ratio", "ratio", "share of what was struck that the job named", better="higher"),
+        Metric("diagnosis_precision_ratio", "ratio", "share of what the job named that was struck", better="higher"),
+        Metric(
+            "false_accusations",
+            "number",
+            "ranks and links that the job named for nothing",
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "goodput_ratio",
+            "ratio",
+            "productive time / wall clock",
+            better="higher",
+            noise_of_speed="points",
+            exported="training_goodput_ratio",
+        ),
+        Metric("wall_clock_seconds", "seconds", "from the job's start to its end", only_grows=True, better="lower"),
+        Metric(
+            "productive_seconds",
+            "seconds",
+            "time of the job that was no badput",
+            exported="training_productive_seconds_total",
+        ),
+        Metric(
+            "step_seconds",
+            "seconds",
+            "median duration of a step before the first fault",
+            is_of_before=True,
+            better="lower",
+            noise_of_speed="share",
+        ),
         *(
-            _run(
-                f"throughput_{when}_tokens_per_second",
-                "token_rate",
-                "throughput_tokens_per_second",
-                when,
-                is_of_before=when == "before",
+            Metric(
+                f"badput_{cause}_seconds",
+                "seconds",
+                f"time lost to: {cause.replace('_', ' ')}",
+                ("badput_seconds", cause),
+                better="lower",
             )
-            for when in ("before", "during", "after")
+            for cause in BADPUT_CAUSES
         ),
-        _run("loss_deviation_ratio", "ratio", is_beside_twin=True),
-        _run("loss_curve_max_deviation_ratio", "ratio", is_beside_twin=True),
-        _run("final_loss", "number", is_beside_twin=True),
-        _run("twin_loss", "number", is_beside_twin=True),
-        _run("steps_committed", "number", only_grows=True),
-        _run("steps_lost", "number", only_grows=True),
-        _run("steps_repeated", "number", only_grows=True),
-        _run("samples_lost", "number", only_grows=True),
-        _run("diverged_units", "number"),
-        _run("unrecovered_incidents", "number"),
-        _run("layout_changes", "number", only_grows=True),
-        _run("degraded_share_ratio", "ratio"),
-        _run("unfit_steps", "number", only_grows=True),
-        _run("diagnosis_recall_ratio", "ratio"),
-        _run("diagnosis_precision_ratio", "ratio"),
-        _run("false_accusations", "number"),
-        _run("goodput_ratio", "ratio"),
-        _run("wall_clock_seconds", "seconds", only_grows=True),
-        _run("productive_seconds", "seconds"),
-        _run("step_seconds", "seconds", is_of_before=True),
-        *(_run(f"badput_{cause}_seconds", "seconds", "badput_seconds", cause) for cause in BADPUT_CAUSES),
-        _phase("recovery_seconds", is_membership=False),
-        _phase("progress_seconds", is_membership=False),
-        _phase("detection_seconds"),
-        _phase("diagnosis_seconds"),
-        _phase("verify_seconds", "phases_seconds", "verify", is_membership=False),
-        _phase("restore_seconds", "phases_seconds", "restore", is_membership=False),
-        *(
-            _phase(f"{phase}_seconds", "phases_seconds", phase)
-            for phase in ("detect", "isolate", "regroup", "transfer", "first_step", "rejoin")
+        _phase("recovery_seconds", "fault to the first step begun and committed after it", is_membership=False),
+        _phase("progress_seconds", "fault to the first new step committed after it", is_membership=False),
+        _phase("detection_seconds", "fault to its detection by the job"),
+        _phase("diagnosis_seconds", "fault to the first naming of something struck"),
+        _phase(
+            "verify_seconds",
+            "fault to its effect seen from outside",
+            "phases_seconds",
+            "verify",
+            is_membership=False,
+            better=None,
         ),
+        _phase(
+            "restore_seconds", "recovery to 95% of the throughput", "phases_seconds", "restore", is_membership=False
+        ),
+        _phase("detect_seconds", "effect seen to detection", "phases_seconds", "detect"),
+        _phase("isolate_seconds", "detection until every survivor left the old epoch", "phases_seconds", "isolate"),
+        _phase("regroup_seconds", "isolation to the new epoch, without the transfer", "phases_seconds", "regroup"),
+        _phase("transfer_seconds", "moving parameters and optimizer state", "phases_seconds", "transfer"),
+        _phase("first_step_seconds", "regroup to the next committed step", "phases_seconds", "first_step"),
+        _phase("rejoin_seconds", "fault to the lost ranks back in the job", "phases_seconds", "rejoin"),
     )
 }
-
-OF_THE_TWIN = ("loss_deviation_ratio", "loss_curve_max_deviation_ratio", "twin_loss")
-"""What a run without a fault-free twin has no value of."""
 
 
 def find(name: str) -> Metric | None:
@@ -125,10 +275,3 @@ def nearest(name: str, names: list[str]) -> str | None:
     known = [*names, *(name.removesuffix(suffix) for name in names for suffix in _SUFFIXES if suffix)]
     matches = difflib.get_close_matches(name.strip().lower().replace("-", "_"), known, n=1)
     return matches[0] if matches else None
-
-
-def _at(values: Any, path: tuple[str, ...]) -> float | None:
-    value = values
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
-    return None if value is None or isinstance(value, bool) else float(value)

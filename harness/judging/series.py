@@ -33,10 +33,14 @@ class NoValue(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series; `of_step` gives the value of a committed step, None where it is taken over stretches of time."""
+    """One series: `text` says in a line what it is.
+
+    `of_step` gives the value of a committed step, None where it is taken over stretches of time.
+    """
 
     name: str
     unit: Unit
+    text: str
     of_step: Callable[[Recorded, CommittedStep], float | None] | None
 
 
@@ -154,13 +158,26 @@ class Recorded:
 SERIES: Mapping[str, Series] = {
     series.name: series
     for series in (
-        Series("step_seconds", "seconds", lambda _, step: step.duration_seconds),
-        Series("throughput", "rate", None),
-        Series("training_loss", "number", lambda _, step: step.loss),
         Series(
-            "grad_norm", "number", lambda recorded, step: recorded.grad_norms.get((step.step, step.committed_seconds))
+            "step_seconds",
+            "seconds",
+            "duration of each step, from commit to commit",
+            lambda _, step: step.duration_seconds,
         ),
-        Series("degraded_layers", "number", lambda recorded, step: recorded.degraded_layers.get(step.epoch)),
+        Series("throughput", "rate", "work per second, in each second of training", None),
+        Series("training_loss", "number", "of each step, nats per token", lambda _, step: step.loss),
+        Series(
+            "grad_norm",
+            "number",
+            "of each step, before it is clipped",
+            lambda recorded, step: recorded.grad_norms.get((step.step, step.committed_seconds)),
+        ),
+        Series(
+            "degraded_layers",
+            "number",
+            "layers computed approximately in each step, over all replicas",
+            lambda recorded, step: recorded.degraded_layers.get(step.epoch),
+        ),
     )
 }
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.comparison.change import compare, exit_code, least_change, noise_band
-from harness.comparison.figures import DECIDING, FIGURES, HEADLINE, NOISE, figures_of
+from harness.comparison.figures import DECIDING, HEADLINE, NOISE, figures_of
+from harness.judging.metrics import METRICS
 from tests.harness.comparison.samples import run, sample
 from tests.harness.summaries import incident, summary
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 finite = st.floats(min_value=1e-3, max_value=1e3)
 values = st.lists(finite, min_size=2, max_size=6)
-RECOVERY = FIGURES["recovery_seconds"]
+RECOVERY = METRICS["recovery_seconds"]
 
 
 def word(now, base, name="recovery_seconds", tolerance=0.05):
@@ -75,9 +76,9 @@ def test_what_is_missing_is_no_judgement():
 
 
 def test_a_tolerance_is_points_of_a_ratio_and_a_share_of_a_time():
-    assert least_change(FIGURES["goodput_ratio"], 0.5, 0.05) == 0.05
+    assert least_change(METRICS["goodput_ratio"], 0.5, 0.05) == 0.05
     assert least_change(RECOVERY, 2.0, 0.05) == pytest.approx(0.1)
-    assert least_change(FIGURES["steps_lost"], 20, 0.5) == 0
+    assert least_change(METRICS["steps_lost"], 20, 0.5) == 0
     assert word([1.2, 1.2, 1.2], [1.0, 1.0, 1.0], tolerance=0.3) == "within noise"
     assert word([1.2, 1.2, 1.2], [1.0, 1.0, 1.0], tolerance=0.1) == "worse"
 
@@ -157,7 +158,7 @@ def test_a_loss_of_the_size_of_the_noise_is_seen_with_enough_runs():
 
 
 def test_every_deciding_figure_exists_and_has_a_better_way():
-    assert all(FIGURES[name].better is not None for name in DECIDING)
+    assert all(METRICS[name].better is not None for name in DECIDING)
     assert set(HEADLINE) <= set(DECIDING)
 
 
@@ -183,4 +184,4 @@ def test_the_figure_of_a_run_is_the_largest_of_its_incidents_and_none_if_one_is_
     ],
 )
 def test_figures_are_written_with_their_units(name, value, text):
-    assert FIGURES[name].to_text(value) == text
+    assert METRICS[name].to_text(value) == text

@@ -9,15 +9,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from harness.exporter.families import RunCollector
 from harness.exporter.figures import Figures
+from harness.judging.metrics import METRICS
 
-OF_BOTH = {
-    "training_steps_total": "steps_committed",
-    "training_steps_repeated_total": "steps_repeated",
-    "chaos_steps_lost_total": "steps_lost",
-    "training_goodput_ratio": "goodput_ratio",
-    "training_productive_seconds_total": "productive_seconds",
-    "chaos_throughput_drop_ratio": "throughput_drop_ratio",
-}
+OF_BOTH = {metric.exported: metric.name for metric in METRICS.values() if metric.exported is not None}
 OF_A_WHOLE_LOG = ("training_goodput_ratio", "training_productive_seconds_total")
 
 
