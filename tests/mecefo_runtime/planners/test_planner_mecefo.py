@@ -5,7 +5,7 @@ from itertools import combinations, product
 from math import inf, nextafter
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
@@ -193,17 +193,32 @@ def all_loads(num_layers, num_stages):
         yield from product(*([(count, degraded) for degraded in range(count + 1)] for count in counts))
 
 
+AT_THE_BUDGET = replace(
+    PLAIN,
+    layer_forward_seconds=0.6699999999999999,
+    layer_backward_seconds=1.3399999999999999,
+    degraded_forward_seconds=1 / 3,
+    degraded_backward_seconds=2 / 3,
+    recomputed_backward_seconds=0.6666666666666667,
+    embedding_seconds=1.8232037615332333,
+    head_seconds=0.269169355548039,
+)
+"""Four exact layers take a last place more than the budget, or not, as they are added up."""
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     costs(is_ordered=True), st.integers(1, 3), st.integers(3, 6), st.integers(1, 5), st.floats(0.8, 2.5), st.booleans()
 )
+@example(AT_THE_BUDGET, 1, 4, 1, 1.0, False)
 def test_no_fewer_degraded_layers_would_do(any_costs, num_stages, num_layers, num_microbatches, ratio, has_limit):
     memory_bytes = any_costs.layer_state_bytes * num_layers * 2 + 60 if has_limit else None
     stages = Stages(any_costs, num_layers, memory_bytes)
     places = stages.places(num_stages, num_microbatches)
     exact_seconds = num_layers * any_costs.layer_seconds + any_costs.embedding_seconds + any_costs.head_seconds
     budget_seconds = ratio * pipeline_seconds(exact_seconds / num_stages, exact_seconds, num_microbatches)
-    fewest = fastest_seconds = inf
+    # Of a pipeline that takes just the budget, rounding says on which side it is.
+    fewest = fewest_or_so = fastest_seconds = inf
     for loads in all_loads(num_layers, num_stages):
         found = [stages.with_degraded(place, *load) for place, load in zip(places, loads, strict=True)]
         if None in found:
@@ -211,8 +226,11 @@ def test_no_fewer_degraded_layers_would_do(any_costs, num_stages, num_layers, nu
         seconds = [stages.seconds(place, load) for place, load in zip(places, found, strict=True)]
         total_seconds = pipeline_seconds(max(seconds), sum(seconds), num_microbatches)
         fastest_seconds = min(fastest_seconds, total_seconds)
+        num_degraded = sum(load.num_degraded for load in found)
         if total_seconds <= budget_seconds:
-            fewest = min(fewest, sum(load.num_degraded for load in found))
+            fewest = min(fewest, num_degraded)
+        if total_seconds <= budget_seconds * ROUNDING:
+            fewest_or_so = min(fewest_or_so, num_degraded)
     partition = Partition(stages)
     paces = partition.fastest(num_stages, num_microbatches)
     found_seconds = min((pace.seconds(num_microbatches) for pace in paces), default=inf)
@@ -222,7 +240,8 @@ def test_no_fewer_degraded_layers_would_do(any_costs, num_stages, num_layers, nu
     assert (need is None) == (fewest == inf)
     if need is not None:
         # Where memory asks for recomputation, a few more may be degraded so that fewer recompute.
-        assert need.num_degraded == fewest or (has_limit and need.num_degraded > fewest)
+        assert need.num_degraded >= fewest_or_so
+        assert need.num_degraded <= fewest or has_limit
         nothing_lacks = [[0] * (num_layers + 1)] * num_stages
         loads = partition.split(num_microbatches, budget_seconds, need, nothing_lacks)
         assert sum(load.num_layers for load in loads) == num_layers
