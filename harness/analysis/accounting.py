@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from math import fsum, inf
 
+from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall
 from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed
@@ -28,10 +29,12 @@ BADPUT_CAUSES: Mapping[str, str] = {
     "repeated_work": "work of an attempt at a step that was thrown away or not fit, and of steps done again",
     "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
     "restart": "standing still without a coordinator, under repair, or until all ranks of a job were started again",
+    "unplanned": "a loss that no fault explains: until training went on, and what steps took longer without the rank",
     "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
     "other": "what no event explains, such as the teardown after the last step",
 }
 PRODUCTIVE = "productive"
+UNPLANNED = "unplanned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Strength(IntEnum):
     REGROUP = 9
     TRANSFER = 10
     REGROUP_WITHOUT_COORDINATOR = 11
+    UNPLANNED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,8 @@ def account(segments: Iterable[Segment]) -> Account:
 def partition(timeline: Timeline) -> tuple[Segment, ...]:
     """The wall clock of the main job, `job_started` to `job_ended`, as adjacent segments in the order of time.
 
-    A segment belongs to the incident that its cause names, otherwise to the incident injected last before it.
+    A segment belongs to the incident that its cause names, otherwise to the incident injected last before it; what is
+    unplanned to none.
     """
     injections = sorted((i.injected, i.incident) for i in timeline.incidents if i.injected is not None)
     segments: list[Segment] = []
@@ -114,6 +119,7 @@ def partition(timeline: Timeline) -> tuple[Segment, ...]:
         for left, right, claim in stretch.resolve([time for time, _ in injections]):
             latest = bisect_right(injections, (left, inf)) - 1
             owner = claim.incident if claim.incident is not None else injections[latest][1] if latest >= 0 else None
+            owner = None if claim.cause == UNPLANNED else owner
             pieces.append((Segment(left, right, claim.cause, owner), claim.step))
         segments += _charge_slow_steps(pieces, timeline)
     return tuple(segments)
@@ -247,15 +253,17 @@ def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: T
         if step is None or reference is None or not timeline.is_degraded(steps[step]):
             yield segment
             continue
+        is_unplanned = timeline.lacks_unplanned(steps[step])
+        slow, owner = (UNPLANNED, None) if is_unplanned else ("degraded_speed", segment.incident)
         allowed = left_over.get(step, reference)
         left_over[step] = max(0.0, allowed - segment.seconds)
         turn = segment.start_seconds + allowed
         if allowed <= 0.0 or turn >= segment.end_seconds:
-            cause = segment.cause if allowed > 0.0 else "degraded_speed"
-            yield Segment(segment.start_seconds, segment.end_seconds, cause, segment.incident)
+            whole = (segment.cause, segment.incident) if allowed > 0.0 else (slow, owner)
+            yield Segment(segment.start_seconds, segment.end_seconds, *whole)
         else:
             yield Segment(segment.start_seconds, turn, segment.cause, segment.incident)
-            yield Segment(turn, segment.end_seconds, "degraded_speed", segment.incident)
+            yield Segment(turn, segment.end_seconds, slow, owner)
 
 
 def _claims(timeline: Timeline) -> Iterable[Claim]:
@@ -269,6 +277,8 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
         yield from _stall_claims(stall, steps)
+    for loss in timeline.unplanned:
+        yield from _unplanned_claims(loss, timeline)
     for at in timeline.rejected:
         yield from _thrown_away(steps, at, None)
     every = timeline.steps.every if timeline.restarts else ()
@@ -317,6 +327,19 @@ def _stall_claims(stall: Stall, steps: Sequence[CommittedStep]) -> Iterable[Clai
         since = _last_commit(steps, since)
     yield Claim(since, until, Strength.REGROUP, "restart" if stall.is_restart else "regroup")
     yield Claim(until - stall.transfer_seconds, until, Strength.TRANSFER, "transfer")
+
+
+def _unplanned_claims(loss: UnplannedLoss, timeline: Timeline) -> Iterable[Claim]:
+    """All that a loss without a fault took, its detection, regroup and transfers, and the regroup that took it back."""
+    steps = timeline.steps.first
+    if not loss.ranks:
+        return
+    since = _last_commit(steps, loss.since) if _is_idle(steps, loss.since) else loss.since
+    until = timeline.ended_seconds if loss.resumed is None else loss.resumed
+    yield Claim(since, until, Strength.UNPLANNED, UNPLANNED)
+    following = None if loss.rejoined is None else _next_commit(steps, loss.rejoined)
+    if loss.rejoined is not None and (following is None or following.began_seconds >= loss.rejoined):
+        yield Claim(_last_commit(steps, loss.rejoined), loss.rejoined, Strength.UNPLANNED, UNPLANNED)
 
 
 def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int | None) -> Iterable[Claim]:

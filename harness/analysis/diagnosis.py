@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.analysis.attribution import COORDINATOR, FOR_NUMBERS, Culprit, Loss
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.timeline import Timeline
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
-COORDINATOR = "coordinator"
-Culprit = int | str
 Score = Literal["right", "partly", "wrong", "none"]
 """`right`: it named all that was affected, and nobody else. `partly`: some of it. `wrong`: somebody else as well, or
 only. `none`: nobody."""
@@ -55,12 +55,14 @@ class Diagnoses:
     precision_ratio: float | None
 
 
-def diagnose(events: Iterable[Event], incidents: Sequence[MeasuredIncident]) -> Diagnoses:
+def diagnose(events: Iterable[Event], timeline: Timeline) -> Diagnoses:
     """Hold what the main job said against what was done to it.
 
     A rank that is named counts for the incident that affected it last before; one that no incident has affected counts
-    against the incident injected last, which is what the job tried to explain.
+    against the incident injected last, which is what the job tried to explain. That it noticed a loss which no fault
+    explains is no diagnosis at all, unless the job itself sent the rank away for nothing.
     """
+    incidents = timeline.incidents
     found = {
         incident.incident: Diagnosis(affected)
         for incident in incidents
@@ -71,6 +73,9 @@ def diagnose(events: Iterable[Event], incidents: Sequence[MeasuredIncident]) -> 
     for event in sorted(events, key=lambda event: event.monotonic_seconds):
         at = event.monotonic_seconds
         for culprit in _culprits(event, [diagnosis.affected for diagnosis in found.values()]):
+            if (loss := _unplanned(culprit, event, timeline.losses)) is not None:
+                num_false += loss.how == FOR_NUMBERS
+                continue
             before = [number for injected, number in begun if injected <= at and number in found]
             if not before:
                 num_false += 1
@@ -93,6 +98,17 @@ def diagnose(events: Iterable[Event], incidents: Sequence[MeasuredIncident]) -> 
         recall_ratio=num_right / num_affected if num_affected else None,
         precision_ratio=num_right / num_named if num_named else None,
     )
+
+
+def _unplanned(culprit: Culprit, event: Event, losses: Sequence[Loss]) -> Loss | None:
+    """The loss that it tells of, if it is one that no fault explains."""
+    if event.kind not in ("detected", "coordinator_restarted"):
+        return None
+    lost = event.fields.get("lost") or [COORDINATOR]
+    # Of a cut link both ends are named, of which one is lost.
+    told = culprit if culprit in lost else lost[0]
+    loss = next((one for one in reversed(losses) if one.lost == told and one.at <= event.monotonic_seconds), None)
+    return loss if loss is not None and loss.incident is None else None
 
 
 def _affected(incident: MeasuredIncident) -> frozenset[Culprit]:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from harness.analysis.detections import assign_detections, own_stalls
-from harness.analysis.regroups import Stall
+from harness.analysis.attribution import Attribution, undisturbed_baseline
+from harness.analysis.regroups import Stall, own_stalls
 from harness.analysis.steps import (
     CommittedStep,
     Steps,
-    baseline,
     median_work_per_second,
     num_committed,
+    showing_recovery,
     shows_recovery,
 )
-from mecefo_runtime.system.job_records import CoordinatorRestarted, Detected, Isolated, Rejoined, Restarting
+from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import (
     Held,
@@ -180,8 +180,6 @@ class _Told:
     def __init__(self, main: Iterable[Record]) -> None:
         self.plans: dict[int, PlannedIncident] = {}
         self.firsts: dict[int, dict[type[Record], OfIncident]] = {}
-        self.detections: list[Detected] = []
-        self.members: list[Injected | Detected | Rejoined] = []
         self._times: dict[type[Record], list[float]] = {}
         for record in main:
             if isinstance(record, IncidentsPlanned):
@@ -190,10 +188,6 @@ class _Told:
                 self.firsts.setdefault(record.incident, {}).setdefault(type(record), record)
             else:
                 self._times.setdefault(type(record), []).append(record.monotonic_seconds)
-            if isinstance(record, Injected | Detected | Rejoined):
-                self.members.append(record)
-            if isinstance(record, Detected):
-                self.detections.append(record)
 
     def first_of(self, kind: type[Record], since: float) -> float | None:
         """When the first record of that kind came, from `since` on."""
@@ -203,7 +197,7 @@ class _Told:
 
 
 def read_incidents(
-    main: Iterable[Record], steps: Steps, stalls: Sequence[Stall], *, is_command: bool
+    main: Iterable[Record], steps: Steps, stalls: Sequence[Stall], attribution: Attribution, *, is_command: bool
 ) -> tuple[MeasuredIncident, ...]:
     """The incidents of a job; `main` holds its records by time."""
     told = _Told(main)
@@ -211,19 +205,19 @@ def read_incidents(
         i: injected for i, firsts in told.firsts.items() if isinstance(injected := firsts.get(Injected), Injected)
     }
     every = steps.every
-    following = {i: _following(every, injected.monotonic_seconds) for i, injected in injections.items()}
-    recoveries = {i: step.committed_seconds for i, step in following.items() if step is not None}
-    detections = assign_detections(told.detections, injections, recoveries)
+    following = {i: next(showing_recovery(every, one.monotonic_seconds), None) for i, one in injections.items()}
+    detections, unplanned = attribution.detections, attribution.unplanned
     first_injected = min((injected.monotonic_seconds for injected in injections.values()), default=0.0)
-    before = median_work_per_second(baseline(steps.first, first_injected))
+    before = median_work_per_second(undisturbed_baseline(steps.first, first_injected, unplanned))
     incidents = []
     for i in sorted(told.plans.keys() | told.firsts.keys()):
         known, firsts = _known(i, told.plans.get(i), told.firsts.get(i, {})), told.firsts.get(i, {})
         if NotDue in firsts:
             continue
         if i in injections:
-            own = own_stalls(i, detections, stalls)
-            known |= _phases(injections[i], firsts, detections.get(i), following[i], told, steps, own, is_command)
+            own = own_stalls(i, detections, [loss.detected for loss in unplanned], stalls)
+            lost = detections.get(i), attribution.effects[i].rejoined
+            known |= _phases(injections[i], firsts, *lost, following[i], told, steps, own, is_command)
             if before is not None:
                 known["restored"] = _restored(steps, injections[i].monotonic_seconds, before)
         incidents.append(MeasuredIncident(**known))
@@ -263,6 +257,7 @@ def _phases(
     injection: Injected,
     firsts: Mapping[type[Record], OfIncident],
     detected: float | None,
+    rejoined: float | None,
     following: CommittedStep | None,
     told: _Told,
     steps: Steps,
@@ -272,14 +267,13 @@ def _phases(
     """When an incident that fired came to each of its phases."""
     injected, ranks = injection.monotonic_seconds, injection.ranks
     committed = None if following is None else following.committed_seconds
-    progress = next(_showing_recovery(steps.first, injected), None)
+    progress = next(showing_recovery(steps.first, injected), None)
     regroups = [
         stall
         for stall in stalls
         if ranks and stall.is_loss and stall.regrouped_seconds is not None and injected <= stall.ended_seconds
         if committed is None or stall.ended_seconds <= committed
     ]
-    rejoined = _rejoined(told.members, injected, ranks)
     lifted = _at(firsts, RepairStarted)
     if lifted is None and injection.is_loss and not ranks:
         lifted = told.first_of(CoordinatorRestarted, injected)
@@ -318,19 +312,6 @@ def _at(firsts: Mapping[type[Record], OfIncident], kind: type[OfIncident]) -> fl
     return None if record is None else record.monotonic_seconds
 
 
-def _showing_recovery(steps: Sequence[CommittedStep], injected: float) -> Iterator[CommittedStep]:
-    """The steps whose commits show that the job is past a fault, in the order of `steps`, which is that of commit."""
-    for index in range(num_committed(steps, injected), len(steps)):
-        step = steps[index]
-        if shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=injected):
-            yield step
-
-
-def _following(every: Sequence[CommittedStep], injected: float) -> CommittedStep | None:
-    """The step whose commit showed that the job was past a fault."""
-    return next(_showing_recovery(every, injected), None)
-
-
 def _is_restarted(told: _Told, detected: float | None, committed: float | None) -> bool:
     """Whether what followed the detection of an incident was a restart of all ranks."""
     restarting = None if detected is None else told.first_of(Restarting, detected)
@@ -357,26 +338,6 @@ def _restored(steps: Steps, injected: float, before_work_per_second: float) -> f
             return window[0].committed_seconds
         del row[0]
     steps.memo[key] = row[0] if row else len(steps.first)
-    return None
-
-
-def _rejoined(members: Sequence[Injected | Detected | Rejoined], injected: float, ranks: Sequence[int]) -> float | None:
-    """When the last of those of `ranks` was back that the job had given up: of a cut link it is one end only."""
-    missing: set[int] = set()
-    affected_again: set[int] = set()
-    for record in members[bisect_left(members, injected, key=lambda one: one.monotonic_seconds) :]:
-        match record:
-            case Injected() if record.monotonic_seconds > injected and record.is_loss:
-                affected_again |= set(record.ranks) - missing
-            case Detected():
-                # Whom a later fault took first, only that one has to bring back.
-                missing |= (set(ranks) & set(record.lost)) - affected_again
-            case Rejoined() if missing:
-                missing -= set(record.ranks)
-                if not missing:
-                    return record.monotonic_seconds
-            case _:
-                pass
     return None
 
 

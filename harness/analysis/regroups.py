@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.steps import CommittedStep, committed_seconds
@@ -75,6 +75,25 @@ def read_stalls(
             Stall(since, max(since, ended_seconds) if began is None else began, None, 0.0, is_loss, is_restart)
         )
     return tuple(stalls)
+
+
+def own_stalls(
+    incident: int, detections: Mapping[int, float], unplanned: Sequence[float], stalls: Sequence[Stall]
+) -> tuple[Stall, ...]:
+    """The stalls that may be of `incident`: not those that others brought about, over before it was detected.
+
+    A rank that is slow, or whose numbers are wrong, is lost to nobody; what is affected with it may be. A link that
+    comes and goes may be noticed long after a rank that died at the same moment. `unplanned` are the times at which
+    losses were detected that no fault explains.
+    """
+    detected = detections.get(incident)
+    every = (*detections.values(), *unplanned)
+    return tuple(
+        stall
+        for stall in stalls
+        if (detected is not None and detected <= stall.ended_seconds)
+        or not any(stall.began_seconds <= at <= stall.ended_seconds for at in every)
+    )
 
 
 def coordinator_downs(main: Iterable[Record], ended_seconds: float) -> tuple[tuple[float, float], ...]:

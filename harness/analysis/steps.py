@@ -146,6 +146,14 @@ def shows_recovery(began_seconds: float, *, is_left_out: bool, injected_seconds:
     return began_seconds > injected_seconds and not is_left_out
 
 
+def showing_recovery(steps: Sequence[CommittedStep], since_seconds: float) -> Iterator[CommittedStep]:
+    """Those of `steps` whose commits show that the job is past a fault at that time, in their order of commit."""
+    for index in range(num_committed(steps, since_seconds), len(steps)):
+        step = steps[index]
+        if shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=since_seconds):
+            yield step
+
+
 def median_work_per_second(steps: Sequence[CommittedStep]) -> float | None:
     """The median speed of `steps`, None of none."""
     return median(step.work_per_second for step in steps) if steps else None

@@ -28,7 +28,8 @@ class Throughput:
     `during`: the mean from injection to repair (to the end of the run where nothing is repaired), over all verified
     incidents: the work of the steps that committed, of those in flight at either end by their share.
     `drop_ratio` is 1 - during/before.
-    `after`: the median over the steps that began after the last repair, and after the last lost rank was back.
+    `after`: the median over the steps that began after the last repair, and after the last lost rank was back, up to a
+    loss that no fault explains, if that leaves any to speak of.
     `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step. None of a job that
     did not come to its end: of one that died it would tell how fast it had been while it lived.
     `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
@@ -96,6 +97,8 @@ def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
             continue
         start = incident.injected
         end = end_of_training if incident.lifted is None else min(incident.lifted, end_of_training)
+        # What comes after a loss of another cause is no longer the fault's alone.
+        end = min([end, *(loss.since for loss in timeline.unplanned if loss.since > start)])
         if windows and start <= windows[-1][1]:
             windows[-1] = (windows[-1][0], max(windows[-1][1], end))
         elif start < end:
@@ -174,7 +177,10 @@ def _noise(timeline: Timeline, num_steps: int) -> float | None:
 def steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
     """The steps that began after `since`, and after the last lost rank was back."""
     back = max((i.rejoined for i in timeline.incidents if i.rejoined is not None), default=since)
-    return [step for step in timeline.steps.first if step.began_seconds >= max(since, back)]
+    after = [step for step in timeline.steps.first if step.began_seconds >= max(since, back)]
+    lost = min((loss.since for loss in timeline.unplanned if loss.since > max(since, back)), default=inf)
+    alone = [step for step in after if step.committed_seconds <= lost]
+    return alone if len(alone) >= WARM_UP_STEPS else after
 
 
 def _drop(throughput: float | None, before: float | None) -> float | None:

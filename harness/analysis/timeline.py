@@ -11,9 +11,10 @@ from statistics import median
 from typing import TypeVar
 
 from harness.analysis.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
+from harness.analysis.attribution import Attribution, Loss, UnplannedLoss, undisturbed_baseline
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
-from harness.analysis.steps import CommittedStep, Steps, baseline, usual_step_seconds
+from harness.analysis.steps import CommittedStep, Steps, usual_step_seconds
 from mecefo_runtime.system.job_records import (
     CheckpointRestored,
     JobEnded,
@@ -38,6 +39,7 @@ class Timeline:
     for which training waited until the slowest rank had copied its part of one. `rejected` is when an attempt at a step
     was found not fit to be committed. `attempts` and `restarts` are those of a command's job; `runtime` says what the
     job ran on. `not_due` are incidents that chance had planned and that did not fire, each with the reason.
+    `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
     """
 
     started_seconds: float
@@ -61,6 +63,8 @@ class Timeline:
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     not_due: tuple[tuple[int, str], ...] = ()
+    losses: tuple[Loss, ...] = ()
+    unplanned: tuple[UnplannedLoss, ...] = ()
     # How many steps an external job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
     # ... or the script itself, of which only the passes are known, none of them finite.
@@ -77,7 +81,8 @@ class Timeline:
     def baseline(self) -> tuple[CommittedStep, ...]:
         """The steps that tell the pre-fault speed."""
         first = self.first_injected
-        return baseline(self.steps.first, self.ended_seconds if first is None else first)
+        until = self.ended_seconds if first is None else first
+        return undisturbed_baseline(self.steps.first, until, self.unplanned)
 
     @property
     def usual_step_seconds(self) -> float | None:
@@ -109,9 +114,21 @@ class Timeline:
         """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was in force."""
         if self.num_ranks is not None and self.members_of.get(step.epoch, self.num_ranks) < self.num_ranks:
             return True
+        return self.is_under_fault(step)
+
+    def is_under_fault(self, step: CommittedStep) -> bool:
+        """Whether `step` ran while a fault on its ranks or links came or was in force."""
         injected, lifted = self._in_force
         num_before = bisect_left(injected, step.committed_seconds)
         return num_before > 0 and step.began_seconds < lifted[num_before - 1]
+
+    def lacks_unplanned(self, step: CommittedStep) -> bool:
+        """Whether `step` ran without a rank whose loss no fault explains, and under no fault."""
+        at = step.began_seconds
+        is_lacking = any(
+            loss.ranks and loss.since <= at and (loss.rejoined is None or at < loss.rejoined) for loss in self.unplanned
+        )
+        return is_lacking and not self.is_under_fault(step)
 
     def why_degraded(self, epochs: Iterable[int], since: float, until: float) -> Hashable:
         """What decides which steps of `epochs` between these times are degraded; empty where none can be."""
@@ -120,7 +137,8 @@ class Timeline:
         faults = tuple((injected[i], min(lifted[i], until)) for i in range(first, end) if lifted[i] > since)
         num_ranks = self.num_ranks or 0
         short = sorted(epoch for epoch in epochs if self.members_of.get(epoch, num_ranks) < num_ranks)
-        return (faults, *short) if faults or short else ()
+        lacking = [(loss.since, loss.rejoined) for loss in self.unplanned if loss.ranks and loss.since < until]
+        return (faults, *short, *lacking) if faults or short else ()
 
     @cached_property
     def usual_gap_seconds(self) -> float:
@@ -172,6 +190,7 @@ def read(told: Told) -> Timeline:
     is_command = job_started is not None and job_started.runtime == COMMAND_RUNTIME
     attempts = read_attempts(main, steps.every) if is_command else ()
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
+    attribution = Attribution(main, steps)
     finished = list(_of(RankFinished, main))
     return Timeline(
         started_seconds=started,
@@ -195,12 +214,14 @@ def read(told: Told) -> Timeline:
         stalls=stalls,
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=told.checkpoints,
-        incidents=read_incidents(main, steps, stalls, is_command=is_command),
+        incidents=read_incidents(main, steps, stalls, attribution, is_command=is_command),
         rejected=tuple(one.monotonic_seconds for one in _of(StepUnfit, main)),
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
         not_due=tuple((one.incident, str(one.reason)) for one in _of(NotDue, main)),
+        losses=tuple(attribution.losses),
+        unplanned=attribution.unplanned,
         is_running=job_started is not None and job_ended is None,
     )
 

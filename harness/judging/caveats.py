@@ -8,8 +8,8 @@ from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
 from harness.analysis.timeline import Timeline
-from harness.analysis.words import count, name_numbers, name_seconds
-from harness.judging.summary import Summary
+from harness.analysis.words import count, exit_text, name_numbers, name_seconds
+from harness.judging.summary import Summary, UnplannedLossSummary
 
 _FEW_STEPS = 10
 """Medians over fewer steps than this are named as such."""
@@ -36,6 +36,7 @@ def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) ->
         *_of_the_steps_left_out(timeline),
         *(_of_the_incidents(summary) if timeline is not None else ()),
         *_of_what_did_not_fire(timeline),
+        *_of_the_unplanned(summary),
     ]
 
 
@@ -179,6 +180,24 @@ def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     if len(found) > len(shown):
         shown.append(f"So it was with {count(len(found) - len(shown), 'more incident')}.")
     return shown
+
+
+def unplanned_words(loss: UnplannedLossSummary) -> str:
+    """`Rank 3 was lost after step 57 (killed by SIGKILL), which no fault explains`."""
+    parts = [name_numbers("rank", loss.ranks)] if loss.ranks else []
+    parts += [f"the {loss.role}"] if loss.role else []
+    after = f"after step {loss.step}" if loss.step else "before the first step was committed"
+    how = f" ({', '.join(exit_text(code) for code in loss.exit_codes)})" if loss.exit_codes else ""
+    were = "were" if len(loss.ranks) > 1 or len(parts) > 1 else "was"
+    said = f"{' and '.join(parts)} {were} lost {after}{how}, which no fault explains"
+    return said[0].upper() + said[1:]
+
+
+def _of_the_unplanned(summary: Summary) -> list[str]:
+    return [
+        f"{unplanned_words(loss)}. What it took is unplanned badput, and counts for no incident."
+        for loss in summary.unplanned_losses
+    ]
 
 
 def _of_the_incidents(summary: Summary) -> list[str]:

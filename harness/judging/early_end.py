@@ -13,8 +13,8 @@ from math import isfinite
 from typing import Any
 
 from chaos.experiment.gate_spec import AbortingGate, AnyGate
-from harness.analysis.detections import assign_detections
 from harness.analysis.integrity import samples_lost_of
+from harness.analysis.state import RunState
 from harness.analysis.steps import shows_recovery
 from harness.analysis.words import num_degraded_layers
 from harness.judging.gates import Gate, GateError
@@ -174,7 +174,8 @@ class _Reached:
         self._degraded: dict[int, int] = {}
         self._injected: dict[int, Injected] = {}
         self._verified: set[int] = set()
-        self._detections: list[Detected] = []
+        # Only of those who ask for it: it keeps what it is fed.
+        self._state = RunState() if "detection_seconds" in wanted else None
         self._phases: dict[int, dict[str, float]] = {}
         self._told: set[tuple[str, int]] = set()
         self._begun: list[Value] = []
@@ -185,6 +186,8 @@ class _Reached:
             record = parse(event)
         except ValueError:
             return []
+        if self._state is not None:
+            self._state.feed(event)
         found: list[Value] = []
         match record:
             case JobStarted():
@@ -201,7 +204,6 @@ class _Reached:
             case Verified():
                 found = self._on_verified(record.incident)
             case Detected():
-                self._detections.append(record)
                 found = self._detected()
             case StepCommitted(step=int(step), repeated=False):
                 found = self._on_step(record, step)
@@ -223,17 +225,13 @@ class _Reached:
         return [*self._detected(), *self._tell(incident)]
 
     def _detected(self) -> list[Value]:
-        found = []
-        recoveries = {
-            incident: self._injected[incident].monotonic_seconds + phases["recovery_seconds"]
-            for incident, phases in self._phases.items()
-            if "recovery_seconds" in phases
-        }
-        for incident, at_seconds in assign_detections(self._detections, self._injected, recoveries).items():
-            injected = self._injected[incident]
-            if injected.ranks:
-                found += self._note("detection_seconds", at_seconds - injected.monotonic_seconds, incident)
-        return found
+        incidents = () if self._state is None else self._state.timeline.incidents
+        return [
+            value
+            for one in incidents
+            if one.ranks and one.detection_seconds is not None
+            for value in self._note("detection_seconds", one.detection_seconds, one.incident)
+        ]
 
     def _on_step(self, record: StepCommitted, step: int) -> list[Value]:
         committed = record.committed_seconds

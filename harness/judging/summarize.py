@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
+from harness.analysis.attribution import COORDINATOR, UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.state import state_of
 from harness.analysis.steps import WORK_UNITS, median_step_seconds
@@ -16,7 +17,7 @@ from harness.analysis.words import count
 from harness.judging.caveats import caveats
 from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import Recorded
-from harness.judging.summary import IncidentSummary, NamedCause, Summary, Throughput
+from harness.judging.summary import IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
 from harness.judging.verdict import EXIT_CODES, Verdict, judge
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import Detected, LayoutTold, Regrouped, Rejoined, StepCommitted
@@ -141,7 +142,7 @@ def _measured(times: Timeline, events: Sequence[Event], problems: list[str]) -> 
     losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.twin.first), problems)
     segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
     total = None if segments is None else accounting.account(segments)
-    named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times.incidents), problems)
+    named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times), problems)
     speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
     is_command = times.runtime == COMMAND_RUNTIME
     own: dict[int | None, list[accounting.Segment]] = {}
@@ -175,6 +176,7 @@ def _measured(times: Timeline, events: Sequence[Event], problems: list[str]) -> 
             _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
         ),
         "incidents_not_due": len(times.not_due),
+        "unplanned_losses": tuple(_unplanned(loss, times) for loss in times.unplanned),
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
         "false_accusations": named and named.num_false,
@@ -234,6 +236,21 @@ def _incident(
 def _named_cause(said: diagnosis.Diagnosis) -> NamedCause:
     struck, named = (tuple(sorted(culprits, key=str)) for culprits in (said.affected, said.named))
     return NamedCause(said.score, struck, named, said.how, said.seconds)
+
+
+def _unplanned(loss: UnplannedLoss, times: Timeline) -> UnplannedLossSummary:
+    return UnplannedLossSummary(
+        ranks=loss.ranks,
+        role=COORDINATOR if COORDINATOR in loss.lost else None,
+        step=loss.step,
+        at_seconds=loss.since - times.started_seconds,
+        how=loss.how,
+        exit_codes=loss.exit_codes,
+        detection_seconds=loss.detected - loss.since,
+        recovery_seconds=None if loss.recovered is None else loss.recovered - loss.since,
+        rejoined=loss.rejoined is not None,
+        mixed_with=loss.mixed_with,
+    )
 
 
 def _asked_gates(events: Sequence[Event]) -> list[str]:

@@ -110,6 +110,22 @@ class IncidentSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class UnplannedLossSummary:
+    """What the job lost at one time without any fault of the plan; see `harness.analysis.attribution.UnplannedLoss`."""
+
+    ranks: tuple[int, ...] = ()
+    role: str | None = None
+    step: int | None = None
+    at_seconds: float | None = None
+    how: tuple[str, ...] = ()
+    exit_codes: tuple[int, ...] = ()
+    detection_seconds: float | None = None
+    recovery_seconds: float | None = None
+    rejoined: bool = False
+    mixed_with: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """All figures of a run, its gates and its verdict. `docs/measuring.md` defines them."""
 
@@ -155,6 +171,7 @@ class Summary:
     layout_changes: int | None = None
     incidents: tuple[IncidentSummary, ...] = ()
     incidents_not_due: int = 0
+    unplanned_losses: tuple[UnplannedLossSummary, ...] = ()
     diagnosis_recall_ratio: float | None = None
     diagnosis_precision_ratio: float | None = None
     false_accusations: int | None = None
@@ -183,12 +200,13 @@ class Summary:
             TypeError, ValueError: it is no summary.
         """
         incidents = tuple(IncidentSummary.from_json(incident) for incident in raw.get("incidents") or ())
+        losses = tuple(_read(UnplannedLossSummary, loss) for loss in raw.get("unplanned_losses") or ())
         gates = tuple(GateResult.from_json(gate) for gate in raw.get("gates") or ())
         speeds = {
             key: _read(Throughput, raw.get(key) or {})
             for key in ("throughput_per_second", "throughput_tokens_per_second")
         }
-        return _read(cls, {**raw, **speeds, "incidents": incidents, "gates": gates})
+        return _read(cls, {**raw, **speeds, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
 
 
 def _read(kind: type[_ValueT], raw: Mapping[str, Any]) -> _ValueT:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import find_diverged_units
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
-from harness.judging.summary import GateResult, Summary
+from harness.judging.caveats import unplanned_words
+from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 Outcome = Literal["pass", "fail", "halted", "error", "inconclusive", "dirty"]
@@ -50,11 +52,13 @@ def judge(
     main = sorted((e for e in events if e.job == MAIN_JOB), key=lambda event: event.monotonic_seconds)
     found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in problems]
     found += _left_behind(main)
-    found += _ending(main, timeline)
-    found += _gate_reasons(gates)
+    losses = summary.unplanned_losses
+    found += _ending(main, timeline, losses)
+    found += _gate_reasons(gates, losses)
     found += _end_by_a_gate(main, gates)
     if timeline is not None:
-        found += _incident_reasons(timeline)
+        found += _incident_reasons(timeline, losses)
+        found += _mixed_reasons(timeline, losses)
         found += _data_reasons(timeline, summary)
         found += _divergence(main, summary)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
@@ -99,7 +103,9 @@ def _left_behind(main: Sequence[Event]) -> Iterable[tuple[Outcome, str]]:
             )
 
 
-def _ending(main: Sequence[Event], timeline: Timeline | None) -> Iterable[tuple[Outcome, str]]:
+def _ending(
+    main: Sequence[Event], timeline: Timeline | None, losses: Sequence[UnplannedLossSummary]
+) -> Iterable[tuple[Outcome, str]]:
     run_ended = next((event for event in reversed(main) if event.kind == "run_ended"), None)
     halted = next((event for event in main if event.kind == "halted"), None)
     interrupted = next((event for event in main if event.kind == "interrupted"), None)
@@ -113,7 +119,10 @@ def _ending(main: Sequence[Event], timeline: Timeline | None) -> Iterable[tuple[
     if failed is not None:
         died_of = any(e.kind == "injected" and e.monotonic_seconds <= failed.monotonic_seconds for e in main)
         said = failed.fields.get("reason", "no reason given")
-        if died_of:
+        others = [unplanned_words(loss) for loss in losses if loss.recovery_seconds is None]
+        if died_of and others:
+            yield "inconclusive", f"the job did not survive: {said}. {others[-1]}"
+        elif died_of:
             yield "fail", f"the job did not survive: {said}"
         else:
             yield "error", f"the job failed before any fault was injected: {said}"
@@ -126,10 +135,13 @@ def _ending(main: Sequence[Event], timeline: Timeline | None) -> Iterable[tuple[
         yield "inconclusive", "the log was cut off: the run did not come to its end"
 
 
-def _gate_reasons(gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
+def _gate_reasons(gates: Sequence[GateResult], losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:
+    is_mixed = any(loss.mixed_with for loss in losses)
     for gate in gates:
         if gate.passed is None:
             yield "inconclusive", f"gate '{gate.expression}' has no answer: {gate.reason}"
+        elif not gate.passed and is_mixed:
+            yield "inconclusive", f"gate '{gate.expression}' failed, but not of the faults alone: {gate.reason}"
         elif not gate.passed:
             yield "fail", f"gate '{gate.expression}' failed: {gate.reason}"
 
@@ -147,14 +159,31 @@ def _end_by_a_gate(main: Sequence[Event], gates: Sequence[GateResult]) -> Iterab
         yield "inconclusive", f"{ended}, which did not fail after all"
 
 
-def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
+def _mixed_reasons(timeline: Timeline, losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:
+    """Losses that no fault explains, at a time at which what they took cannot be told from what a fault took."""
+    names = {incident.incident: _name(incident) for incident in timeline.incidents}
+    for loss in losses:
+        if mixed := [names[number] for number in loss.mixed_with if number in names]:
+            yield (
+                "inconclusive",
+                f"{unplanned_words(loss)}, while the job was busy with {' and '.join(mixed)}: what either of them took "
+                "cannot be told",
+            )
+
+
+def _name(incident: MeasuredIncident) -> str:
+    return f"incident {incident.incident} ({incident.fault} on {incident.target})"
+
+
+def _incident_reasons(timeline: Timeline, losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:
+    mixed = {number for loss in losses for number in loss.mixed_with}
     if not timeline.incidents and timeline.not_due:
         number, reason = timeline.not_due[0]
         yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none took effect"
     elif not timeline.incidents:
         yield "inconclusive", "no fault was planned, so none took effect"
     for incident in timeline.incidents:
-        name = f"incident {incident.incident} ({incident.fault} on {incident.target})"
+        name = _name(incident)
         if incident.injected is None:
             yield "inconclusive", f"{name} was not injected: {incident.reason or 'it never fired'}"
         elif incident.verified is None:
@@ -162,6 +191,8 @@ def _incident_reasons(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
                 "inconclusive",
                 f"{name} was injected, but its effect was not seen: {incident.reason or 'no evidence'}",
             )
+        elif timeline.recovered(incident) is False and incident.incident in mixed:
+            yield "inconclusive", f"{name}: no step began and committed after it and the other loss"
         elif timeline.recovered(incident) is False and incident.is_left_out:
             yield "fail", f"{name}: every step that began after it was left out as unfit"
         elif timeline.recovered(incident) is False:

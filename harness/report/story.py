@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.analysis.steps import step_under_way
 from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.judging.caveats import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -59,7 +60,8 @@ def backends_text(summary: Summary) -> str:
 
 def story(summary: Summary) -> list[str]:
     """What happened and what it cost, sentence by sentence."""
-    return [*_steps(summary), *_faults(summary), *_cost(summary)]
+    unplanned = [f"{unplanned_words(loss)}." for loss in summary.unplanned_losses]
+    return [*_steps(summary), *_faults(summary), *unplanned, *_cost(summary)]
 
 
 def steps_text(summary: Summary) -> str:

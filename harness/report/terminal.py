@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.analysis.words import count, name_seconds, one_line, speed_text
+from harness.judging.caveats import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
@@ -87,6 +88,8 @@ class _Report:
             f"{what} {steps_text(summary)}{attempts}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.command else samples}."
         )
+        for loss in summary.unplanned_losses:
+            self._paragraph(f"{unplanned_words(loss)}.")
         if self._has_many_incidents:
             self._incidents_in_short()
             return

@@ -42,6 +42,7 @@ BADPUT: Mapping[str, str] = {
     "repeated_work": "work thrown away and repeated",
     "degraded_speed": "slower steps under the fault",
     "restart": "waiting for a restart",
+    "unplanned": "losses that no fault explains",
     "checkpoint": "writing checkpoints",
     "other": "other",
 }

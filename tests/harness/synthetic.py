@@ -34,7 +34,10 @@ UNIX_OFFSET = 1_790_000_000.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One incident of the story. `during_regroup`: it affects while the regroup of the fault before it is under way."""
+    """One incident of the story. `during_regroup`: it affects while the regroup of the fault before it is under way.
+
+    `lasts_steps`: it slows its ranks for so many steps, and takes nobody away.
+    """
 
     step: int = 20
     node: int = 1
@@ -48,6 +51,16 @@ class Fault:
     rejoins: bool = True
     undone: bool = True
     during_regroup: bool = False
+    lasts_steps: int | None = None
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether anybody is lost to it."""
+        return self.verified and bool(self.ranks) and self.lasts_steps is None
+
+    def is_in_force(self, step: int) -> bool:
+        """Whether it slows that step."""
+        return self.fires and self.lasts_steps is not None and self.step <= step < self.step + self.lasts_steps
 
     @property
     def ranks(self) -> list[int]:
@@ -60,6 +73,15 @@ class Fault:
         return f"role={self.role}" if self.role else f"node={self.node}"
 
 
+@dataclass(frozen=True)
+class Kill:
+    """A rank that dies of no fault of the run, in the middle of a step; it is back at the step `back_at`, or never."""
+
+    step: int
+    rank: int
+    back_at: int | None = None
+
+
 def loss_of(step: int) -> float:
     """The loss of the fault-free job: 5.5 nats, falling to 2.5."""
     return 2.5 + 3.0 * math.exp(-step / 20)
@@ -69,6 +91,7 @@ def run(
     *,
     steps: int = 60,
     faults: Sequence[Fault] = (Fault(),),
+    kills: Sequence[Kill] = (),
     twin: bool = True,
     cut_off_after_step: int | None = None,
     ended: str = "completed",
@@ -92,6 +115,7 @@ def run(
     story = _Story(
         steps, list(faults), step_seconds, degraded_step_seconds, jitter_ratio, main_loss_ratio, dilation_ratio
     )
+    story.kills = list(kills)
     story.start_run(name, twin, gates)
     if ended != "completed":
         story.stop_after = (steps + max((f.step for f in faults), default=0)) // 2
@@ -123,6 +147,7 @@ class _Story:
         self.now = 1000.0
         self.steps = steps
         self.faults = faults
+        self.kills: list[Kill] = []
         self.step_seconds = step_seconds
         self.degraded_step_seconds = degraded_step_seconds
         self.jitter_ratio = jitter_ratio
@@ -234,6 +259,7 @@ class _Story:
                 self._boundary(step)
                 if not self._inject_into(step):
                     break
+                self._kill_in(step)
             self._commit(step)
             committed = step
             if job == MAIN_JOB and step == self.cut_off_after:
@@ -264,7 +290,8 @@ class _Story:
         self.emit("run_ended", "conductor", reason="failed" if self.failed else ended, message="")
 
     def _commit(self, step: int) -> None:
-        degraded = len(self.alive) < CLUSTER.num_ranks
+        in_force = self.job == MAIN_JOB and any(fault.is_in_force(step) for fault in self.faults)
+        degraded = in_force or len(self.alive) < CLUSTER.num_ranks
         jitter = 1 + self.jitter_ratio * math.sin(7.0 * step)
         seconds = (self.degraded_step_seconds if degraded else self.step_seconds) * jitter
         began, self.began = (self.now if self.began is None else self.began), None
@@ -290,7 +317,16 @@ class _Story:
 
     def _boundary(self, step: int) -> None:
         """Repairs and rejoins that come before `step` begins."""
+        for kill in self.kills:
+            if step == kill.back_at:
+                self.alive |= {kill.rank}
+                self._regroup("rejoin", step, transfer_seconds=TRANSFER_SECONDS)
+                self.emit("rejoined", "coordinator", step, epoch=self.epoch, ranks=[kill.rank])
         for index, fault in enumerate(self.faults):
+            if fault.lasts_steps is not None:
+                if step == fault.step + fault.lasts_steps and fault.fires:
+                    self.emit("undone", "injector", step, incident=index, evidence="over")
+                continue
             if fault.role or fault.repair_steps is None or not fault.fires or not fault.verified:
                 continue
             if step == fault.step + fault.repair_steps:
@@ -313,12 +349,25 @@ class _Story:
                 self.now += self.step_seconds / 2  # half a step's work, which the loss throws away
                 self.emit("held", "injector", step, incident=index, phase=fault.phase, rank=(fault.ranks or [0])[0])
                 self.now += HOLD_SECONDS
-                self.began = began if fault.role or not fault.verified else None
+                self.began = None if fault.takes_ranks else began
             if not self._inject(index, fault, step):
                 return False
-        if any(f.verified and f.ranks for _, f in affected):
+        if any(fault.takes_ranks for _, fault in affected):
             self._regroup("loss", step, transfer_seconds=TRANSFER_SECONDS)
         return True
+
+    def _kill_in(self, step: int) -> None:
+        for kill in self.kills:
+            if kill.step == step:
+                self.now += self.step_seconds / 2
+                self.emit("process_exited", "supervisor", exited_rank=kill.rank, role="rank", exited_pid=1, exit=-9)
+                self.now += DETECT_SECONDS
+                self.alive -= {kill.rank}
+                self.emit("detected", "coordinator", step, epoch=self.epoch, lost=[kill.rank], how="supervisor")
+                self.now += ISOLATE_SECONDS
+                self.emit("isolated", "coordinator", step, epoch=self.epoch)
+                self._regroup("loss", step, transfer_seconds=TRANSFER_SECONDS)
+                self.began = None
 
     def _inject(self, index: int, fault: Fault, step: int) -> bool:
         injected = self.now
@@ -330,6 +379,7 @@ class _Story:
             incident=index,
             fault=fault.kind,
             is_loss=fault.kind.startswith("kill-"),
+            goes_on=fault.lasts_steps is not None,
             target=fault.target,
             phase=fault.phase,
             ranks=fault.ranks,
@@ -342,6 +392,9 @@ class _Story:
             self.emit("released", "injector", step, incident=index, ranks=fault.ranks)
             return True
         self.emit("verified", "injector", step, incident=index, evidence=f"{len(processes)} processes are gone")
+        if fault.lasts_steps is not None:
+            self.emit("released", "injector", step, incident=index, ranks=fault.ranks)
+            return True
         if fault.undone:  # what is killed leaves nothing to undo: affected from the ledger at once
             self.emit("undone", "injector", step, incident=index, evidence="nothing to undo")
         self.emit("released", "injector", step, incident=index, ranks=fault.ranks)

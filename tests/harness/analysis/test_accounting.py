@@ -120,12 +120,13 @@ def test_a_step_in_flight_that_commits_at_the_regroup_is_not_repeated():
     assert "repeated_work" not in badput([in_flight if e is commit else e for e in events])
 
 
-def test_a_loss_that_nobody_injected_is_accounted_too():
+def test_a_loss_that_nobody_injected_is_unplanned_from_the_commit_before_it():
     events = [e for e in run() if e.source != "injector" and e.kind != "incidents_planned"]
     found = badput(events)
-    assert found["regroup"] == pytest.approx(synthetic.ISOLATE_SECONDS + 2 * synthetic.GROUP_SECONDS)
-    # Until the detection the lost attempt looks like work: half a step, the hold and the unseen time.
-    assert found["repeated_work"] == pytest.approx(0.05 + synthetic.HOLD_SECONDS + synthetic.DETECT_SECONDS)
+    lost_seconds = 0.05 + synthetic.HOLD_SECONDS + synthetic.DETECT_SECONDS
+    regrouping_seconds = synthetic.ISOLATE_SECONDS + 2 * (synthetic.GROUP_SECONDS + synthetic.TRANSFER_SECONDS)
+    assert found["unplanned"] == pytest.approx(lost_seconds + regrouping_seconds + 18 * 0.025)
+    assert found.keys() <= {*QUIET, "unplanned"}
 
 
 def test_steps_that_are_done_again_are_repeated_work():

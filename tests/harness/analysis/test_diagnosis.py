@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 
 def diagnoses_of(events):
-    return diagnose(events, build(events).incidents)
+    return diagnose(events, build(events))
 
 
 def renamed(events, **changes):
@@ -49,11 +49,11 @@ def test_who_names_somebody_else_is_wrong():
     events = run()
     affected = affected_in(events)
     other = next(rank for rank in range(8) if rank not in affected)
-    diagnoses = diagnoses_of(renamed(events, lost=[other]))
+    diagnoses = diagnoses_of(renamed(events, lost=[other], how="health"))
     assert diagnoses.by_incident[0].score == "wrong"
     assert diagnoses.by_incident[0].seconds is None
     assert (diagnoses.num_false, diagnoses.recall_ratio, diagnoses.precision_ratio) == (1, 0.0, 0.0)
-    both = diagnoses_of(renamed(events, lost=[*affected, other]))
+    both = diagnoses_of(renamed(events, lost=[*affected, other], how="health"))
     assert both.by_incident[0].score == "wrong"
     assert both.precision_ratio == len(affected) / (len(affected) + 1)
 
@@ -91,9 +91,19 @@ def test_an_accusation_before_any_fault_is_false():
     events = run()
     early = next(event for event in events if event.kind == "detected")
     early = replace(early, monotonic_seconds=build(events).started_seconds)
-    diagnoses = diagnoses_of([early, *events])
+    diagnoses = diagnoses_of([shifted(early, how="health"), *events])
     assert diagnoses.num_false == len(early.fields["lost"])
     assert diagnoses.by_incident[0].score == "right"
+    # That a rank is gone is no accusation.
+    assert diagnoses_of([early, *events]).num_false == 0
+
+
+def test_who_notices_another_loss_has_accused_nobody():
+    events = run()
+    gone = next(event for event in events if event.kind == "detected")
+    late = replace(shifted(gone, lost=[6]), monotonic_seconds=events[-1].monotonic_seconds - 1.0)
+    diagnoses = diagnoses_of([*events, late])
+    assert (diagnoses.by_incident[0].score, diagnoses.num_false) == ("right", 0)
 
 
 def test_a_fault_that_was_not_seen_cannot_be_diagnosed():

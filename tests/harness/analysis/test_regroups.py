@@ -1,7 +1,6 @@
 import pytest
 
-from harness.analysis.detections import own_stalls
-from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
+from harness.analysis.regroups import Stall, coordinator_downs, own_stalls, read_stalls
 from harness.analysis.state import build
 from mecefo_runtime.membership.coordinator import JOB_FAILED
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -84,10 +83,10 @@ def test_a_regroup_that_was_over_before_a_fault_was_detected_is_that_of_the_loss
 ):
     stall = Stall(10.0, 11.0, 11.0, 0.0, is_loss=True)
     detections = {1: 10.2} if detected is None else {0: detected, 1: 10.2}
-    assert own_stalls(0, detections, [stall]) == ((stall,) if is_own else ())
-    assert own_stalls(1, detections, [stall]) == (stall,)
+    assert own_stalls(0, detections, [], [stall]) == ((stall,) if is_own else ())
+    assert own_stalls(1, detections, [], [stall]) == (stall,)
 
 
 def test_a_regroup_that_nobody_was_lost_for_may_be_of_any_fault():
     stall = Stall(10.0, 11.0, 11.0, 0.0, is_loss=False)
-    assert own_stalls(0, {0: 20.0}, [stall]) == (stall,)
+    assert own_stalls(0, {0: 20.0}, [], [stall]) == (stall,)

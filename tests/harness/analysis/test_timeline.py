@@ -323,12 +323,12 @@ def test_a_later_detection_of_others_is_none_of_an_incident_that_was_over():
     events = run(faults=(Fault(kind="bit-flip", repair_steps=None),), twin=False)
     committed = next(e for e in events if e.kind == "step_committed" and e.step == 21)
     gone = next(event for event in events if event.kind == "detected")
-    others = shifted(gone, lost=[6])
+    others = shifted(gone, lost=[6], how="health")
     events.remove(gone)
 
     def detected(at: float) -> float | None:
         return only(build([*events, replace(others, monotonic_seconds=at)])).detected
 
     before = seconds(events, "injected") + 0.006
-    assert detected(before) == before  # whom the job gives up while the fault is fresh is taken for its doing
+    assert detected(before) == before  # whom the job sends away while the fault is fresh is its answer to it
     assert detected(committed.monotonic_seconds + 1.0) is None

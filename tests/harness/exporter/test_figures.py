@@ -14,11 +14,12 @@ from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.records import RECORDS
 from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
 from tests.harness.summaries import summarized
-from tests.harness.synthetic import Fault, run
+from tests.harness.synthetic import Fault, Kill, run
 
 pytestmark = pytest.mark.unit
 
 TWO_LOSSES = (Fault(step=15, node=1, repair_steps=10), Fault(step=40, node=2, repair_steps=None))
+SLOW = (Fault(kind="slow-rank", lasts_steps=10),)
 
 
 def served(events):
@@ -87,6 +88,14 @@ def assert_agrees(figures, summary):
         run(ended="interrupted"),
         run(cut_off_after_step=30),
         run(jitter_ratio=0.1),
+        run(faults=SLOW, kills=[Kill(40, 5)]),
+        run(faults=SLOW, kills=[Kill(40, 5, back_at=50)]),
+        run(faults=SLOW, kills=[Kill(25, 5, back_at=50)]),
+        run(faults=[Fault(step=30)], kills=[Kill(12, 7, back_at=20)]),
+        run(faults=[Fault(step=30)], kills=[Kill(12, 7)]),
+        run(faults=[Fault(repair_steps=None)], kills=[Kill(40, 7)]),
+        run(faults=(), kills=[Kill(30, 7)]),
+        run(faults=SLOW, kills=[Kill(60, 7)]),
     ],
     ids=[
         "node lost",
@@ -104,6 +113,14 @@ def assert_agrees(figures, summary):
         "interrupted",
         "cut off",
         "noise",
+        "killed after a fault",
+        "killed after a fault, and back",
+        "killed under a fault",
+        "killed before a fault, and back",
+        "killed before a fault",
+        "killed beside ranks that are not repaired",
+        "killed without any fault",
+        "killed at the last step",
     ],
 )
 def test_the_figures_are_those_of_the_summary(events):

@@ -1,0 +1,329 @@
+"""Whose a loss is: the one rule by which what the job lost belongs to a fault, or to none.
+
+A fault explains the loss of a rank that it affected while its effect on that rank is not over. It is over
+- of a fault that takes ranks away, when the rank is back in the job;
+- of one that goes on for a time, when a step that began after its end is committed;
+- of one that is done in an instant, when a step that began after it is committed; but the numbers that it corrupted may
+  come to light at any time later, and cost the rank its place then;
+- and never before a rank that the job gave up for it is back.
+
+Of several such faults the one injected last has it. A rank that the job sends away by its own judgement while a fault
+is at work is the job's answer to that fault, be it right or wrong. Every other loss is unplanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from harness.analysis.regroups import takes_coordinator
+from harness.analysis.steps import (
+    WARM_UP_STEPS,
+    CommittedStep,
+    Steps,
+    baseline,
+    num_committed,
+    showing_recovery,
+)
+from mecefo_runtime.system.job_records import CoordinatorRestarted, Detected, ProcessExited, Regrouped, Rejoined
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Unverified
+
+COORDINATOR = "coordinator"
+Culprit = int | str
+"""A rank, or COORDINATOR."""
+FOR_NUMBERS = "health"
+"""The words of `detected`, field `how`, by which the job sends away a rank that runs: for its numbers, or its links."""
+_EVICTIONS = (FOR_NUMBERS, "peers")
+
+
+@dataclass(slots=True)
+class Effect:
+    """What one injected fault did to the job (CLOCK_MONOTONIC seconds; None: it did not come to that).
+
+    `recovered` and `settled` are when the first step was committed that began after it, and after its end. `detected`
+    is when the job first gave up a rank for it, `rejoined` when it had taken all of those back; `missing` are those
+    that it has not. `gone` are those that are in no membership since, be it one of a restart: `returned` is when there
+    was none of them any more.
+    """
+
+    incident: int
+    injected: float
+    ranks: frozenset[int]
+    is_loss: bool
+    goes_on: bool
+    is_of_coordinator: bool
+    recovered: float | None
+    settled: float | None = None
+    repair_started: float | None = None
+    detected: float | None = None
+    rejoined: float | None = None
+    returned: float | None = None
+    missing: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    back: dict[int, float] = field(default_factory=dict)
+
+    def explains(self, lost: Culprit, at: float, how: str | None) -> bool:
+        """Whether the loss of a rank, or of the coordinator, at that time is its doing."""
+        if not isinstance(lost, int):
+            return self.is_of_coordinator and at <= self._over
+        if lost not in self.ranks:
+            return False
+        if lost in self.gone or (how == FOR_NUMBERS and not self.goes_on):
+            return True
+        return at <= (self.back.get(lost, inf) if self.is_loss else max(self._over, self.back.get(lost, 0.0)))
+
+    def is_at_work(self, at: float) -> bool:
+        """Whether it, or the job's recovery from it, was under way at that time."""
+        if at < self.injected:
+            return False
+        returned = 0.0 if self.detected is None else inf if self.returned is None else self.returned
+        if self.is_loss:
+            # Between its recovery and its repair the job goes on steadily, with fewer ranks.
+            is_in_repair = self.repair_started is not None and self.repair_started <= at <= returned
+            return at <= self._over or is_in_repair
+        return at <= max(self._over, returned)
+
+    @property
+    def _over(self) -> float:
+        over = self.settled if self.goes_on or self.is_of_coordinator else self.recovered
+        return inf if over is None else over
+
+
+@dataclass(slots=True)
+class Loss:
+    """A rank, or the coordinator, that the job lost, `at` the time when it noticed.
+
+    `incident` is what explains it, None where nothing does; `is_answer`: the job sent it away because of that one.
+    `since` is when its process ended, which `exit_code` says how, or the last commit before, after which it must have
+    been lost; `step` is that of this commit. `back` is when it was a member again.
+    """
+
+    lost: Culprit
+    at: float
+    how: str | None
+    since: float
+    step: int | None
+    exit_code: int | None = None
+    incident: int | None = None
+    is_answer: bool = False
+    back: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnplannedLoss:
+    """What the job lost at one time without any fault of the plan (CLOCK_MONOTONIC seconds; None: never).
+
+    `step` is the last one that was committed before, `resumed` when the job was at work again, `recovered` when the
+    first step was committed that began after it, `rejoined` when all of them were back. `mixed_with` are the incidents
+    that were at work at the time, or injected before the job was past it: what either of them took cannot be told.
+    """
+
+    lost: tuple[Culprit, ...]
+    how: tuple[str, ...]
+    exit_codes: tuple[int, ...]
+    step: int | None
+    since: float
+    detected: float
+    resumed: float | None
+    recovered: float | None
+    rejoined: float | None
+    mixed_with: tuple[int, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks among what was lost."""
+        return tuple(lost for lost in self.lost if isinstance(lost, int))
+
+
+class Attribution:
+    """The losses of a job and whose they are; `main` holds its records by time."""
+
+    def __init__(self, main: Iterable[Record], steps: Steps) -> None:
+        self.effects: dict[int, Effect] = {}
+        self.losses: list[Loss] = []
+        self._steps = steps.every
+        self._exits: dict[int, ProcessExited] = {}
+        self._regroups: list[float] = []
+        for record in main:
+            self._read(record)
+
+    @property
+    def detections(self) -> dict[int, float]:
+        """When the job first lost a rank to each incident, or answered to it otherwise; of those that it did."""
+        found = {i: effect.detected for i, effect in self.effects.items() if effect.detected is not None}
+        for loss in self.losses:
+            if loss.is_answer and loss.incident is not None:
+                found[loss.incident] = min(loss.at, found.get(loss.incident, loss.at))
+        return found
+
+    @property
+    def unplanned(self) -> tuple[UnplannedLoss, ...]:
+        """The losses that no fault explains, those together that came before the job was past the first of them."""
+        groups: list[list[Loss]] = []
+        resumed: float | None = None
+        for loss in self.losses:
+            if loss.incident is not None:
+                continue
+            if groups and (resumed is None or loss.at < resumed):
+                groups[-1].append(loss)
+            else:
+                groups.append([loss])
+            resumed = self._resumed(loss.at)[0]
+        return tuple(self._told(group) for group in groups)
+
+    def _told(self, group: list[Loss]) -> UnplannedLoss:
+        since, back = min(loss.since for loss in group), [loss.back for loss in group]
+        known = [at for at in back if at is not None]
+        resumed, recovered = self._resumed(max(loss.at for loss in group))
+        until = inf if recovered is None else recovered
+        return UnplannedLoss(
+            lost=tuple(dict.fromkeys(sorted((loss.lost for loss in group), key=str))),
+            how=tuple(sorted({loss.how for loss in group if loss.how is not None})),
+            exit_codes=tuple(sorted({loss.exit_code for loss in group if loss.exit_code is not None})),
+            step=group[0].step,
+            since=since,
+            detected=min(loss.at for loss in group),
+            resumed=resumed,
+            recovered=recovered,
+            rejoined=max(known) if len(known) == len(back) else None,
+            mixed_with=tuple(
+                effect.incident
+                for effect in self.effects.values()
+                if effect.is_at_work(since) or since < effect.injected < until
+            ),
+        )
+
+    def _resumed(self, at: float) -> tuple[float | None, float | None]:
+        """When the job was at work again after that time, and when it committed what it then began."""
+        step = next(showing_recovery(self._steps, at), None)
+        if step is None:
+            return None, None
+        # Who begins it is told of the regroup before the coordinator says that it is over.
+        regrouped = [one for one in self._regroups if at <= one <= step.committed_seconds]
+        return max([step.began_seconds, *regrouped]), step.committed_seconds
+
+    # ---- what happened ----
+
+    def _read(self, record: Record) -> None:
+        at = record.monotonic_seconds
+        match record:
+            case Injected():
+                self._inject(record)
+            case Undone() | RepairStarted() | Unverified() if record.incident in self.effects:
+                self._tell(self.effects[record.incident], record)
+            case ProcessExited(exited_rank=int(rank)):
+                self._exit(rank, record)
+            case ProcessExited() if takes_coordinator(record):
+                self._lose(COORDINATOR, at, None, record)
+            case Detected():
+                for rank in record.lost:
+                    self._lose(rank, at, record.how, self._exits.pop(rank, None))
+            case Rejoined():
+                self._join(record.ranks, at)
+                self._rejoin(frozenset(record.ranks), at)
+            case Regrouped():
+                self._regroups.append(at)
+                self._join(record.members or (), at)
+            case CoordinatorRestarted():
+                self._join([COORDINATOR], at)
+                for effect in self.effects.values():
+                    if effect.is_of_coordinator and effect.settled is None:
+                        effect.settled = at
+            case _:
+                pass
+
+    def _inject(self, record: Injected) -> None:
+        effect = Effect(
+            incident=record.incident,
+            injected=record.monotonic_seconds,
+            ranks=frozenset(record.ranks),
+            is_loss=record.is_loss,
+            goes_on=record.goes_on,
+            is_of_coordinator=f"role={COORDINATOR}" in str(record.target),
+            recovered=self._committed_after(record.monotonic_seconds),
+        )
+        self.effects.setdefault(effect.incident, effect)
+
+    def _tell(self, effect: Effect, record: Undone | RepairStarted | Unverified) -> None:
+        match record:
+            case Unverified():
+                # What has lost nobody is over as what never loses anybody.
+                effect.is_loss = effect.is_loss and bool(effect.missing)
+            case Undone():
+                effect.settled = effect.settled or self._committed_after(record.monotonic_seconds)
+            case RepairStarted():
+                effect.repair_started = record.monotonic_seconds
+
+    def _committed_after(self, at: float) -> float | None:
+        step = next(showing_recovery(self._steps, at), None)
+        return None if step is None else step.committed_seconds
+
+    def _exit(self, rank: int, record: ProcessExited) -> None:
+        loss = next((loss for loss in reversed(self.losses) if loss.lost == rank), None)
+        if loss is not None and loss.back is None and loss.exit_code is None:
+            # Its connections were closed before whoever started it heard of its end.
+            loss.exit_code = record.exit
+        else:
+            self._exits[rank] = record
+
+    def _lose(self, lost: Culprit, at: float, how: str | None, ended: ProcessExited | None) -> None:
+        last = num_committed(self._steps, at) - 1
+        committed, step = (self._steps[last].committed_seconds, self._steps[last].step) if last >= 0 else (at, None)
+        loss = Loss(lost, at, how, committed, step)
+        if ended is not None and (last < 0 or ended.monotonic_seconds > committed):
+            loss.since, loss.exit_code = ended.monotonic_seconds, ended.exit
+        self._explain(loss)
+        self.losses.append(loss)
+
+    def _explain(self, loss: Loss) -> None:
+        latest_first = sorted(self.effects.values(), key=lambda effect: effect.injected, reverse=True)
+        own = next((effect for effect in latest_first if effect.explains(loss.lost, loss.at, loss.how)), None)
+        if own is not None:
+            loss.incident = own.incident
+            own.detected = loss.at if own.detected is None else own.detected
+            if isinstance(loss.lost, int):
+                own.missing.add(loss.lost)
+                own.gone.add(loss.lost)
+                own.returned = None
+        elif loss.how in _EVICTIONS:
+            answered = next((effect for effect in latest_first if effect.ranks and effect.is_at_work(loss.at)), None)
+            if answered is not None:
+                loss.incident, loss.is_answer = answered.incident, True
+
+    def _join(self, members: Iterable[Culprit], at: float) -> None:
+        back = frozenset(members)
+        for loss in self.losses:
+            if loss.back is None and loss.lost in back:
+                loss.back = at
+        for effect in self.effects.values():
+            if returned := effect.gone & back:
+                effect.back |= dict.fromkeys((rank for rank in effect.gone if rank in back), at)
+                effect.gone -= returned
+                effect.returned = effect.returned if effect.gone else at
+
+    def _rejoin(self, ranks: frozenset[int], at: float) -> None:
+        for effect in self.effects.values():
+            if effect.missing & ranks:
+                effect.missing -= ranks
+                if not effect.missing and effect.rejoined is None:
+                    effect.rejoined = at
+
+
+def undisturbed_baseline(
+    steps: Sequence[CommittedStep], until: float, unplanned: Sequence[UnplannedLoss]
+) -> tuple[CommittedStep, ...]:
+    """The steps that tell the speed before `until`: since the last unplanned loss, if they are few before the first.
+
+    One speed is not to be made of the steps of two: with the rank and without it.
+    """
+    earlier = [loss for loss in unplanned if loss.since < until]
+    if not earlier:
+        return baseline(steps, until)
+    resumed = earlier[-1].resumed
+    since = steps[num_committed(steps, resumed) :] if resumed is not None else ()
+    since = [step for step in since if step.began_seconds > earlier[-1].detected]
+    if num_committed(since, until) >= WARM_UP_STEPS:
+        return baseline(since, until)
+    return baseline(steps, earlier[0].since) or baseline(steps, until)
