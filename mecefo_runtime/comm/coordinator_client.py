@@ -30,7 +30,6 @@ from mecefo_runtime.comm.messages import (
     Probe,
     Probed,
     Put,
-    RankReport,
     Regroup,
     Stop,
     Take,
@@ -39,6 +38,7 @@ from mecefo_runtime.comm.messages import (
     to_wire,
 )
 from mecefo_runtime.comm.operations import EpochBroken
+from mecefo_runtime.comm.participant import CoordinatorAddress, Participant
 from mecefo_runtime.comm.probe import find_unreachable, find_unsteady
 from mecefo_runtime.system.wire import Connection, WireError, parse_address
 
@@ -57,31 +57,21 @@ class Stopped(RuntimeError):
 
 
 class CoordinatorClient:
-    """What this rank knows of the job's membership. `hello` is its first one, `report` tells what it has by now.
-
-    `abort` is called, again and again until the training thread parks, when the epoch must be left at once. While
-    `committed_step` stays what it is for a heartbeat's time-out, it is tried whether the peers can be reached.
-    """
+    """What this rank knows of the job's membership. `hello` is its first one."""
 
     def __init__(
         self,
-        address: str,
-        token: str,
+        coordinator: CoordinatorAddress,
         hello: Hello,
         heartbeat_timeout_seconds: float,
-        report: Callable[[], RankReport],
-        abort: Callable[[], None],
-        committed_step: Callable[[], int],
+        participant: Participant,
     ) -> None:
-        self._address = address
-        self._token = token
+        self._coordinator = coordinator
+        self._participant = participant
         self._first_hello = hello
         self._heartbeat_seconds = heartbeat_timeout_seconds / 4
         self._link_timeout_seconds = heartbeat_timeout_seconds / 2
         self._steady_seconds = 2 * heartbeat_timeout_seconds
-        self._report = report
-        self._abort = abort
-        self._committed_step = committed_step
         self._connection: Connection | None = None
         self._values: dict[str, bytes] = {}
         self._closed = False
@@ -169,7 +159,7 @@ class CoordinatorClient:
                     self.changed.wait(timeout=1.0)
                     continue
             # Outside the lock: the listener may need it while the coordinator takes its time.
-            if target > self.epoch and not self.send(Parked(target, self._report())):
+            if target > self.epoch and not self.send(Parked(target, self._participant.report())):
                 time.sleep(RECONNECT_SECONDS)
                 continue
             parked_for = target
@@ -226,7 +216,7 @@ class CoordinatorClient:
 
     def _progress(self) -> tuple[object, ...]:
         """What changes as long as anything goes on."""
-        return self.epoch, self._is_parked, self._committed_step()
+        return self.epoch, self._is_parked, self._participant.committed_step
 
     def _report_lost(self, unreachable: list[int]) -> None:
         """From the link watch's thread."""
@@ -310,7 +300,7 @@ class CoordinatorClient:
     def _hello(self) -> Hello:
         return replace(
             self._first_hello,
-            report=self._report(),
+            report=self._participant.report(),
             target=self.target,
             is_done=isinstance(self.farewell, Goodbye),
             is_cut_off=self.is_cut_off,
@@ -321,9 +311,8 @@ class CoordinatorClient:
         while not self._closed and not isinstance(self.farewell, Stop):
             hello = self._hello()
             try:
-                connection = Connection.open(
-                    self._address, {"token": self._token, **to_wire(hello)}, CONNECT_TIMEOUT_SECONDS
-                )
+                said = {"token": self._coordinator.token, **to_wire(hello)}
+                connection = Connection.open(self._coordinator.address, said, CONNECT_TIMEOUT_SECONDS)
             except OSError:
                 time.sleep(RECONNECT_SECONDS)
                 continue
@@ -384,7 +373,7 @@ class CoordinatorClient:
                     # Under the lock: whoever has to leave next must not count on a thread that is about to end.
                     self._abort_thread = None
                     return
-            self._abort()
+            self._participant.abort()
             time.sleep(ABORT_AGAIN_SECONDS)
 
     def _beat(self) -> None:

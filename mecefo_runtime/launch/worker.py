@@ -14,6 +14,7 @@ import torch
 from mecefo_runtime.comm.coordinator_client import Stopped
 from mecefo_runtime.comm.groups import LOOPBACK
 from mecefo_runtime.comm.nccl_log import nccl_log_settings
+from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError
 from mecefo_runtime.system.dilation import NO_DILATION, SLICE_SECONDS
@@ -21,6 +22,7 @@ from mecefo_runtime.system.events import MAIN_JOB, Emitter
 from mecefo_runtime.system.process import ask_for_short_slices
 from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.training.hooks import Hooks
+from mecefo_runtime.training.rank_setup import Observers, RankIdentity
 from mecefo_runtime.training.trainer import Trainer
 
 
@@ -52,11 +54,11 @@ def run_worker(environment: Mapping[str, str]) -> int:
         attempt=attempt,
     )
     hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
-    coordinator, token = environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"]
-    host = environment.get("MECEFO_HOST", LOOPBACK)
-    metrics = environment.get("MECEFO_METRICS", "")
+    identity = RankIdentity(rank, node, attempt, environment.get("MECEFO_HOST", LOOPBACK), local_rank)
+    coordinator = CoordinatorAddress(environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"])
+    observers = Observers(emitter, hooks, environment.get("MECEFO_METRICS", ""))
     try:
-        Trainer(job, rank, node, attempt, coordinator, token, emitter, hooks, host, local_rank, metrics).run()
+        Trainer(job, identity, coordinator, observers).run()
     except DeviceError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         return 1

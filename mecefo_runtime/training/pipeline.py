@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import Operation, wait_all
+from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
 from mecefo_runtime.job.step_report import StepStats
 from mecefo_runtime.model.data import Corpus, checksum
@@ -34,10 +35,8 @@ class Pipeline:
         groups: Groups,
         corpus: Corpus,
         pacer: Pacer,
-        microbatch_size: int,
-        tokens_per_step: int,
+        job: JobConfig,
         check: Callable[[], None],
-        precision: str = "fp32",
     ) -> None:
         place = layout.find(groups.rank)
         if place is None:
@@ -47,9 +46,9 @@ class Pipeline:
         self._corpus = corpus
         self._pacer = pacer
         self._check = check
-        self._precision = precision
-        self._microbatch_size = microbatch_size
-        self._tokens_per_step = tokens_per_step
+        self._precision = job.precision
+        self._microbatch_size = job.microbatch_size
+        self._tokens_per_step = job.tokens_per_step
         self._microbatches = layout.microbatches_of(replica.replica)
         self._num_behind = len(replica.spans) - 1 - position
         self._previous = replica.spans[position - 1].rank if position else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from mecefo_runtime.job.step_report import (
     NO_HISTORY,
     PART_SIZE,
     HealthHistory,
+    LateCommit,
     PartHealth,
     ReadyStep,
     StepStats,
@@ -29,6 +30,7 @@ from mecefo_runtime.job.step_report import (
 from mecefo_runtime.model.data import samples_of_step
 from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.fetch import Fetching
+from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer
@@ -85,28 +87,35 @@ class Outcome:
     judgement: Judgement | None = None
 
 
+class StepHost(Protocol):
+    """The rest of a rank, as its steps see it."""
+
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether the members are asked to park at the next step boundary."""
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is still being written."""
+
+    def announce(self, step: int, phase: str) -> None:
+        """The rank is about to enter `phase` of `step`."""
+
+    def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
+        """Of the leader: what it makes of a step, before anybody else hears of it."""
+
+    def on_applied(self, record: Mapping[str, Any]) -> None:
+        """A step is committed and applied here; `record` is what its event says."""
+
+
 class Stepper:
     """Runs a rank's steps. `distrusted` are units whose state differs from the peers': they need theirs."""
 
-    def __init__(
-        self,
-        job: JobConfig,
-        rank: int,
-        pacer: Pacer,
-        announce: Callable[[int, str], None],
-        wants_boundary: Callable[[], bool],
-        is_busy: Callable[[], bool],
-        note: Callable[[dict[str, Any]], None],
-        judged: Callable[[int, int, Judgement], None],
-    ) -> None:
+    def __init__(self, job: JobConfig, rank: int, pacer: Pacer, host: StepHost) -> None:
         self._job = job
         self._rank = rank
         self._pacer = pacer
-        self.announce = announce
-        self._wants_boundary = wants_boundary
-        self._is_busy = is_busy
-        self._note = note
-        self._judged = judged
+        self._host = host
         self._began_seconds = 0.0
         self.progress = StepProgress()
         self.distrusted: frozenset[str] = frozenset()
@@ -121,8 +130,14 @@ class Stepper:
         self.progress = replace(self.progress, committed_step=step - 1, history=history)
         self.distrusted = frozenset()
 
-    def drop_ready(self) -> None:
-        """Whatever was ready is applied by now, or will be repeated."""
+    def commit_late(self, epoch_number: int, holdings: Holdings, commit: LateCommit | None) -> None:
+        """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
+        progress = self.progress
+        if commit is not None and progress.ready is not None and progress.committed_step < commit.step:
+            self.apply(holdings.state, commit.step, commit.totals)
+            self.finish(epoch_number, commit.step, commit.totals)
+            holdings.commit()
+        # Whatever was ready is applied by now, or will be repeated.
         self.progress = replace(self.progress, ready=None)
 
     def run(self, epoch: Epoch, step: int) -> Outcome:
@@ -134,7 +149,7 @@ class Stepper:
         self._began_seconds = time.monotonic()
 
         def announce(phase: str) -> None:
-            self.announce(step, phase)
+            self._host.announce(step, phase)
 
         state = epoch.state
         state.enter_step(step)
@@ -185,7 +200,7 @@ class Stepper:
         }
         history = after_commit(self._job.health, self.progress.history, totals)
         self.progress = StepProgress(step, totals, record, None, history)
-        self._note(record)
+        self._host.on_applied(record)
 
     # ---- the parts of a step ----
 
@@ -253,7 +268,7 @@ class Stepper:
             loss_sum, squared_norm = numbers[_LOSS_SUM], numbers[_SQUARED_NORM]
             judgements.append(judge(self._job.health, history, step, loss_sum, squared_norm, parts_of(numbers)))
             # Before anybody hears of it: who is to be healed may park, and the epoch be over, before this rank is on.
-            self._judged(epoch.number, step, judgements[0])
+            self._host.on_judged(epoch.number, step, judgements[0])
             total[_VERDICT] = float(judgements[0].verdict)
 
         total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, ready), decide).tolist()
@@ -273,19 +288,19 @@ class Stepper:
         totals = StepTotals(total[_SQUARED_NORM], StepStats(total[_LOSS_SUM], *counts), verdict)
         self.progress = replace(self.progress, ready=replace(ready, totals=totals))
         epoch.fetching.finish()
-        self.announce(step, "optimizer")
+        self._host.announce(step, "optimizer")
         with self._pacer:
             self.apply(epoch.state, step, totals)
         self.finish(epoch.number, step, totals)
-        self.announce(step, "commit")
+        self._host.announce(step, "commit")
         return outcome
 
     def _contribution(self, epoch: Epoch, ready: ReadyStep) -> Tensor:
         """What this rank adds to the exchange; units and step stats count by their lowest holder only."""
         norms, stats, holders = ready.norms, ready.stats, epoch.state.holders
         numbers = [0.0] * (_PARTS + PART_SIZE * len(epoch.members))
-        numbers[_WANTS_BOUNDARY] = float(self._wants_boundary())
-        numbers[_IS_BUSY] = float(self._is_busy())
+        numbers[_WANTS_BOUNDARY] = float(self._host.wants_boundary)
+        numbers[_IS_BUSY] = float(self._host.is_saving)
         numbers[_SQUARED_NORM] = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
         if stats is not None and holders["head"][0] == self._rank:
             numbers[_LOSS_SUM : _CHECKSUM + 1] = [stats.loss_sum, stats.tokens, stats.samples, stats.checksum]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_uni
 from mecefo_runtime.comm import nccl
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.comm.forming import form_groups
-from mecefo_runtime.comm.groups import LOOPBACK, Groups
+from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.messages import (
     BackgroundDone,
     Committed,
@@ -28,6 +29,7 @@ from mecefo_runtime.comm.messages import (
     Unhealthy,
 )
 from mecefo_runtime.comm.operations import EpochBroken
+from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.comm.probe import PeersUnreachable, ProbeDesk
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
@@ -39,15 +41,14 @@ from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.transfer import StateCorrupt, move_units
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
-from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import run_apart
 from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.exporter import RankFigures
 from mecefo_runtime.training.health import Judgement
-from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.pipeline import Pipeline
+from mecefo_runtime.training.rank_setup import Observers, RankIdentity
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
@@ -59,30 +60,18 @@ class Trainer:
     """One rank of a job, from its first hello to the coordinator's goodbye."""
 
     def __init__(
-        self,
-        job: JobConfig,
-        rank: int,
-        node: int,
-        attempt: int,
-        address: str,
-        token: str,
-        emitter: Emitter,
-        hooks: Hooks,
-        host: str = LOOPBACK,
-        local_rank: int | None = None,
-        metrics: str = "",
+        self, job: JobConfig, identity: RankIdentity, coordinator: CoordinatorAddress, observers: Observers
     ) -> None:
-        """`local_rank` counts through the ranks that see the same GPUs; None: `rank` does.
-
-        `metrics` says where to serve them, see `mecefo_runtime.training.exporter`; empty: nowhere.
+        """Get ready, without a word to anybody.
 
         Raises:
             mecefo_runtime.system.devices.DeviceError: the job is to run on GPUs, and this rank has none.
         """
         self._job = job
-        self._host = host
-        self._rank = rank
-        self._emitter = emitter
+        self._identity = identity
+        self._rank = rank = identity.rank
+        self._observers = observers
+        self._emitter = observers.emitter
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
         self._layout: Layout | None = None
         self._members: tuple[int, ...] = ()
@@ -95,45 +84,26 @@ class Trainer:
         # Whether the coordinator wants to hear of every step from the leader.
         self._tells_commits = False
         require_device(job.device)
-        place = rank if local_rank is None else local_rank
 
         def measure() -> str:
-            return json.dumps(measure_costs(job, find_device(job.device, place)).to_dict())
+            return json.dumps(measure_costs(job, find_device(job.device, identity.device_place)).to_dict())
 
         # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
         # the memory of training; and before this process has to do with CUDA, which does not survive a fork, and has
         # other threads, which do not either.
-        costs = Costs.from_dict(json.loads(run_apart(measure))) if attempt == 1 else None
-        self._saving = None if job.checkpoint is None else Saving(job, emitter)
-        self._hooks = hooks
+        costs = Costs.from_dict(json.loads(run_apart(measure))) if identity.attempt == 1 else None
+        self._saving = None if job.checkpoint is None else Saving(job, observers.emitter)
         if job.device != "cpu" and has_driver():
             nccl.prepare()
-        self._device = find_device(job.device, place)
+        self._device = find_device(job.device, identity.device_place)
         self._holdings = Holdings(job, rank, self._device)
         self._pacer = pacer_for(self._device, job.dilation_ratio)
-        self._figures = RankFigures(rank, node, str(self._device), self._pacer)
-        self._metrics_place = (metrics, host, place)
-        self._probe_desk = ProbeDesk(host)
+        self._figures = RankFigures(rank, identity.node, str(self._device), self._pacer)
+        self._probe_desk = ProbeDesk(identity.host)
         gpu = nccl_device(self._device)
-        self._client = CoordinatorClient(
-            address,
-            token,
-            Hello(rank, attempt, self._probe_desk.address, RankReport(), costs=costs, nccl_device=gpu),
-            job.heartbeat_timeout_seconds,
-            self._report,
-            self._abort_groups,
-            lambda: self._stepper.progress.committed_step,
-        )
-        self._stepper = Stepper(
-            job,
-            rank,
-            self._pacer,
-            hooks.announce,
-            lambda: self._client.wants_boundary,
-            lambda: self._saving is not None and self._saving.is_busy,
-            self._figures.commit,
-            self._tell,
-        )
+        hello = Hello(rank, identity.attempt, self._probe_desk.address, RankReport(), costs=costs, nccl_device=gpu)
+        self._client = CoordinatorClient(coordinator, hello, job.heartbeat_timeout_seconds, self)
+        self._stepper = Stepper(job, rank, self._pacer, self)
 
     def run(self) -> None:
         """Train until the job is over.
@@ -141,7 +111,8 @@ class Trainer:
         Raises:
             mecefo_runtime.comm.coordinator_client.Stopped: the coordinator ended the job early.
         """
-        self._emitter.emit("rank_started", device=str(self._device), metrics=self._figures.serve(*self._metrics_place))
+        metrics = self._figures.serve(self._observers.metrics, self._identity.host, self._identity.device_place)
+        self._emitter.emit("rank_started", device=str(self._device), metrics=metrics)
         self._client.start()
         try:
             while True:
@@ -156,13 +127,13 @@ class Trainer:
             if self._saving is not None:
                 self._saving.close()
             # A rank that slept while the others came to the end has nothing that counts.
-            is_done = self._stepper.progress.committed_step == self._job.steps
+            is_done = self.committed_step == self._job.steps
             held = self._holdings.trusted(self._stepper.distrusted) if is_done else {}
             checksums = {name: unit.checksum() for name, unit in held.items()}
             self._pacer.settle()
             self._emitter.emit(
                 "rank_finished",
-                step=self._stepper.progress.committed_step,
+                step=self.committed_step,
                 checksums=checksums,
                 compute_cpu_seconds=self._pacer.compute_seconds,
                 compute_wall_seconds=self._pacer.wall_seconds,
@@ -183,7 +154,7 @@ class Trainer:
             # Also to a coordinator that has called: it must not ask the same holders again.
             damaged = tuple((transfer.unit, transfer.source) for transfer in error.damaged)
             trouble, unreachable = Trouble(form.epoch, str(error), damaged=damaged), []
-            step = self._stepper.progress.committed_step or None
+            step = self.committed_step or None
             for transfer in error.damaged:
                 told: dict[str, Any] = {"epoch": form.epoch, "unit": transfer.unit, "source_rank": transfer.source}
                 self._emitter.emit("transfer_damaged", step=step, **told)
@@ -211,8 +182,8 @@ class Trainer:
         if unreachable := self._client.find_unreachable():
             raise PeersUnreachable(self._rank, unreachable)
         if not is_first:
-            self._hooks.announce(form.resume_step, "regroup")
-        groups = form_groups(form, self._rank, self._job, self._device, self._client, self._host)
+            self.announce(form.resume_step, "regroup")
+        groups = form_groups(form, self._rank, self._job, self._device, self._client, self._identity.host)
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
@@ -223,7 +194,7 @@ class Trainer:
                 layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE, restores=folder is not None
             )
             if form.transfers:
-                self._hooks.announce(form.resume_step, "transfer")
+                self.announce(form.resume_step, "transfer")
             if folder is None:
                 transfer_seconds, transfer_bytes = move_units(groups, state.units, held, form.transfers)
             else:
@@ -238,10 +209,8 @@ class Trainer:
                     groups,
                     self._corpus,
                     self._pacer,
-                    self._job.microbatch_size,
-                    self._job.tokens_per_step,
+                    self._job,
                     self._client.check,
-                    self._job.precision,
                 )
             self._epoch = Epoch(
                 number=form.epoch,
@@ -259,7 +228,7 @@ class Trainer:
             if self._epoch is None:
                 groups.close()
         self._holdings.adopt(state, background, held, restored=folder is not None)
-        self._hooks.expose(Inspection(state, self._pacer))
+        self._observers.hooks.expose(Inspection(state, self._pacer))
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, form.members, form.lineage
         self._tells_commits = form.tells_commits
@@ -267,7 +236,7 @@ class Trainer:
         self._stepper.resume(form.resume_step, form.history)
         self._status = "training"
         self._client.enter(form.epoch)
-        self._client.send(Formed(self._report(), group_seconds, transfer_seconds, transfer_bytes, bytes_per_second))
+        self._client.send(Formed(self.report(), group_seconds, transfer_seconds, transfer_bytes, bytes_per_second))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
             # The old leader may have died before it could say so.
@@ -281,13 +250,6 @@ class Trainer:
             epoch.pipeline = None
             epoch.groups.close()
 
-    def _abort_groups(self) -> None:
-        """From the membership's thread: end whatever the training thread is blocked in."""
-        epoch = self._epoch
-        groups = self._forming if epoch is None else epoch.groups
-        if groups is not None:
-            groups.abort()
-
     def _start_over(self) -> None:
         self._leave()
         self._stepper.start_over()
@@ -297,7 +259,21 @@ class Trainer:
         self._status = "fresh"
         self._client.start_over()
 
-    def _report(self) -> RankReport:
+    # ---- for the client, from its threads ----
+
+    @property
+    def committed_step(self) -> int:
+        """The last step that this rank has applied."""
+        return self._stepper.progress.committed_step
+
+    def abort(self) -> None:
+        """End whatever the training thread is blocked in."""
+        epoch = self._epoch
+        groups = self._forming if epoch is None else epoch.groups
+        if groups is not None:
+            groups.abort()
+
+    def report(self) -> RankReport:
         """What this rank has."""
         progress, epoch = self._stepper.progress, self._epoch
         received = frozenset[str]() if epoch is None else epoch.fetching.received
@@ -319,7 +295,40 @@ class Trainer:
         )
 
     def _is_background_done(self) -> bool:
-        return 0 < self._background_step <= self._stepper.progress.committed_step
+        return 0 < self._background_step <= self.committed_step
+
+    # ---- for the steps ----
+
+    @property
+    def wants_boundary(self) -> bool:
+        """Whether the members are asked to park at the next step boundary."""
+        return self._client.wants_boundary
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether this rank is still writing a checkpoint."""
+        return self._saving is not None and self._saving.is_busy
+
+    def announce(self, step: int, phase: str) -> None:
+        """Tell the hooks."""
+        self._observers.hooks.announce(step, phase)
+
+    def on_applied(self, record: Mapping[str, Any]) -> None:
+        """Show it in this rank's metrics."""
+        self._figures.commit(record)
+
+    def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
+        """The leader says what it makes of a step that is not fit to be committed."""
+        if judgement.verdict is StepVerdict.COMMIT:
+            return
+        self._emitter.emit(
+            "step_unfit",
+            step=step,
+            epoch=epoch_number,
+            verdict=judgement.verdict.name.lower(),
+            suspects=list(judgement.suspects),
+            reason=judgement.reason,
+        )
 
     # ---- steps ----
 
@@ -327,9 +336,9 @@ class Trainer:
         """Step until the last one; returns True after the coordinator's goodbye, False when called to a regroup."""
         epoch = self._epoch
         assert epoch is not None
-        while self._stepper.progress.committed_step < self._job.steps:
+        while self.committed_step < self._job.steps:
             self._client.check()
-            step = self._stepper.progress.committed_step + 1
+            step = self.committed_step + 1
             if step % self._job.approximation.refresh_steps == 0:
                 with self._pacer:
                     epoch.degraded.refresh()
@@ -354,25 +363,12 @@ class Trainer:
         if self._saving is not None:
             self._saving.tell(is_leader=self._rank == epoch.leader)
             if self._saving.is_due(step) and outcome.can_save:
-                self._stepper.announce(step, "checkpoint")
+                self.announce(step, "checkpoint")
                 self._saving.save(step, epoch.layout, epoch.state.units, self._rank, self._lineage)
             elif self._saving.is_due(step) and self._rank == epoch.leader:
                 self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
         if self._rank == epoch.leader and step == self._background_step:
             self._client.send(BackgroundDone(epoch.number))
-
-    def _tell(self, epoch_number: int, step: int, judgement: Judgement) -> None:
-        """The leader says what it makes of a step that is not fit to be committed."""
-        if judgement.verdict is StepVerdict.COMMIT:
-            return
-        self._emitter.emit(
-            "step_unfit",
-            step=step,
-            epoch=epoch_number,
-            verdict=judgement.verdict.name.lower(),
-            suspects=list(judgement.suspects),
-            reason=judgement.reason,
-        )
 
     def _await_call(self, epoch: Epoch, outcome: Outcome) -> None:
         """The members cannot go on as they are: ask the coordinator for another epoch until it calls."""
@@ -384,14 +380,7 @@ class Trainer:
             self._client.wait_until(lambda: False, CALL_SECONDS)
 
     def _commit_late(self, commit: LateCommit | None, *, is_last: bool) -> None:
-        """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
-        progress = self._stepper.progress
-        if commit is not None and progress.ready is not None and progress.committed_step < commit.step:
-            self._stepper.apply(self._holdings.state, commit.step, commit.totals)
-            self._stepper.finish(self._client.epoch, commit.step, commit.totals)
-            self._holdings.commit()
-        # Whatever was ready is applied by now or will be repeated.
-        self._stepper.drop_ready()
+        self._stepper.commit_late(self._client.epoch, self._holdings, commit)
         progress = self._stepper.progress
         if is_last and progress.record is not None:
             # No next epoch, whose leader would say it: everybody does, and the log takes the first.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from mecefo_runtime.comm.messages import (
     Value,
     to_wire,
 )
+from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.launch import supervisor as supervisor_module
@@ -39,6 +41,19 @@ pytestmark = pytest.mark.unit
 
 DEADLINE_SECONDS = 120.0
 HELLO = Hello(0, 1, "127.0.0.1:2", RankReport())
+NOWHERE = CoordinatorAddress("127.0.0.1:1", "t")
+
+
+class Idle:
+    """A rank that does nothing; `abort` may be watched."""
+
+    committed_step = 0
+
+    def __init__(self, abort: Callable[[], None] = lambda: None) -> None:
+        self.abort = abort
+
+    def report(self) -> RankReport:
+        return RankReport()
 
 
 def test_all_messages_of_one_read_are_there_and_half_of_one_waits_for_its_end():
@@ -129,7 +144,7 @@ def test_the_end_of_a_coordinator_may_be_told_twice(node):
 def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
     """The thread has seen that there is nothing more to end, and is still alive, when the next call comes."""
     aborted = threading.Event()
-    client = CoordinatorClient("127.0.0.1:1", "t", HELLO, 1.0, RankReport, aborted.set, lambda: 0)
+    client = CoordinatorClient(NOWHERE, HELLO, 1.0, Idle(aborted.set))
     for epoch in range(1, 200):
         aborted.clear()
         client._on_message(Regroup(epoch, "loss"))
@@ -144,7 +159,7 @@ def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
 
 
 def test_orders_that_come_on_another_way_are_a_call_to_leave_it():
-    client = CoordinatorClient("127.0.0.1:1", "t", HELLO, 1.0, RankReport, lambda: None, lambda: 0)
+    client = CoordinatorClient(NOWHERE, HELLO, 1.0, Idle())
     form = Form(2, (0,), 0, {}, Layout(1, ()), 1, "gloo", "", "loss")
     client._on_message(form)
     assert client.must_leave
@@ -165,7 +180,7 @@ class SentAway:
         monkeypatch.setattr(f"{module}.find_unreachable", lambda *_: unreachable.pop(0))
         monkeypatch.setattr(f"{module}.find_unsteady", self._find_unsteady)
         self._unsteady = unsteady
-        self.client = CoordinatorClient("127.0.0.1:1", "t", HELLO, 1.0, RankReport, lambda: None, lambda: 0)
+        self.client = CoordinatorClient(NOWHERE, HELLO, 1.0, Idle())
         monkeypatch.setattr(self.client, "send", self._send)
         self.client._on_message(Evicted(1, is_cut_off=True, cut_off_from=(1,)))
 

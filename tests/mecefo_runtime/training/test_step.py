@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -53,27 +53,25 @@ class Rank:
     """One rank, whose steps can be run; `others` is what a member beside it adds to the commit."""
 
     def __init__(self, job: JobConfig = JOB, members: tuple[int, ...] = (0,)) -> None:
-        self.wants_boundary = self.is_busy = False
+        self.wants_boundary = self.is_saving = False
         self.judgements: list[Judgement] = []
         self.phases: list[str] = []
         groups: Any = Alone()
         state = ModelState(job, LAYOUT, 0, {}, STEP_STATS_SIZE)
         pacer = pacer_for(CPU, 1.0)
-        pipeline = Pipeline(
-            LAYOUT, state, groups, CORPUS, pacer, job.microbatch_size, job.tokens_per_step, lambda: None
-        )
+        pipeline = Pipeline(LAYOUT, state, groups, CORPUS, pacer, job, lambda: None)
         degraded, fetching = DegradedLayers(LAYOUT, 0, state, job), Fetching(Background(), groups, state)
         self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, degraded, fetching, pipeline)
-        self.stepper = Stepper(
-            job,
-            0,
-            pacer,
-            lambda step, phase: self.phases.append(phase),
-            lambda: self.wants_boundary,
-            lambda: self.is_busy,
-            lambda record: None,
-            lambda epoch, step, judgement: self.judgements.append(judgement),
-        )
+        self.stepper = Stepper(job, 0, pacer, self)
+
+    def announce(self, step: int, phase: str) -> None:
+        self.phases.append(phase)
+
+    def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
+        self.judgements.append(judgement)
+
+    def on_applied(self, record: Mapping[str, Any]) -> None:
+        """It is known from `progress`."""
 
     @property
     def unit(self) -> Any:
@@ -129,12 +127,12 @@ def test_a_boundary_is_one_when_every_member_was_called(others, wants: bool, oth
 
 
 @pytest.mark.parametrize(
-    ("is_busy", "other", "can_save"), [(False, 0.0, True), (True, 0.0, False), (False, 1.0, False)]
+    ("is_saving", "other", "can_save"), [(False, 0.0, True), (True, 0.0, False), (False, 1.0, False)]
 )
-def test_nobody_saves_while_anybody_still_writes(others, is_busy: bool, other: float, can_save: bool) -> None:
+def test_nobody_saves_while_anybody_still_writes(others, is_saving: bool, other: float, can_save: bool) -> None:
     others([0.0, other])
     rank = Rank(members=(0, 1))
-    rank.is_busy = is_busy
+    rank.is_saving = is_saving
     assert rank.run(1).can_save is can_save
 
 

@@ -8,10 +8,12 @@ import threading
 import pytest
 import torch
 
+from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.training import trainer
 from mecefo_runtime.training.hooks import Hooks
+from mecefo_runtime.training.rank_setup import Observers, RankIdentity
 from mecefo_runtime.training.trainer import Trainer
 from tests.planning import COSTS
 
@@ -24,7 +26,8 @@ class Enough(Exception):
 
 def begin(job: JobConfig) -> None:
     hooks = Hooks("", rank=0, node=0, attempt=1)
-    Trainer(job, 0, 0, 1, "127.0.0.1:1", "token", Emitter(lambda event: None, "rank"), hooks)
+    observers = Observers(Emitter(lambda event: None, "rank"), hooks)
+    Trainer(job, RankIdentity(0, 0, 1), CoordinatorAddress("127.0.0.1:1", "token"), observers)
 
 
 def test_a_rank_forks_before_it_has_threads(monkeypatch, tmp_path):

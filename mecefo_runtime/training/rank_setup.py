@@ -1,0 +1,40 @@
+"""What a rank is told of itself, and who looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mecefo_runtime.comm.groups import LOOPBACK
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.training.hooks import Hooks
+
+
+@dataclass(frozen=True, slots=True)
+class RankIdentity:
+    """Which rank of its job this process is; `attempt` counts the starts of that rank from 1.
+
+    `host` is this rank's own address. `local_rank` counts through the ranks that see the same GPUs; None: `rank` does.
+    """
+
+    rank: int
+    node: int
+    attempt: int
+    host: str = LOOPBACK
+    local_rank: int | None = None
+
+    @property
+    def device_place(self) -> int:
+        """Which of the devices is this rank's, counted around."""
+        return self.rank if self.local_rank is None else self.local_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Who is told what a rank does: its log, its hooks, and whoever asks for its metrics.
+
+    `metrics` says where to serve them, see `mecefo_runtime.training.exporter`; empty: nowhere.
+    """
+
+    emitter: Emitter
+    hooks: Hooks
+    metrics: str = ""
