@@ -52,7 +52,8 @@ class MeasuredIncident:
     `restored` is when throughput was back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began,
     one that lost nobody was undone (or, over in an instant, those were back whom the job had given up for it), the
     coordinator was back, a command's job, which nobody repairs, was at work again, or a job that had started all its
-    ranks again was where it had been.
+    ranks again was where it had been. `missing` are the ranks that the job gave up for it and that are in none of its
+    memberships since.
     """
 
     incident: int
@@ -84,6 +85,9 @@ class MeasuredIncident:
     rejoined: float | None = None
     lifted: float | None = None
     transfer_seconds: float = 0.0
+    repair_steps: int | None = None
+    repair_seconds: float | None = None
+    missing: tuple[int, ...] = ()
     is_left_out: bool = False
 
     @property
@@ -218,6 +222,7 @@ def read_incidents(
             own = own_stalls(i, detections, [loss.detected for loss in unplanned], stalls)
             lost = detections.get(i), attribution.effects[i].rejoined
             known |= _phases(injections[i], firsts, *lost, following[i], told, steps, own, is_command)
+            known["missing"] = tuple(sorted(attribution.effects[i].gone))
             if before is not None:
                 known["restored"] = _restored(steps, injections[i].monotonic_seconds, before)
         incidents.append(MeasuredIncident(**known))
@@ -234,6 +239,8 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
         "target": plan.target,
         "step": plan.step,
         "phase": plan.phase,
+        "repair_steps": plan.repair_steps,
+        "repair_seconds": plan.repair_seconds,
         "evidence": verified.evidence if isinstance(verified, Verified) else None,
         "reason": unverified.reason if isinstance(unverified, Unverified) else None,
         "is_unverified": unverified is not None,

@@ -10,6 +10,7 @@ from harness.analysis.throughput import windows_under_fault
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count, exit_text, name_numbers, name_seconds
 from harness.judging.summary import Summary, UnplannedLossSummary
+from harness.judging.unfinished_repairs import unfinished_repairs
 
 _FEW_STEPS = 10
 """Medians over fewer steps than this are named as such."""
@@ -37,6 +38,7 @@ def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) ->
         *(_of_the_incidents(summary) if timeline is not None else ()),
         *_of_what_did_not_fire(timeline),
         *_of_the_unplanned(summary),
+        *_of_the_repairs(timeline),
     ]
 
 
@@ -198,6 +200,12 @@ def _of_the_unplanned(summary: Summary) -> list[str]:
         f"{unplanned_words(loss)}. What it took is unplanned badput, and counts for no incident."
         for loss in summary.unplanned_losses
     ]
+
+
+def _of_the_repairs(timeline: Timeline | None) -> list[str]:
+    """What was to come back and did not: one that had time to makes the run inconclusive, and is told as its reason."""
+    found = [] if timeline is None else [one.words for one in unfinished_repairs(timeline) if not one.had_time]
+    return [f"{words[0].upper()}{words[1:]}." for words in found]
 
 
 def _of_the_incidents(summary: Summary) -> list[str]:

@@ -12,6 +12,7 @@ from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
 from harness.judging.caveats import unplanned_words
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
+from harness.judging.unfinished_repairs import unfinished_repairs
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 Outcome = Literal["pass", "fail", "halted", "error", "inconclusive", "dirty"]
@@ -59,6 +60,7 @@ def judge(
     if timeline is not None:
         found += _incident_reasons(timeline, losses)
         found += _mixed_reasons(timeline, losses)
+        found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
         found += _data_reasons(timeline, summary)
         found += _divergence(main, summary)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))

@@ -137,6 +137,11 @@ class ChaosRun:
             assert time.monotonic() < deadline, f"no {kind} {wanted} within {WAIT_TIMEOUT_SECONDS} s:\n{self.stderr}"
             time.sleep(POLL_SECONDS)
 
+    def newest_step(self) -> int:
+        """The newest step of the main job that its log tells of so far."""
+        told = (event for event in self._events_so_far() if event.kind == "step_committed" and event.job == MAIN_JOB)
+        return max((event.step or 0 for event in told), default=0)
+
     def _events_so_far(self) -> Iterator[Event]:
         for log in self.out.glob("*/*/events.jsonl"):
             for line in log.read_bytes().splitlines(keepends=True):

@@ -1,0 +1,61 @@
+"""Planned repairs that had not come to their end when the job had, and whether they should have.
+
+A job that has lost ranks for good is not the one that the experiment asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.analysis.incident import MeasuredIncident
+from harness.analysis.timeline import Timeline
+from harness.analysis.words import count, name_ranks, name_seconds
+
+# A repair that is due so shortly before the last commit may not have been begun in time.
+_SLACK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedRepair:
+    """A repair that brought not all ranks back, in `words`; `had_time`: it should have."""
+
+    incident: int
+    words: str
+    had_time: bool
+
+
+def unfinished_repairs(timeline: Timeline) -> list[UnfinishedRepair]:
+    """Those of a job that came to its end; of others nobody knows what would have come."""
+    if timeline.outcome != "completed":
+        return []
+    seen = (incident for incident in timeline.incidents if incident.verified is not None and incident.missing)
+    return [found for incident in seen if (found := _unfinished(incident, timeline)) is not None]
+
+
+def _unfinished(incident: MeasuredIncident, timeline: Timeline) -> UnfinishedRepair | None:
+    name = f"incident {incident.incident} ({incident.fault} on {incident.target})"
+    left = f"{name_ranks(incident.missing)} {'was' if len(incident.missing) == 1 else 'were'} not in the job at its end"
+    if incident.repair_started is not None:
+        seconds = timeline.ended_seconds - incident.repair_started
+        steps = timeline.steps.first
+        # What it took all ranks to come up at the start of the job.
+        startup_seconds = steps[0].began_seconds - timeline.started_seconds if steps else seconds
+        words = f"{name}: its repair began {name_seconds(seconds)} before the end of the job, and {left}"
+        return UnfinishedRepair(incident.incident, words, seconds > startup_seconds)
+    if incident.repair_steps is not None:
+        due = (incident.step or 0) + incident.repair_steps
+        # After its last step nobody has to come back any more.
+        is_due = due <= timeline.last_step and due < (timeline.steps_planned or due + 1)
+        when = f"{count(incident.repair_steps, 'step')} after step {incident.step}"
+    elif incident.repair_seconds is not None:
+        due_seconds = (incident.injected or 0.0) + incident.repair_seconds
+        is_due = due_seconds + _SLACK_SECONDS < timeline.steps.first[-1].committed_seconds
+        when = f"{name_seconds(incident.repair_seconds)} after it"
+    elif incident.is_loss or incident.undone is None or incident.undone >= timeline.ended_seconds:
+        # Nobody was to come back.
+        return None
+    else:
+        return UnfinishedRepair(incident.incident, f"{name}: {left}", had_time=False)
+    whether = "did not begin" if is_due else "the job ended before that"
+    words = f"{name}: its repair was due {when}, and {whether}; {left}"
+    return UnfinishedRepair(incident.incident, words, is_due)

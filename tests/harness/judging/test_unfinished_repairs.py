@@ -1,0 +1,86 @@
+"""Repairs that were planned and did not bring anybody back: silent no longer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mecefo_runtime.system.events import Event
+from tests.harness.summaries import summarized
+from tests.harness.synthetic import Fault, run, shifted
+
+pytestmark = pytest.mark.unit
+
+
+def reasons_and_caveats(events: list[Event]) -> tuple[str, list[str], list[str]]:
+    found = summarized(events)
+    about = [[one for one in found[key] if "in the job at its end" in one] for key in ("reasons", "caveats")]
+    return found["verdict"], *about
+
+
+def planned(events: list[Event], **plan: object) -> list[Event]:
+    """The run, had its repair been planned otherwise."""
+    first = next(event for event in events if event.kind == "incidents_planned")
+    incidents = [{**first.fields["incidents"][0], **plan}]
+    return [shifted(event, incidents=incidents) if event is first else event for event in events]
+
+
+def test_a_repair_that_brings_nobody_back_although_it_has_time_is_inconclusive():
+    verdict, reasons, caveats = reasons_and_caveats(run(faults=[Fault(rejoins=False)]))
+    assert (verdict, caveats) == ("inconclusive", [])
+    assert reasons[0].startswith("incident 0 (kill-node on node=1): its repair began 3.")
+    assert reasons[0].endswith("before the end of the job, and ranks 2 and 3 were not in the job at its end")
+    # As long as one of them is missing.
+    half = [shifted(event, ranks=[2]) if event.kind == "rejoined" else event for event in run()]
+    half = [
+        shifted(e, members=[r for r in e.fields["members"] if r != 3]) if e.kind == "regrouped" else e for e in half
+    ]
+    verdict, reasons, _ = reasons_and_caveats(half)
+    assert verdict == "inconclusive"
+    assert reasons[0].endswith("rank 3 was not in the job at its end")
+
+
+def test_a_repair_for_which_the_job_ended_too_soon_is_a_caveat():
+    # It begins 0.5 s of teardown and some steps before the end; the job had taken 1 s to start.
+    verdict, reasons, caveats = reasons_and_caveats(run(faults=[Fault(repair_steps=38, rejoins=False)]))
+    assert (verdict, reasons) == ("pass", [])
+    assert len(caveats) == 1 and "its repair began" in caveats[0]
+
+
+def test_a_repair_that_was_not_due_before_the_end_is_a_caveat():
+    verdict, reasons, caveats = reasons_and_caveats(run(faults=[Fault(repair_steps=90)]))
+    assert (verdict, reasons) == ("pass", [])
+    assert caveats == [
+        "Incident 0 (kill-node on node=1): its repair was due 90 steps after step 20, and the job ended before that; "
+        "ranks 2 and 3 were not in the job at its end."
+    ]
+    in_time = planned(run(faults=[Fault(repair_steps=90)]), repair_steps=None, repair_seconds=3600.0)
+    assert "its repair was due 60 min 00 s after it" in reasons_and_caveats(in_time)[2][0]
+
+
+@pytest.mark.parametrize("plan", [{"repair_steps": 10}, {"repair_steps": None, "repair_seconds": 1.0}])
+def test_a_repair_that_was_due_and_never_began_is_inconclusive(plan):
+    verdict, reasons, _ = reasons_and_caveats(planned(run(faults=[Fault(repair_steps=None)]), **plan))
+    assert verdict == "inconclusive"
+    assert "and did not begin" in reasons[0]
+
+
+def test_who_is_back_or_was_not_to_come_back_is_not_missed():
+    for events in (run(), run(faults=[Fault(repair_steps=None)]), run(faults=[Fault(role="coordinator")])):
+        assert reasons_and_caveats(events) == ("pass", [], [])
+
+
+def test_of_a_run_that_was_stopped_nobody_knows_what_would_have_come():
+    verdict, reasons, caveats = reasons_and_caveats(run(faults=[Fault(rejoins=False)], ended="interrupted"))
+    assert (verdict, reasons, caveats) == ("halted", [], [])
+
+
+def test_whom_a_cut_link_cost_its_place_and_who_is_not_back_is_a_caveat():
+    events = [event for event in run(faults=[Fault(rejoins=False, repair_steps=None)]) if event.kind != "undone"]
+    cut = next(event for event in events if event.kind == "injected")
+    events[events.index(cut)] = shifted(cut, fault="drop-link", is_loss=False, goes_on=True)
+    over = replace(cut, kind="undone", monotonic_seconds=cut.monotonic_seconds + 1.0, fields={"incident": 0})
+    verdict, reasons, caveats = reasons_and_caveats([*events, over])
+    assert (verdict, reasons) == ("pass", [])
+    assert caveats == ["Incident 0 (drop-link on node=1): ranks 2 and 3 were not in the job at its end."]
