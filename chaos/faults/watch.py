@@ -61,8 +61,8 @@ class Watch:
             if not future.done() and is_wanted(event):
                 future.set_result(event)
 
-    async def wait_for(self, is_wanted: Callable[[Event], bool], timeout_seconds: float) -> Event:
-        """The next event for which `is_wanted`.
+    async def wait_for(self, is_wanted: Callable[[Event], bool], timeout_seconds: float | None) -> Event:
+        """The next event for which `is_wanted`. Without a time-out the caller has to be ready to cancel it.
 
         Raises:
             TimeoutError: none came within the time.
@@ -75,8 +75,8 @@ class Watch:
         finally:
             self._waiting.remove(entry)
 
-    async def wait_for_step(self, step: int, timeout_seconds: float) -> None:
-        """Until `step` is committed.
+    async def wait_for_step(self, step: int, timeout_seconds: float | None) -> None:
+        """Until `step` is committed. Without a time-out the caller has to be ready to cancel it.
 
         Raises:
             TimeoutError: it was not, within the time.

@@ -318,18 +318,12 @@ class Injector:
         if lifetime is not None and lifetime.seconds is not None:
             waits.append(asyncio.create_task(asyncio.sleep(lifetime.seconds)))
         elif lifetime is not None and lifetime.steps is not None:
-            waits.append(asyncio.create_task(self._steps_committed(step + lifetime.steps - 1)))
+            waits.append(asyncio.create_task(self._context.watch.wait_for_step(step + lifetime.steps - 1, None)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-
-    async def _steps_committed(self, step: int) -> None:
-        while True:
-            with suppress(TimeoutError):
-                await self._context.watch.wait_for_step(step, 3600.0)
-                return
 
     async def _undo(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault

@@ -27,11 +27,11 @@ if 'harness.backends.forkserver' in sys.orig_argv:
 
     begin = Trainer.__init__
 
-    def fail(self, job, rank, node, attempt, *others):
-        if rank == 2 and attempt > 1:
+    def fail(self, job, identity, *others):
+        if identity.rank == 2 and identity.attempt > 1:
             time.sleep({1.5 * ORDER_AGAIN_SECONDS})
             raise RuntimeError("no memory")
-        begin(self, job, rank, node, attempt, *others)
+        begin(self, job, identity, *others)
 
     Trainer.__init__ = fail
 """

@@ -22,8 +22,6 @@ Where = Literal["parameters", "gradients", "activations", "optimizer"]
 
 # What the judge of steps says comes by another way than what the rank says.
 JUDGEMENT_SECONDS = 5.0
-# Longer than any verification.
-LISTEN_SECONDS = 3600.0
 
 EFFECTS: Mapping[Where, str] = {
     "parameters": "chaos.in_process.tensors:InjectParameters",
@@ -77,7 +75,7 @@ class TensorFault(InsideFault[ParametersT]):
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin it in each rank, and listen from before it can have consequences."""
-        self._listening = asyncio.create_task(context.watch.wait_for(self._note, LISTEN_SECONDS))
+        self._listening = asyncio.create_task(context.watch.wait_for(self._note, None))
         await super().apply(act, context)
 
     async def lift(self, act: Act, context: FaultContext) -> None:

@@ -79,7 +79,7 @@ class Exits:
 
 async def _exit_code(owned: OwnedProcess, context: FaultContext) -> int | None:
     event = await context.watch.wait_for(
-        lambda event: event.kind == "process_exited" and event.fields.get("exited_pid") == owned.process.pid, 1e9
+        lambda event: event.kind == "process_exited" and event.fields.get("exited_pid") == owned.process.pid, None
     )
     code = event.fields.get("exit")
     return None if code is None else int(code)
