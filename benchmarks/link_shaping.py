@@ -11,11 +11,10 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 import psutil
@@ -24,7 +23,7 @@ from benchmarks._machine import confined_to, describe_machine
 from benchmarks._runs import benchmark_options, finish, progress
 from benchmarks._spread import Spread, spread, table
 from chaos.host.links import remove_rules
-from chaos.host.links.firewall import TIMEOUT_SECONDS, inside
+from chaos.host.links.firewall import TIMEOUT_SECONDS, enter
 from harness.network.links import NamespaceLinks
 from harness.network.machine import why_no_networks
 from harness.network.namespaces import INTERFACE
@@ -75,7 +74,7 @@ def verdicts(figures: Figures) -> dict[str, bool]:
 
 
 @asynccontextmanager
-async def networks() -> AsyncIterator[tuple[NamespaceLinks, Mapping[str, Any]]]:
+async def networks() -> AsyncIterator[tuple[NamespaceLinks, tuple[int, int]]]:
     """Networks of two ranks on two nodes, and what it takes to run a program in the first rank's."""
     holder = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "harness.network", str(os.getpid()), "2", "2"),
@@ -87,23 +86,23 @@ async def networks() -> AsyncIterator[tuple[NamespaceLinks, Mapping[str, Any]]]:
     made = Networks.from_json((await holder.stdout.readline()).decode())
     links = NamespaceLinks(HeldNetworks(ProcessId.of(holder.pid), made), os.urandom(4).hex())
     try:
-        yield links, {"holder": {"pid": holder.pid}, "descriptor": made.of(LINK[0]).descriptor}
+        yield links, (holder.pid, made.of(LINK[0]).descriptor)
     finally:
         await links.close()
         holder.kill()
         await holder.wait()
 
 
-def tc(at: Mapping[str, Any], *words: str) -> str | None:
+def tc(at: tuple[int, int], *words: str) -> str | None:
     """`tc qdisc WORDS` on the interface there; returns what it said against it."""
     verb, *rest = words
-    command = inside(at, ["tc", "qdisc", verb, "dev", INTERFACE, *rest])
+    command = enter(*at, ["tc", "qdisc", verb, "dev", INTERFACE, *rest])
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else None
 
 
 @asynccontextmanager
-async def limited(links: NamespaceLinks, at: Mapping[str, Any], by: str, rate_bits: float) -> AsyncIterator[None]:
+async def limited(links: NamespaceLinks, at: tuple[int, int], by: str, rate_bits: float) -> AsyncIterator[None]:
     """The link carries at most `rate_bits` from its first end to the second while this is entered."""
     if by == SHAPER:
         rule = {"action": "shape", "rate_bytes_per_second": rate_bits / 8, "way": "out"}
@@ -139,7 +138,7 @@ async def measure_delays(links: NamespaceLinks, figures: Figures, num_probes: in
         figures.add("delay error", SHAPER, delay, *((one - before) / 2 - delay for one in late))
 
 
-async def measure_rates(links: NamespaceLinks, at: Mapping[str, Any], figures: Figures, seconds: float) -> None:
+async def measure_rates(links: NamespaceLinks, at: tuple[int, int], figures: Figures, seconds: float) -> None:
     """What one connection carries, and how long a packet waits meanwhile."""
     figures.add("carried", NONE, 0.0, 8 * await links.measure_rate(LINK, MAX_BYTES, TIMEOUT))
     for rate in RATES_BITS:

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 
 from chaos.errors import EffectNotSeen, TargetNotFound
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
 
 # Steps may take seconds, and what was affected may be used only in the next one.
@@ -29,6 +31,7 @@ class InsideFault(Fault[ParametersT]):
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
+    Record: ClassVar[type[UndoRecord]] = ProcessesRecord
 
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)
@@ -41,7 +44,7 @@ class InsideFault(Fault[ParametersT]):
         running = tuple(owned for owned in found if owned.process.is_running())
         if not running:
             raise TargetNotFound(f"{target} has no running rank, and this is done inside ranks")
-        return Act(running, {"processes": [owned.to_dict() for owned in running]})
+        return Act(running, ProcessesRecord.of(running).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin it in each rank, which does it on its training thread."""
@@ -81,4 +84,4 @@ class InsideFault(Fault[ParametersT]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """What is in force inside a rank ends with the connection to the injector, or with the process."""
-        return {"undone": "nothing to undo", "processes": len(record.get("processes", ()))}
+        return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_c
 from pydantic import BaseModel, ConfigDict
 
 from chaos.faults.watch import Watch
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
 from chaos.spec.trigger import Duration
 from mecefo_runtime.job.layout import Cluster
@@ -243,6 +244,8 @@ class Fault(ABC, Generic[ParametersT]):
     undo_summary: ClassVar[str]
     # Whether its record says something that has to be undone, should the injector die.
     has_undo: ClassVar[bool] = True
+    # What `undo` is told: as JSON it is the act's `undo_record`, and what the ledger keeps.
+    Record: ClassVar[type[UndoRecord]] = UndoRecord
     # Whether the ranks that it affects are gone until they are repaired.
     is_loss: ClassVar[bool] = False
     # Whether what others did to the same ground cannot be reached while it is in force: they are undone after it.
@@ -328,5 +331,5 @@ class Fault(ABC, Generic[ParametersT]):
         """Undo what `record` describes, however often it is called and whoever calls; returns the evidence.
 
         Raises:
-            chaos.errors.HealError: something of it is still there.
+            chaos.errors.HealError: something of it is still there, or the record is none of this fault's.
         """

@@ -10,60 +10,71 @@ import errno
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from chaos.errors import HealError
+from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.manifest import MANIFEST, FileRecord, measure
 
 _RESTORING = ".restoring-"
 _WHOLE = "whole, by size and CRC-32"
 
 
-def describe(unit_folder: Path, name: str, file: FileRecord, kept: Path) -> dict[str, Any]:
-    """The record of file `name` of the unit in `unit_folder`, which is to be kept at `kept`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFile(UndoRecord):
+    """File `name` of the unit in `folder`, as its manifest has it, and where it is `kept`: whole paths."""
+
+    folder: str
+    name: str
+    num_bytes: int
+    crc32: int
+    unit_crc32: int
+    kept: str
+
+
+def describe(unit_folder: Path, name: str, file: FileRecord, kept: Path) -> KeptFile:
+    """File `name` of the unit in `unit_folder`, which is to be kept at `kept`.
 
     Raises:
         OSError: the unit cannot be read.
     """
-    return {
-        "folder": str(unit_folder.resolve()),
-        "name": name,
-        "num_bytes": file.num_bytes,
-        "crc32": file.crc32,
-        "unit_crc32": zlib.crc32((unit_folder / MANIFEST).read_bytes()),
-        "kept": str(kept.resolve()),
-    }
+    return KeptFile(
+        folder=str(unit_folder.resolve()),
+        name=name,
+        num_bytes=file.num_bytes,
+        crc32=file.crc32,
+        unit_crc32=zlib.crc32((unit_folder / MANIFEST).read_bytes()),
+        kept=str(kept.resolve()),
+    )
 
 
-def keep(record: Mapping[str, Any]) -> None:
+def keep(file: KeptFile) -> None:
     """Make the kept copy, durably: a copy, since what shares its blocks with the file would be damaged with it.
 
     Raises:
         OSError: it cannot be made.
     """
-    kept = Path(record["kept"])
+    kept = Path(file.kept)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(record["folder"]) / record["name"], kept)
+    shutil.copyfile(Path(file.folder) / file.name, kept)
     _sync(kept)
 
 
-def put_back(record: Mapping[str, Any]) -> dict[str, Any]:
+def put_back(file: KeptFile) -> dict[str, Any]:
     """Make the file whole again if it is still that unit's, and drop the copy; as often as one likes.
 
     Raises:
         chaos.errors.HealError: it is damaged, and there is no whole copy, or it cannot be written.
     """
-    if not record:
-        return {"undone": "there was nothing"}
-    path = f"{record['folder']}/{record['name']}"
+    path = f"{file.folder}/{file.name}"
     try:
-        outcome = _put_back(record)
+        outcome = _put_back(file)
     except OSError as error:
-        raise HealError(f"cannot put {path} back from {record['kept']}: {error.strerror}") from error
-    kept = Path(record["kept"])
+        raise HealError(f"cannot put {path} back from {file.kept}: {error.strerror}") from error
+    kept = Path(file.kept)
     kept.unlink(missing_ok=True)
     with suppress(OSError):
         # Only when it is empty: other faults may keep theirs there.
@@ -71,21 +82,21 @@ def put_back(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"undone": outcome, "file": path}
 
 
-def _put_back(record: Mapping[str, Any]) -> str:
-    name, kept = record["name"], Path(record["kept"])
-    expected = FileRecord(record["num_bytes"], record["crc32"])
+def _put_back(file: KeptFile) -> str:
+    name, kept = file.name, Path(file.kept)
+    expected = FileRecord(file.num_bytes, file.crc32)
     try:
         # By its descriptor: if the job replaces the unit meanwhile, this goes to the one that it moved away.
-        folder = os.open(record["folder"], os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(file.folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
         return "the job has removed this checkpoint since"
     try:
-        if _unit_crc32(folder) != record["unit_crc32"]:
+        if _unit_crc32(folder) != file.unit_crc32:
             return "the job has written this checkpoint anew since"
         if _measured(name, folder) == expected:
             return _WHOLE
         if not kept.exists() or _measured(str(kept), None) != expected:
-            raise HealError(f"{record['folder']}/{name} is damaged, and its copy {kept} is not there or not whole")
+            raise HealError(f"{file.folder}/{name} is damaged, and its copy {kept} is not there or not whole")
         try:
             _copy(kept, f"{_RESTORING}{name}", "wb", folder)
             os.replace(f"{_RESTORING}{name}", name, src_dir_fd=folder, dst_dir_fd=folder)

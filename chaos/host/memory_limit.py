@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from chaos.errors import EnvironmentFailure, HealError
+from chaos.host.undo_record import LEFT_OUT, UndoRecord
 from mecefo_runtime.system.process import ProcessId
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -28,61 +29,99 @@ POLL_SECONDS = 0.02
 _NO_LIMIT_BYTES = 2**60
 
 
-def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> dict[str, Any]:
-    """The record of a limit `limit_bytes` above what the process uses now; nothing is changed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit(UndoRecord):
+    """A limit `limit_bytes` above what the process uses: by a new `group` (it comes from `home`), or by rlimit.
+
+    `soft` and `hard` are its limits in bytes before.
+    """
+
+    pid: int
+    start_ticks: int
+    limit_bytes: int
+    by: Literal["cgroup", "rlimit"]
+    group: str | None = field(default=None, metadata=LEFT_OUT)
+    home: str | None = field(default=None, metadata=LEFT_OUT)
+    soft: int | None = field(default=None, metadata=LEFT_OUT)
+    hard: int | None = field(default=None, metadata=LEFT_OUT)
+
+    @property
+    def process(self) -> ProcessId:
+        """Whose it is."""
+        return ProcessId(self.pid, self.start_ticks)
+
+    @property
+    def group_path(self) -> Path:
+        """The group, where there is one."""
+        if self.group is None:
+            raise HealError(f"the record of a limit by {self.by} names no control group")
+        return Path(self.group)
+
+    @property
+    def limits_before(self) -> tuple[int, int]:
+        """The resource limit before, soft and hard."""
+        if self.soft is None or self.hard is None:
+            raise HealError(f"the record of a limit by {self.by} does not say what it was before")
+        return self.soft, self.hard
+
+
+def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> MemoryLimit:
+    """A limit `limit_bytes` above what the process uses now; nothing is changed.
 
     By control group where one can be made for it, if it `may_group`; else by RLIMIT_DATA.
     """
-    whose = {"pid": process.pid, "start_ticks": process.start_ticks, "limit_bytes": limit_bytes}
+    pid, ticks = process.pid, process.start_ticks
     home = _home(process) if may_group else None
     if home is not None:
-        group = _parent_of_new(home) / f"chaos-leak-{process.pid}-{process.start_ticks}"
-        return {**whose, "by": "cgroup", "group": str(group), "home": str(home)}
-    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)
-    return {**whose, "by": "rlimit", "soft": soft, "hard": hard}
+        group = str(_parent_of_new(home) / f"chaos-leak-{pid}-{ticks}")
+        return MemoryLimit(
+            pid=pid, start_ticks=ticks, limit_bytes=limit_bytes, by="cgroup", group=group, home=str(home)
+        )
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+    return MemoryLimit(pid=pid, start_ticks=ticks, limit_bytes=limit_bytes, by="rlimit", soft=soft, hard=hard)
 
 
-def impose(record: Mapping[str, Any]) -> None:
+def impose(limit: MemoryLimit) -> None:
     """Put the planned limit in force.
 
     Raises:
         EnvironmentFailure: the machine refuses.
     """
-    pid, limit_bytes = int(record["pid"]), int(record["limit_bytes"])
+    pid = limit.pid
     try:
-        if record["by"] == "rlimit":
-            soft_bytes = _data_bytes(pid) + limit_bytes
-            hard = int(record["hard"])
+        if limit.by == "rlimit":
+            soft_bytes = _data_bytes(pid) + limit.limit_bytes
+            _, hard = limit.limits_before
             allowed = soft_bytes if hard == resource.RLIM_INFINITY else min(soft_bytes, hard)
             resource.prlimit(pid, resource.RLIMIT_DATA, (allowed, hard))
             return
-        group = Path(record["group"])
+        group = limit.group_path
         group.mkdir()
         if (group / "memory.max").exists():
-            (group / "memory.max").write_text(str(limit_bytes))
+            (group / "memory.max").write_text(str(limit.limit_bytes))
             with suppress(FileNotFoundError):
                 (group / "memory.swap.max").write_text("0")
         else:
-            (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+            (group / "memory.limit_in_bytes").write_text(str(limit.limit_bytes))
             (group / "memory.swappiness").write_text("0")
         (group / "cgroup.procs").write_text(str(pid))
     except OSError as error:
-        raise EnvironmentFailure(f"cannot limit the memory of pid {pid} by {record['by']}: {error.strerror}") from error
+        raise EnvironmentFailure(f"cannot limit the memory of pid {pid} by {limit.by}: {error.strerror}") from error
 
 
-def peak_bytes(record: Mapping[str, Any]) -> int | None:
+def peak_bytes(limit: MemoryLimit) -> int | None:
     """The most that the group has held; None where no group says so."""
-    if record["by"] != "cgroup":
+    if limit.by != "cgroup":
         return None
     for name in ("memory.peak", "memory.max_usage_in_bytes"):
         with suppress(OSError):
-            return int((Path(record["group"]) / name).read_text())
+            return int((limit.group_path / name).read_text())
     return None
 
 
-def num_oom_kills(record: Mapping[str, Any]) -> int | None:
+def num_oom_kills(limit: MemoryLimit) -> int | None:
     """How many processes of the group the out-of-memory killer has ended; None where no group says so."""
-    return oom_kills_in(Path(record["group"])) if record["by"] == "cgroup" else None
+    return oom_kills_in(limit.group_path) if limit.by == "cgroup" else None
 
 
 def oom_kills_in(group: Path) -> int | None:
@@ -94,24 +133,22 @@ def oom_kills_in(group: Path) -> int | None:
     return None
 
 
-def lift(record: Mapping[str, Any]) -> None:
+def lift(limit: MemoryLimit) -> None:
     """Take the limit away, however often it is called.
 
     Raises:
         HealError: it is still there.
     """
-    process = ProcessId(int(record["pid"]), int(record["start_ticks"]))
-    if record["by"] == "rlimit":
-        wanted = (int(record["soft"]), int(record["hard"]))
-        if process.is_running():
+    if limit.by == "rlimit":
+        if limit.process.is_running():
             with suppress(ProcessLookupError):
-                resource.prlimit(process.pid, resource.RLIMIT_DATA, wanted)
+                resource.prlimit(limit.pid, resource.RLIMIT_DATA, limit.limits_before)
         return
-    group, deadline = Path(record["group"]), time.monotonic() + REMOVED_WITHIN_SECONDS
+    group, deadline = limit.group_path, time.monotonic() + REMOVED_WITHIN_SECONDS
     while group.exists():
         try:
             for pid in (group / "cgroup.procs").read_text().split():
-                (Path(record["home"]) / "cgroup.procs").write_text(pid)
+                (Path(limit.home or _CGROUP_ROOT) / "cgroup.procs").write_text(pid)
             group.rmdir()
         except OSError as error:
             if group.exists() and time.monotonic() > deadline:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.folder import CheckpointFolder
 from mecefo_runtime.checkpoint.manifest import CheckpointError
 
@@ -35,22 +35,27 @@ def may_mount() -> bool:
     return False
 
 
-def describe(name: str, folder: Path, place: Path, num_bytes: int) -> dict[str, Any]:
-    """The record of a disk called `name` of so many bytes, at `place` and over `folder`."""
-    return {"name": name, "folder": str(folder.resolve()), "place": str(place.resolve()), "num_bytes": num_bytes}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallDisk(UndoRecord):
+    """A disk called `name` of so many bytes, at `place` and over `folder`, whole paths."""
+
+    name: str
+    folder: str
+    place: str
+    num_bytes: int
 
 
-def put_over(record: Mapping[str, Any]) -> None:
+def put_over(disk: SmallDisk) -> None:
     """Make the disk, copy what is in the folder to it, and bind it over the folder.
 
     Raises:
         OSError: it cannot be mounted, or what is in the folder does not fit.
     """
-    folder, place = Path(record["folder"]), Path(record["place"])
+    folder, place = Path(disk.folder), Path(disk.place)
     place.mkdir(parents=True)
     status = folder.stat()
-    options = f"size={record['num_bytes']},mode={status.st_mode & 0o7777:o},uid={status.st_uid},gid={status.st_gid}"
-    _mount(record["name"], place, "tmpfs", _MS_NOSUID_NODEV_NOEXEC, options)
+    options = f"size={disk.num_bytes},mode={status.st_mode & 0o7777:o},uid={status.st_uid},gid={status.st_gid}"
+    _mount(disk.name, place, "tmpfs", _MS_NOSUID_NODEV_NOEXEC, options)
     for entry in sorted(folder.iterdir()):
         # Without what is just being written: only its writer knows what belongs to it.
         if not entry.name.startswith("."):
@@ -58,7 +63,7 @@ def put_over(record: Mapping[str, Any]) -> None:
     _mount(str(place), folder, "", _MS_BIND, "")
 
 
-def take_away(record: Mapping[str, Any]) -> list[str]:
+def take_away(disk: SmallDisk) -> list[str]:
     """Unmount the disk; what was written to it and is whole goes to the folder. As often as one likes.
 
     Returns the names of what went there.
@@ -66,8 +71,8 @@ def take_away(record: Mapping[str, Any]) -> list[str]:
     Raises:
         OSError: it cannot be unmounted, or there is no room for what is on it.
     """
-    folder, place = Path(record["folder"]), Path(record["place"])
-    while folder in (mounted := _mount_points(record["name"])):
+    folder, place = Path(disk.folder), Path(disk.place)
+    while folder in (mounted := _mount_points(disk.name)):
         _unmount(folder)
     returned: list[str] = []
     if place in mounted:
@@ -80,9 +85,9 @@ def take_away(record: Mapping[str, Any]) -> list[str]:
     return returned
 
 
-def is_over(record: Mapping[str, Any]) -> bool:
+def is_over(disk: SmallDisk) -> bool:
     """Whether the disk is mounted over the folder."""
-    return Path(record["folder"]) in _mount_points(record["name"])
+    return Path(disk.folder) in _mount_points(disk.name)
 
 
 def _return(entry: Path, folder: Path) -> bool:

@@ -65,8 +65,8 @@ def packet_queue() -> Finding:
 def memory_groups() -> Finding:
     """By what means a rank's memory would be limited."""
     record = memory_limit.plan(ProcessId.of(os.getpid()), 1 << 30, may_group=True)
-    if record["by"] == "cgroup":
-        return MEMORY_GROUPS.ok(f"beside {record['home']}")
+    if record.by == "cgroup":
+        return MEMORY_GROUPS.ok(f"beside {record.home}")
     return MEMORY_GROUPS.missing(
         "no control group can be made: leak-memory limits by rlimit, and allocations fail instead",
         "as root it can; as a user under systemd: systemd-run --user --scope -p Delegate=yes chaos run ...",

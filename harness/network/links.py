@@ -18,7 +18,9 @@ from typing import Any
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
 from chaos.host.links.firewall import (
-    FirewallRules,
+    FirewallRecord,
+    HolderRecord,
+    enter,
     environment,
     find_tool,
     inside,
@@ -99,29 +101,28 @@ class NamespaceLinks(LinkQueries):
         comment = f"chaos:{self._mark}:{number}"
         networks, holder, action = self._held.networks, self._held.holder, str(rule["action"])
         is_shaped = action == "shape"
-        return {
-            "how": FirewallRules.how,
-            "at": f"rank {end}" if isinstance(end, int) else end,
-            "holder": {"pid": holder.pid, "start_ticks": holder.start_ticks},
-            "descriptor": networks.of(end).descriptor,
-            "comment": comment,
-            "rules": [
-                words
+        return FirewallRecord(
+            at=f"rank {end}" if isinstance(end, int) else end,
+            holder=HolderRecord(pid=holder.pid, start_ticks=holder.start_ticks),
+            descriptor=networks.of(end).descriptor,
+            comment=comment,
+            rules=tuple(
+                tuple(words)
                 for chain, peer in places
                 for words in rules_for(chain, networks.of(peer).address, action, number, comment)
-            ],
-            "queue": number if is_shaped else None,
-            "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
-        }
+            ),
+            queue=number if is_shaped else None,
+            shape={key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
+        ).to_json()
 
     async def apply_rules(self, records: list[dict[str, Any]]) -> float:
         """Add the planned rules, those of one rank all at once; returns when the first of them took effect."""
-        return min(await all_over(*(self._apply(record) for record in records)))
+        return min(await all_over(*(self._apply(FirewallRecord.from_json(record)) for record in records)))
 
-    async def _apply(self, record: Mapping[str, Any]) -> float:
-        if record["queue"] is not None:
+    async def _apply(self, record: FirewallRecord) -> float:
+        if record.queue is not None:
             await self._start_shaper(record)
-        text = restore_text("-I", record["rules"])
+        text = restore_text("-I", record.rules)
         began = time.monotonic()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -141,13 +142,13 @@ class NamespaceLinks(LinkQueries):
                     process.kill()
                 await process.wait()
         except (OSError, TimeoutError) as error:
-            raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error!r}") from error
+            raise EnvironmentFailure(f"rules cannot be added at {record.at}: {error!r}") from error
         if process.returncode:
-            raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {said.decode().strip()}")
+            raise EnvironmentFailure(f"rules cannot be added at {record.at}: {said.decode().strip()}")
         return read_time(printed.decode(), began)
 
-    async def _start_shaper(self, record: Mapping[str, Any]) -> None:
-        words = ["-m", "harness.network.shaper", str(os.getpid()), str(record["queue"]), json.dumps(record["shape"])]
+    async def _start_shaper(self, record: FirewallRecord) -> None:
+        words = ["-m", "harness.network.shaper", str(os.getpid()), str(record.queue), json.dumps(record.shape)]
         process = await asyncio.create_subprocess_exec(
             *inside(record, [sys.executable, *words]),
             stdin=asyncio.subprocess.DEVNULL,
@@ -166,7 +167,7 @@ class NamespaceLinks(LinkQueries):
         except TimeoutError:
             said = [f"it did not begin within {TOOL_TIMEOUT_SECONDS:g} s"]
         reason = said[-1] if said else "it ended at once"
-        raise EnvironmentFailure(f"packets at {record['at']} cannot be queued: {reason}")
+        raise EnvironmentFailure(f"packets at {record.at} cannot be queued: {reason}")
 
     # ---- looking ----
 
@@ -196,11 +197,11 @@ class NamespaceLinks(LinkQueries):
 
     async def _start_prober(self) -> _Helper:
         pid = self._held.holder.pid
-        anywhere = {"holder": {"pid": pid}, "descriptor": self._held.networks.coordinator.descriptor}
+        anywhere = self._held.networks.coordinator.descriptor
         words = [sys.executable, "-m", "harness.network.prober", str(os.getpid()), str(pid)]
         return _Helper(
             await asyncio.create_subprocess_exec(
-                *inside(anywhere, words),
+                *enter(pid, anywhere, words),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=_own_environment(),

@@ -20,7 +20,7 @@ import pytest
 
 from chaos.errors import EnvironmentFailure, HealError
 from chaos.host.links import remove_rules
-from chaos.host.links.firewall import find_tool, inside
+from chaos.host.links.firewall import FirewallRecord, find_tool, inside
 from harness.network.links import NamespaceLinks
 from harness.network.machine import why_no_networks
 from harness.network.plan import HeldNetworks, Networks
@@ -135,7 +135,7 @@ def test_rules_tell_when_they_took_effect_however_long_the_program_took_to_start
     start_seconds = 0.5
     slowly = ["sh", "-c", f'sleep {start_seconds}; exec "$@"', "sh"]
 
-    def inside_slowly(record: dict[str, Any], command: list[str]) -> list[str]:
+    def inside_slowly(record: FirewallRecord, command: list[str]) -> list[str]:
         return inside(record, [*slowly, find_tool(command[0]), *command[1:]])
 
     monkeypatch.setattr("harness.network.links.inside", inside_slowly)

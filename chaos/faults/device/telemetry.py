@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
 
 LOG_FILE = "events.jsonl"
@@ -34,6 +36,7 @@ class EccTelemetry(Fault[EccParameters]):
     fidelity: ClassVar[Fidelity] = "telemetry"
     undo_summary: ClassVar[str] = "nothing to undo: counters only rise"
     has_undo: ClassVar[bool] = False
+    Record: ClassVar[type[UndoRecord]] = ProcessesRecord
     Parameters: ClassVar[type[BaseModel]] = EccParameters
 
     def __init__(self, parameters: EccParameters) -> None:
@@ -47,7 +50,7 @@ class EccTelemetry(Fault[EccParameters]):
         running = tuple(o for o in context.processes.rank_processes(target.ranks) if o.process.is_running())
         if not running:
             raise TargetNotFound(f"{target} has no running rank, and only ranks have devices")
-        return Act(running, {"processes": [owned.to_dict() for owned in running]})
+        return Act(running, ProcessesRecord.of(running).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """One record for each rank."""
@@ -83,4 +86,4 @@ class EccTelemetry(Fault[EccParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """A counter is not turned back."""
-        return {"undone": "nothing to undo", "processes": len(record.get("processes", ()))}
+        return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}

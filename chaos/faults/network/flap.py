@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from chaos.errors import ChaosError, EffectNotSeen, UsageError
 from chaos.faults.base import Act, FaultContext, LinkHost
-from chaos.faults.network.link import PROBE_TIMEOUT_SECONDS, LinkFault, link_host
+from chaos.faults.network.link import PROBE_TIMEOUT_SECONDS, LinkFault, link_host, rules_of
 from chaos.faults.network.look import look
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, name_of
@@ -55,7 +55,7 @@ class FlapLink(LinkFault[FlapParameters]):
     async def apply(self, act: Act, context: FaultContext) -> float | None:
         """Begin with down."""
         took_effect = await super().apply(act, context)
-        self._turns = asyncio.create_task(self._turn(list(act.undo_record["rules"]), link_host(context)))
+        self._turns = asyncio.create_task(self._turn(rules_of(act), link_host(context)))
         return took_effect
 
     async def lift(self, act: Act, context: FaultContext) -> None:

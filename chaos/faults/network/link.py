@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -20,6 +21,7 @@ from chaos.faults.process.crash import LOGS_FOLDER
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, check_link, name_of
 from chaos.host.links.nccl_transport import read_routes, refuse_what_no_rule_touches
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import RateText, SecondsFromZeroText, rate_text
 from chaos.spec.target import ResolvedTarget, Scope
 from chaos.spec.trigger import Duration
@@ -35,6 +37,14 @@ RATE_SECONDS = 1.0
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRecord(UndoRecord):
+    """The links, and the rules on them, each as `chaos.host.links.RuleKind` of its sort knows it."""
+
+    rules: tuple[Mapping[str, Any], ...] = ()
+    links: tuple[tuple[int | str, int | str], ...] = ()
+
+
 class LinkFault(Fault[ParametersT]):
     """Rules on links; each link is looked at before and after."""
 
@@ -45,6 +55,7 @@ class LinkFault(Fault[ParametersT]):
     has_lifetime: ClassVar[bool] = True
     default_lifetime: ClassVar[Duration | None] = Duration(seconds=20.0)
     verify_timeout_seconds: ClassVar[float] = 60.0
+    Record: ClassVar[type[UndoRecord]] = LinkRecord
 
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)
@@ -63,7 +74,7 @@ class LinkFault(Fault[ParametersT]):
         if not links:
             raise TargetNotFound(f"{target} is no link")
         rules = context.links.plan_rules(links, self._rule())
-        return self._act(target, context, {"rules": rules, "links": [list(link) for link in links]})
+        return self._act(target, context, LinkRecord(rules=tuple(rules), links=links).to_json())
 
     def _act(self, target: ResolvedTarget, context: FaultContext, record: Mapping[str, Any]) -> Act:
         shared = link_host(context).sharing_network
@@ -86,7 +97,7 @@ class LinkFault(Fault[ParametersT]):
                 raise InjectionError(
                     f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
                 )
-        return await link_host(context).apply_rules(list(act.undo_record["rules"]))
+        return await link_host(context).apply_rules(rules_of(act))
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Look at each link until all of them are as they should be, or the time is over."""
@@ -106,7 +117,7 @@ class LinkFault(Fault[ParametersT]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Remove every rule of the record."""
-        evidence = remove_rules(list(record.get("rules", ())))
+        evidence = remove_rules(list(LinkRecord.from_json(record).rules))
         return {"undone": f"rules removed: {len(evidence)}", "rules": evidence}
 
     def _summarize(self, said: Mapping[Link, str]) -> str:
@@ -311,7 +322,12 @@ def act_on_ranks(ranks: Iterable[int], context: FaultContext, record: Mapping[st
 
 
 def _links_of(act: Act) -> list[Link]:
-    return [(one, other) for one, other in act.undo_record["links"]]
+    return list(LinkRecord.from_json(act.undo_record).links)
+
+
+def rules_of(act: Act) -> list[dict[str, Any]]:
+    """The rules of its record, as `LinkHost.apply_rules` takes them."""
+    return [dict(rule) for rule in LinkRecord.from_json(act.undo_record).rules]
 
 
 def link_host(context: FaultContext) -> LinkHost:

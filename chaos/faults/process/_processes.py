@@ -6,13 +6,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, OwnedProcess, ParametersT
 from chaos.host.process_table import exited
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.system.process import ProcessId
 
@@ -21,13 +23,14 @@ class ProcessFault(Fault[ParametersT]):
     """A fault of processes: those of the target that still run, by pid and start time."""
 
     fidelity: ClassVar[Fidelity] = "real"
+    Record: ClassVar[type[UndoRecord]] = ProcessesRecord
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Every process of the target that is still running."""
         running = tuple(owned for owned in self._candidates(target, context) if owned.process.is_running())
         if not running:
             raise TargetNotFound(f"nothing of {target} is running any more")
-        return Act(running, {"processes": [owned.to_dict() for owned in running]})
+        return Act(running, ProcessesRecord.of(running).to_json())
 
     def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:
         if target.role is not None:
@@ -46,11 +49,6 @@ def send(owned: OwnedProcess, number: signal.Signals) -> bool:
     if owned.process.pid == os.getpid():
         raise NotOurs("the target is this very process")
     return owned.process.signal(number)
-
-
-def recorded(record: Mapping[str, Any]) -> tuple[ProcessId, ...]:
-    """The processes of an undo record."""
-    return tuple(ProcessId(int(p["pid"]), int(p["start_ticks"])) for p in record.get("processes", ()))
 
 
 class Exits:

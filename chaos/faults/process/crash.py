@@ -15,8 +15,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, HealError, UsageError, nearest, shown
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess, ParametersT
-from chaos.faults.process._processes import ProcessFault, ending, recorded, see_exits
+from chaos.faults.process._processes import ProcessFault, ending, see_exits
 from chaos.host.process_table import disposition
 from chaos.spec.target import Scope
 from chaos.spec.validation_errors import said
@@ -112,7 +113,7 @@ class _Crash(ProcessFault[ParametersT]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """The dead stay dead, and what had not affected ended with our connection."""
-        return {"undone": "nothing to undo", "processes": len(recorded(record))}
+        return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}
 
 
 class Segfault(_Crash[NoParameters]):

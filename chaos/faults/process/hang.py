@@ -7,15 +7,18 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
+from chaos.faults._records import ProcessRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
-from chaos.faults.process._processes import ProcessFault, recorded
+from chaos.faults.process._processes import ProcessFault
 from chaos.host.process_table import STOPPED, thread_names, thread_states
+from chaos.host.undo_record import UndoRecord
 from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
 from chaos.spec.quantities import SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
@@ -39,6 +42,20 @@ class HangParameters(BaseModel):
     at_most: SecondsText = Field(default=300.0, description="after this the kernel ends it, whatever became of chaos")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangingProcess(ProcessRecord):
+    """A process, and the `gate` that ends its wait."""
+
+    gate: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangRecord(UndoRecord):
+    """The processes that hang."""
+
+    processes: tuple[HangingProcess, ...] = ()
+
+
 class HangGil(ProcessFault[HangParameters]):
     """A rank's training thread waits in C with the interpreter lock held: every Python thread of the rank hangs."""
 
@@ -50,6 +67,7 @@ class HangGil(ProcessFault[HangParameters]):
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = 10.0
     undo_summary: ClassVar[str] = "opens the gate on which the rank waits; ends with chaos, too, and by itself"
+    Record: ClassVar[type[UndoRecord]] = HangRecord
     Parameters: ClassVar[type[BaseModel]] = HangParameters
 
     def __init__(self, parameters: HangParameters) -> None:
@@ -65,8 +83,8 @@ class HangGil(ProcessFault[HangParameters]):
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Every rank's process, and the gate that will end its wait."""
         act = super().prepare(target, context)
-        processes = [{**owned.to_dict(), "gate": str(_gate(context.run_folder, owned))} for owned in act.processes]
-        return Act(act.processes, {"processes": processes})
+        waiting = (HangingProcess(**o.to_dict(), gate=str(_gate(context.run_folder, o))) for o in act.processes)
+        return Act(act.processes, HangRecord(processes=tuple(waiting)).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Make the gates, and have every rank wait at its own from its release on."""
@@ -131,13 +149,13 @@ class HangGil(ProcessFault[HangParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Open the gates, and see every witness pulse again, or gone."""
-        processes = recorded(record)
-        for described, process in zip(record.get("processes", ()), processes, strict=True):
-            gate = Path(described["gate"])
+        processes = HangRecord.from_json(record).processes
+        for one in processes:
+            gate = Path(one.gate)
             _open(gate)
-            _see_alive(process)
+            _see_alive(one.process)
             gate.unlink(missing_ok=True)
-        return {"undone": "no gate is left, and nothing hangs", "pids": [process.pid for process in processes]}
+        return {"undone": "no gate is left, and nothing hangs", "pids": [one.pid for one in processes]}
 
 
 def _gate(run_folder: Path, owned: OwnedProcess) -> Path:

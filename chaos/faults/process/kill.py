@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send
 from chaos.host.process_table import disposition, exited
@@ -115,7 +116,7 @@ class _Kill(ProcessFault[KillParametersT]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """The dead stay dead: nothing was changed that would have to be changed back."""
-        return {"undone": "nothing to undo", "processes": len(record.get("processes", ()))}
+        return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}
 
 
 class KillProcess(_Kill[SignalParameters]):

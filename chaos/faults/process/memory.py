@@ -6,15 +6,18 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess, RunContext
 from chaos.faults.process._processes import Exits, ProcessFault, ending
 from chaos.host import memory_limit
 from chaos.host.process_table import resident_bytes
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
 
@@ -46,6 +49,13 @@ class LeakParameters(BaseModel):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakRecord(ProcessesRecord):
+    """The processes that leak, and the limit of each."""
+
+    limits: tuple[memory_limit.MemoryLimit, ...] = ()
+
+
 class LeakMemory(ProcessFault[LeakParameters]):
     """A rank leaks memory, block by block, until the out-of-memory killer ends it at a limit of its own.
 
@@ -59,6 +69,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = LEAK_SECONDS
     undo_summary: ClassVar[str] = "removes the control group, or restores the resource limit"
+    Record: ClassVar[type[UndoRecord]] = LeakRecord
     Parameters: ClassVar[type[BaseModel]] = LeakParameters
 
     def __init__(self, parameters: LeakParameters) -> None:
@@ -91,14 +102,14 @@ class LeakMemory(ProcessFault[LeakParameters]):
             )
         self._check_groups(act.processes)
         try:
-            limits = [
+            limits = tuple(
                 memory_limit.plan(owned.process, limit_bytes, may_group=by != "rlimit") for owned in act.processes
-            ]
+            )
         except ProcessLookupError:
             raise TargetNotFound(f"{target} has just ended") from None
-        if by == "cgroup" and any(limit["by"] != "cgroup" for limit in limits):
+        if by == "cgroup" and any(limit.by != "cgroup" for limit in limits):
             raise TargetNotFound("no memory control group can be made here for it: use by: rlimit")
-        return Act(act.processes, {**act.undo_record, "limits": limits})
+        return Act(act.processes, LeakRecord.of(act.processes, limits=limits).to_json())
 
     def _check_groups(self, processes: Iterable[OwnedProcess]) -> None:
         """See that no group around the ranks, such as their container, comes to its own limit before them.
@@ -123,7 +134,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Limit every process, then have it leak from its release on."""
-        for limit in act.undo_record["limits"]:
+        for limit in LeakRecord.from_json(act.undo_record).limits:
             memory_limit.impose(limit)
         arguments = {
             "block_bytes": self.parameters.block,
@@ -152,21 +163,21 @@ class LeakMemory(ProcessFault[LeakParameters]):
         finally:
             await exits.close()
         found, sentences = [], []
-        for owned, limit in zip(act.processes, act.undo_record["limits"], strict=True):
+        for owned, limit in zip(act.processes, LeakRecord.from_json(act.undo_record).limits, strict=True):
             # The group keeps count itself; a process that is gone is as large as it was last seen to be.
             grown_bytes = memory_limit.peak_bytes(limit) or most[owned.process] - first[owned.process]
             oom_kills = memory_limit.num_oom_kills(limit)
-            self._check(str(owned), limit["by"], grown_bytes, codes[owned.process], oom_kills)
+            self._check(str(owned), limit.by, grown_bytes, codes[owned.process], oom_kills)
             how = (
                 "ended by the out-of-memory killer of its own control group"
-                if limit["by"] == "cgroup"
+                if limit.by == "cgroup"
                 else "ended of a failed allocation at its resource limit (no control group could be made here)"
                 if self.parameters.by == "auto"
                 else "ended of a failed allocation at its resource limit"
             )
             sentences.append(f"{owned} grew by {grown_bytes >> 20} MiB and was {how}: {ending(codes[owned.process])}")
             found.append({**owned.to_dict(), "exit": codes[owned.process], "grown_bytes": grown_bytes})
-            found[-1] |= {"limited_by": limit["by"], "oom_kills": oom_kills}
+            found[-1] |= {"limited_by": limit.by, "oom_kills": oom_kills}
         return {
             "summary": f"limit {bytes_text(self.parameters.limit)} above what it used: {'; '.join(sentences)}",
             "seen_in": "its memory and its exit, from outside",
@@ -194,6 +205,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Take the limits away."""
-        for limit in record.get("limits", ()):
+        limits = LeakRecord.from_json(record).limits
+        for limit in limits:
             memory_limit.lift(limit)
-        return {"undone": "no limit is left", "limits": len(record.get("limits", ()))}
+        return {"undone": "no limit is left", "limits": len(limits)}

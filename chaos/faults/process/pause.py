@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from chaos.errors import EffectNotSeen, HealError
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters
-from chaos.faults.process._processes import ProcessFault, recorded, send
+from chaos.faults.process._processes import ProcessFault, send
 from chaos.host.process_table import STOPPED, cpu_seconds, is_stopped, thread_states
 from chaos.spec.target import Scope
 from chaos.spec.trigger import Duration
@@ -70,7 +71,7 @@ class _Pause(ProcessFault[NoParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """SIGCONT to what of it is still there."""
-        processes = recorded(record)
+        processes = ProcessesRecord.from_json(record).ids
         resume(processes)
         return {"undone": "no thread of them is stopped", "pids": [process.pid for process in processes]}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.faults.watch import from_commit_to_commit
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsFromZeroText, SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
 
@@ -49,6 +51,15 @@ class DelayParameters(BaseModel):
         return self
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayRecord(UndoRecord):
+    """The ranks that sleep, of which effect, in which phase."""
+
+    ranks: tuple[int, ...] = ()
+    effect: str = ""
+    phase: str = ""
+
+
 class _Delay(Fault[DelayParameters]):
     """Delays one phase of the target's ranks."""
 
@@ -59,6 +70,7 @@ class _Delay(Fault[DelayParameters]):
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = 600.0
+    Record: ClassVar[type[UndoRecord]] = DelayRecord
     Parameters: ClassVar[type[BaseModel]] = DelayParameters
     phase: ClassVar[str]
     # So many slow steps are waited for.
@@ -71,12 +83,11 @@ class _Delay(Fault[DelayParameters]):
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The ranks of the target; that they are there is found when the effect begins in them."""
         processes = context.processes.rank_processes(target.ranks)
-        record = {"ranks": list(target.ranks), "effect": EFFECT, "phase": self.phase}
-        return Act(processes, record)
+        return Act(processes, DelayRecord(ranks=target.ranks, effect=EFFECT, phase=self.phase).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin in each rank."""
-        for rank in act.undo_record["ranks"]:
+        for rank in DelayRecord.from_json(act.undo_record).ranks:
             arguments = {
                 "phase": self.phase,
                 "delay_seconds": self.parameters.delay,
@@ -113,7 +124,7 @@ class _Delay(Fault[DelayParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Nothing outside of the ranks was changed, and they end it when their connection to us ends."""
-        return {"undone": "the ranks sleep no more", "ranks": list(record.get("ranks", ()))}
+        return {"undone": "the ranks sleep no more", "ranks": list(DelayRecord.from_json(record).ranks)}
 
     async def _sleeps(self, rank: int, context: FaultContext, timeout_seconds: float) -> list[dict[str, Any]]:
         return [await context.inside.report(rank, self._handles[rank], timeout_seconds) for _ in range(self.num_steps)]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,11 +19,13 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, NotOurs
+from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
-from chaos.faults.process._processes import ProcessFault, recorded
+from chaos.faults.process._processes import ProcessFault
 from chaos.faults.process.pause import resume
 from chaos.faults.watch import SeenStep, from_commit_to_commit
 from chaos.host.process_table import STOPPED
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
@@ -59,6 +62,13 @@ class SlowParameters(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**32, description="of the jitter; not the experiment's")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleRecord(ProcessesRecord):
+    """The processes that are stopped again and again, once in a period."""
+
+    period_seconds: float = 0.0
+
+
 class SlowRank(ProcessFault[SlowParameters]):
     """A rank runs at 1/factor of its speed: a duty cycle of SIGSTOP and SIGCONT, and more padding where it is paced."""
 
@@ -69,6 +79,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = SLOW_SECONDS
     undo_summary: ClassVar[str] = "ends the cycle, which ends with chaos, too; SIGCONT"
+    Record: ClassVar[type[UndoRecord]] = CycleRecord
     Parameters: ClassVar[type[BaseModel]] = SlowParameters
 
     def __init__(self, parameters: SlowParameters) -> None:
@@ -82,7 +93,8 @@ class SlowRank(ProcessFault[SlowParameters]):
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The processes, and how long to look whether they are still being stopped."""
         act = super().prepare(target, context)
-        return Act(act.processes, {**act.undo_record, "period_seconds": self.parameters.period})
+        record = CycleRecord.of(act.processes, period_seconds=self.parameters.period)
+        return Act(act.processes, record.to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """More padding first, while the ranks are held; then the cycle."""
@@ -211,9 +223,10 @@ class SlowRank(ProcessFault[SlowParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """End the cycle, SIGCONT, and a look for longer than a period: nobody stops them any more."""
-        processes = recorded(record)
+        known = CycleRecord.from_json(record)
+        processes = known.ids
         _end_cycles(processes)
-        resume(processes, still_seconds=STILL_PERIODS * float(record.get("period_seconds", 0.0)))
+        resume(processes, still_seconds=STILL_PERIODS * known.period_seconds)
         return {"undone": "nothing stops them any more", "pids": [process.pid for process in processes]}
 
 

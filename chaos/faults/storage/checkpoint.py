@@ -13,6 +13,7 @@ import uuid
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, InjectionError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, NoParameters
-from chaos.host.kept_file import describe, keep, put_back
+from chaos.host.kept_file import KeptFile, describe, keep, put_back
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.checkpoint.folder import CheckpointFolder, complete_folders
 from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, CheckpointError
@@ -59,24 +61,24 @@ class _CheckpointFault(Fault[ParametersT]):
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Let the runtime's reader check the checkpoint: it must refuse it, for what was done to it."""
-        record = act.undo_record
-        affected, checkpoint = Path(record["struck"]), Path(record["checkpoint"])
+        record = CheckpointRecord.from_json(act.undo_record)
+        affected, checkpoint = Path(record.struck), Path(record.checkpoint)
         try:
             refusal = await asyncio.wait_for(asyncio.to_thread(_refusal, checkpoint), timeout_seconds)
         except TimeoutError:
             raise EffectNotSeen(f"the reader was not through with {checkpoint} in {timeout_seconds:g} s") from None
         if refusal is None:
-            raise EffectNotSeen(f"the runtime's reader still takes {checkpoint} for whole: {record['num_files']} files")
+            raise EffectNotSeen(f"the runtime's reader still takes {checkpoint} for whole: {record.num_files} files")
         if affected != refusal.path and affected not in refusal.path.parents:
             raise EffectNotSeen(f"the runtime's reader refuses {checkpoint} for something else: {refusal}")
-        before = f"all {record['num_files']} files were whole before"
+        before = f"all {record.num_files} files were whole before"
         return {
-            "summary": f"{record['what']}; {before}, now the runtime's reader refuses: {refusal}",
+            "summary": f"{record.what}; {before}, now the runtime's reader refuses: {refusal}",
             "checkpoint": str(checkpoint),
-            "step": record["step"],
+            "step": record.step,
             "struck": str(affected),
             "refused": str(refusal),
-            **record["details"],
+            **record.details,
         }
 
 
@@ -118,6 +120,31 @@ def _refusal(folder: Path) -> CheckpointCorrupt | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord(UndoRecord):
+    """What is affected (`struck`) of which checkpoint, in words (`what`) and in figures (`details`)."""
+
+    struck: str
+    checkpoint: str
+    step: int
+    num_files: int
+    what: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedFile(CheckpointRecord, KeptFile):
+    """A file of a unit that is damaged in its place and kept elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenFolder(CheckpointRecord):
+    """A checkpoint's `folder` that was moved aside, and where it is `hidden`."""
+
+    folder: str
+    hidden: str
+
+
 FileParametersT = TypeVar("FileParametersT", bound=UnitParameters)
 
 
@@ -125,6 +152,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
     """Damages one data file of a unit."""
 
     undo_summary: ClassVar[str] = "the file is put back from a copy in the run's folder, while its checkpoint is there"
+    Record: ClassVar[type[UndoRecord]] = DamagedFile
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Draw the file among the data files of the newest whole checkpoint, by their sizes."""
@@ -142,34 +170,36 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         unit, name, file = candidates[bisect_right(ends, self.rng.random() * ends[-1])]
         kept = context.run_folder / KEPT_FOLDER / f"{checkpoint.path.name}-{unit}-{name}-{uuid.uuid4().hex[:8]}"
         try:
-            record = describe(checkpoint.path / unit, name, file, kept)
+            described = describe(checkpoint.path / unit, name, file, kept)
         except OSError as error:
             raise TargetNotFound(f"{checkpoint.path} was removed by the job just now: {error.strerror}") from error
         details = self._draw(file.num_bytes)
-        record |= {
-            "struck": str(checkpoint.path / unit / name),
-            "checkpoint": str(checkpoint.path),
-            "step": checkpoint.step,
-            "num_files": sum(len(manifest.files) + 1 for manifest in checkpoint.manifests.values()),
-            "what": f"checkpoint of step {checkpoint.step}: {self._describe(f'{unit}/{name}', details)}",
-            "details": details,
-        }
-        return Act(undo_record=record)
+        record = DamagedFile(
+            **described.to_json(),
+            struck=str(checkpoint.path / unit / name),
+            checkpoint=str(checkpoint.path),
+            step=checkpoint.step,
+            num_files=sum(len(manifest.files) + 1 for manifest in checkpoint.manifests.values()),
+            what=f"checkpoint of step {checkpoint.step}: {self._describe(f'{unit}/{name}', details)}",
+            details=details,
+        )
+        return Act(undo_record=record.to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Keep a copy, then damage the file in its place, durably."""
+        record = DamagedFile.from_json(act.undo_record)
         try:
-            await asyncio.to_thread(keep, act.undo_record)
-            self._damage(Path(act.undo_record["struck"]), act.undo_record["details"])
+            await asyncio.to_thread(keep, record)
+            self._damage(Path(record.struck), record.details)
         except FileNotFoundError as error:
-            raise TargetNotFound(f"{act.undo_record['struck']} was removed by the job just now") from error
+            raise TargetNotFound(f"{record.struck} was removed by the job just now") from error
         except OSError as error:
-            raise InjectionError(f"cannot damage {act.undo_record['struck']}: {error.strerror}") from error
+            raise InjectionError(f"cannot damage {record.struck}: {error.strerror}") from error
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Put the file back, unless the job has removed or replaced its checkpoint meanwhile."""
-        return put_back(record)
+        return put_back(DamagedFile.from_json(record)) if record else {"undone": "there was nothing"}
 
     @abstractmethod
     def _draw(self, num_bytes: int) -> dict[str, Any]:
@@ -247,30 +277,31 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
     # Permissions would not do: root, as whom jobs run in containers, reads whatever they forbid.
     kind: ClassVar[str] = "hide-checkpoint"
     undo_summary: ClassVar[str] = "the folder is put back in its place"
+    Record: ClassVar[type[UndoRecord]] = HiddenFolder
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The folder of the newest whole checkpoint."""
         checkpoint = newest_whole(context)
         path = checkpoint.path.resolve()
-        return Act(
-            undo_record={
-                "struck": str(checkpoint.path),
-                "checkpoint": str(checkpoint.path),
-                "step": checkpoint.step,
-                "num_files": sum(len(manifest.files) + 1 for manifest in checkpoint.manifests.values()),
-                "what": f"checkpoint of step {checkpoint.step}: its folder made a link to itself",
-                "details": {},
-                "folder": str(path),
-                # Beside it: a rename never copies, and cannot be seen half done.
-                "hidden": str(path.with_name(f".hidden-{path.name}-{uuid.uuid4().hex[:8]}")),
-            }
+        record = HiddenFolder(
+            struck=str(checkpoint.path),
+            checkpoint=str(checkpoint.path),
+            step=checkpoint.step,
+            num_files=sum(len(manifest.files) + 1 for manifest in checkpoint.manifests.values()),
+            what=f"checkpoint of step {checkpoint.step}: its folder made a link to itself",
+            details={},
+            folder=str(path),
+            # Beside it: a rename never copies, and cannot be seen half done.
+            hidden=str(path.with_name(f".hidden-{path.name}-{uuid.uuid4().hex[:8]}")),
         )
+        return Act(undo_record=record.to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Move the folder aside, and leave the link in its place."""
-        folder = Path(act.undo_record["folder"])
+        record = HiddenFolder.from_json(act.undo_record)
+        folder = Path(record.folder)
         try:
-            folder.rename(act.undo_record["hidden"])
+            folder.rename(record.hidden)
             folder.symlink_to(folder.name)
             _sync_folder(folder.parent)
         except FileNotFoundError as error:
@@ -283,7 +314,8 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
         """Put the folder back in its place."""
         if not record:
             return {"undone": "there was nothing"}
-        folder, hidden = Path(record["folder"]), Path(record["hidden"])
+        known = HiddenFolder.from_json(record)
+        folder, hidden = Path(known.folder), Path(known.hidden)
         try:
             if not hidden.exists():
                 return {"undone": "in its place" if folder.exists() else "not there any more", "folder": str(folder)}

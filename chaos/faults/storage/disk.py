@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.host import small_disk
+from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.system.events import Event
@@ -41,6 +43,14 @@ class FillParameters(BaseModel):
     max_filesystem: BytesText = Field(default=2**30, description="a filesystem of up to this size is filled itself")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullDiskRecord(UndoRecord):
+    """The file that fills the disk, and the small disk that it is on, if it is one of ours."""
+
+    ballast: str
+    disk: small_disk.SmallDisk | None
+
+
 class FillDisk(Fault[FillParameters]):
     """Fills the disk of the job's checkpoint folder: its own small one, or one that is put over the folder."""
 
@@ -56,6 +66,7 @@ class FillDisk(Fault[FillParameters]):
     shows_when_released: ClassVar[bool] = True
     # It shows when the next checkpoint is due.
     verify_timeout_seconds: ClassVar[float] = 600.0
+    Record: ClassVar[type[UndoRecord]] = FullDiskRecord
     Parameters: ClassVar[type[BaseModel]] = FillParameters
 
     def __init__(self, parameters: FillParameters) -> None:
@@ -84,26 +95,30 @@ class FillDisk(Fault[FillParameters]):
         if not folder.is_dir():
             raise TargetNotFound(f"there is no folder {folder} yet: choose a step after the first checkpoint")
         token = uuid.uuid4().hex[:12]
-        record: dict[str, Any] = {"ballast": str(folder.resolve() / f".ballast-{token}"), "disk": None}
+        ballast, disk = str(folder.resolve() / f".ballast-{token}"), None
         if not self._is_small(folder, context.run_folder):
             if not small_disk.may_mount():
                 raise InjectionError(self._violation(folder))
-            num_bytes = self.parameters.size
             place = context.run_folder / f"disk-{token}"
-            record["disk"] = small_disk.describe(f"chaos-disk-{token}", folder, place, num_bytes)
-        return Act(undo_record=record)
+            disk = small_disk.SmallDisk(
+                name=f"chaos-disk-{token}",
+                folder=str(folder.resolve()),
+                place=str(place.resolve()),
+                num_bytes=self.parameters.size,
+            )
+        return Act(undo_record=FullDiskRecord(ballast=ballast, disk=disk).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Put the small disk in place, if there is to be one, and fill it to the last block."""
-        record = act.undo_record
+        record = FullDiskRecord.from_json(act.undo_record)
         try:
-            if record["disk"] is not None:
-                await asyncio.to_thread(small_disk.put_over, record["disk"])
-            await asyncio.to_thread(_fill, Path(record["ballast"]), self._limit_bytes(act))
+            if record.disk is not None:
+                await asyncio.to_thread(small_disk.put_over, record.disk)
+            await asyncio.to_thread(_fill, Path(record.ballast), self._limit_bytes(record))
             self._last_step = context.watch.last_step
         except OSError as error:
             hint = ""
-            if error.errno == errno.ENOSPC and record["disk"] is not None:
+            if error.errno == errno.ENOSPC and record.disk is not None:
                 hint = (
                     f": the checkpoints do not fit into size {bytes_text(self.parameters.size)}, give it a larger one"
                 )
@@ -113,7 +128,8 @@ class FillDisk(Fault[FillParameters]):
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Try to write one byte more; then wait until a checkpoint of the job fails and a later step is committed."""
-        ballast = Path(act.undo_record["ballast"])
+        record = FullDiskRecord.from_json(act.undo_record)
+        ballast = Path(record.ballast)
         last_steps: list[int] = []
 
         def is_failure(event: Event) -> bool:
@@ -153,7 +169,7 @@ class FillDisk(Fault[FillParameters]):
             "total_bytes": total,
             "free_bytes": free,
             "ballast_bytes": ballast_bytes,
-            "own_disk": act.undo_record["disk"] is not None,
+            "own_disk": record.disk is not None,
             "checkpoint_failed": {"step": event.step, "rank": event.rank, "message": event.fields["message"]},
             "step_committed_after": step,
         }
@@ -163,7 +179,8 @@ class FillDisk(Fault[FillParameters]):
         """Remove ballast and small disk, bring what was written to it to the folder, then write a byte there."""
         if not record:
             return {"undone": "there was nothing"}
-        ballast, disk = Path(record["ballast"]), record["disk"]
+        known = FullDiskRecord.from_json(record)
+        ballast, disk = Path(known.ballast), known.disk
         returned: list[str] = []
         try:
             ballast.unlink(missing_ok=True)
@@ -193,8 +210,8 @@ class FillDisk(Fault[FillParameters]):
         status = os.statvfs(folder)
         return status.f_frsize * status.f_blocks <= self.parameters.max_filesystem
 
-    def _limit_bytes(self, act: Act) -> int:
-        return self.parameters.size if act.undo_record["disk"] is not None else self.parameters.max_filesystem
+    def _limit_bytes(self, record: FullDiskRecord) -> int:
+        return self.parameters.size if record.disk is not None else self.parameters.max_filesystem
 
     def _violation(self, folder: Path | str) -> str:
         bound = bytes_text(self.parameters.max_filesystem)

@@ -1,7 +1,7 @@
 """Rules on network links, as undo records describe them: how each sort of rule is removed from its record alone.
 
 A backend whose nodes have links of their own plans the rules (see `chaos.faults.base.LinkHost`); the sort of rule is
-the record's `how`. A sort is found by being there: a class with a `how` in a file of this folder.
+the record's `how`. A sort is found by being there: a class with `how` and `remove` in a file of this folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def rule_kinds() -> Mapping[str, type[RuleKind]]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for value in vars(module).values():
-            if isinstance(value, type) and value.__module__ == module.__name__ and "how" in vars(value):
+            if (
+                isinstance(value, type)
+                and value.__module__ == module.__name__
+                and {"how", "remove"} <= vars(value).keys()
+            ):
                 kind = cast(type[RuleKind], value)
                 found[kind.how] = kind
     return MappingProxyType(dict(sorted(found.items())))

@@ -13,10 +13,12 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chaos.errors import HealError
 from chaos.host.containers import is_container_running, run_in_container
+from chaos.host.undo_record import LEFT_OUT, UndoRecord
 from mecefo_runtime.system.process import ProcessId
 
 TIMEOUT_SECONDS = 30.0
@@ -25,6 +27,52 @@ _DIGITS_OF_NANOSECONDS = 19
 _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
 # Where Debian and others put what users seldom call.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderRecord(UndoRecord):
+    """The process that holds a namespace."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirewallRecord(UndoRecord):
+    """The rules of one incident in one namespace, at (`at`) one end of a link, all with the same `comment`.
+
+    The namespace is `descriptor` of the `holder`, or that of a `container` of the `engine`. Packets that the rules
+    queue go to `queue`, and are shaped as `shape` says.
+    """
+
+    how: str = "namespace-firewall"
+    at: str
+    holder: HolderRecord | None = field(default=None, metadata=LEFT_OUT)
+    descriptor: int | None = field(default=None, metadata=LEFT_OUT)
+    engine: str | None = field(default=None, metadata=LEFT_OUT)
+    container: str | None = field(default=None, metadata=LEFT_OUT)
+    comment: str
+    rules: tuple[tuple[str, ...], ...] = ()
+    queue: int | None = None
+    shape: Mapping[str, Any] | None = None
+
+    @property
+    def process(self) -> ProcessId:
+        """The process that holds the namespace.
+
+        Raises:
+            HealError: it is a container's.
+        """
+        if self.holder is None:
+            raise HealError(f"the record of rules {self.comment} names neither a container nor a process")
+        return ProcessId(self.holder.pid, self.holder.start_ticks)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the namespace can still be there."""
+        if self.container is not None and self.engine is not None:
+            return is_container_running(self.engine, self.container)
+        return self.process.is_running()
 
 
 class FirewallRules:
@@ -38,47 +86,43 @@ class FirewallRules:
     @classmethod
     def remove(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Delete the rules with the record's comment, and end what serves their queue."""
-        comment, queue = str(record["comment"]), record.get("queue")
-        evidence: dict[str, Any] = {"comment": comment, "at": record["at"]}
-        if not _is_there(record):
+        known = FirewallRecord.from_json(record)
+        evidence: dict[str, Any] = {"comment": known.comment, "at": known.at}
+        if not known.is_there:
             return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
         try:
             # Another one may be at it, such as a watchdog: what it deletes between our look and our deletion is gone.
             for _ in range(2):
-                removed = _delete(record, comment)
-                left = _rules(record, comment)
+                removed = _delete(known)
+                left = _rules(known)
                 if not left:
                     break
-            server = None if queue is None else _end_server(record, int(queue))
+            server = None if known.queue is None else _end_server(known, known.queue)
         except (OSError, subprocess.SubprocessError) as error:
-            if not _is_there(record):
+            if not known.is_there:
                 return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
-            raise HealError(f"the rules {comment} at {record['at']} cannot be removed: {error}") from error
+            raise HealError(f"the rules {known.comment} at {known.at} cannot be removed: {error}") from error
         if left:
-            raise HealError(f"{len(left)} rules {comment} at {record['at']} are still there: {'; '.join(left)}")
+            raise HealError(f"{len(left)} rules {known.comment} at {known.at} are still there: {'; '.join(left)}")
         return {**evidence, "removed": removed, **({} if server is None else {"ended": server})}
 
 
-def _is_there(record: Mapping[str, Any]) -> bool:
-    """Whether the namespace can still be there."""
-    if "container" in record:
-        return is_container_running(str(record["engine"]), str(record["container"]))
-    return holder_of(record).is_running()
-
-
-def holder_of(record: Mapping[str, Any]) -> ProcessId:
-    """The process that holds the record's namespace."""
-    return ProcessId(int(record["holder"]["pid"]), int(record["holder"]["start_ticks"]))
-
-
-def inside(record: Mapping[str, Any], command: Sequence[str]) -> list[str]:
+def inside(record: FirewallRecord, command: Sequence[str]) -> list[str]:
     """`command` as it is run in the record's namespace, from outside.
 
     Raises:
         FileNotFoundError: a program is not installed.
     """
-    pid = record["holder"]["pid"]
-    where = [f"--user=/proc/{pid}/ns/user", f"--net=/proc/{pid}/fd/{record['descriptor']}"]
+    return enter(record.process.pid, record.descriptor, command)
+
+
+def enter(pid: int, descriptor: int | None, command: Sequence[str]) -> list[str]:
+    """`command` as it is run in the namespace that process `pid` has open as `descriptor`.
+
+    Raises:
+        FileNotFoundError: a program is not installed.
+    """
+    where = [f"--user=/proc/{pid}/ns/user", f"--net=/proc/{pid}/fd/{descriptor}"]
     return [find_tool("nsenter"), "--preserve-credentials", *where, find_tool(command[0]), *command[1:]]
 
 
@@ -129,14 +173,14 @@ def read_time(printed: str, began_seconds: float) -> float:
     return min(max(began_seconds, now - ago), now)
 
 
-def run_inside(record: Mapping[str, Any], command: Sequence[str], text: str = "") -> str:
+def run_inside(record: FirewallRecord, command: Sequence[str], text: str = "") -> str:
     """Run `command` in the record's namespace, with `text` as its input; returns what it prints.
 
     Raises:
         OSError: it failed, and what it said.
     """
-    if "container" in record:
-        return run_in_container(str(record["engine"]), str(record["container"]), command, text)
+    if record.container is not None and record.engine is not None:
+        return run_in_container(record.engine, record.container, command, text)
     done = subprocess.run(
         inside(record, command),
         input=text,
@@ -151,14 +195,14 @@ def run_inside(record: Mapping[str, Any], command: Sequence[str], text: str = ""
     return done.stdout
 
 
-def _rules(record: Mapping[str, Any], comment: str) -> list[str]:
+def _rules(record: FirewallRecord) -> list[str]:
     listed = run_inside(record, ["iptables", "--list-rules"]).splitlines()
-    return [line for line in listed if line.startswith("-A ") and comment in shlex.split(line)]
+    return [line for line in listed if line.startswith("-A ") and record.comment in shlex.split(line)]
 
 
-def _delete(record: Mapping[str, Any], comment: str) -> int:
+def _delete(record: FirewallRecord) -> int:
     """Delete what has the comment; returns how many that were."""
-    found = _rules(record, comment)
+    found = _rules(record)
     if found:
         words = [shlex.split(line)[1:] for line in found]
         try:
@@ -169,7 +213,7 @@ def _delete(record: Mapping[str, Any], comment: str) -> int:
     return len(found)
 
 
-def _end_server(record: Mapping[str, Any], queue: int) -> int | None:
+def _end_server(record: FirewallRecord, queue: int) -> int | None:
     """End the process that the kernel names as the one that serves `queue`; returns its pid, None when none does."""
     try:
         listed = run_inside(record, ["cat", _QUEUES])
@@ -180,7 +224,7 @@ def _end_server(record: Mapping[str, Any], queue: int) -> int | None:
         number, port = (int(word) for word in line.split()[:2])
         if number == queue:
             # It binds its socket to its own pid.
-            if "container" in record:
+            if record.container is not None:
                 with suppress(OSError):
                     run_inside(record, ["kill", "-KILL", str(port)])
                 return port

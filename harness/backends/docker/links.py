@@ -14,7 +14,7 @@ from typing import Any
 from chaos.errors import EnvironmentFailure, InjectionError
 from chaos.faults.base import End
 from chaos.host.links.check import name_of
-from chaos.host.links.firewall import FirewallRules, read_time, restore_text, run_inside, telling_time
+from chaos.host.links.firewall import FirewallRecord, read_time, restore_text, run_inside, telling_time
 from harness.backends.docker.container import COORDINATOR
 from harness.network.link_queries import LinkQueries
 from harness.network.links import all_over, places_of, rules_for
@@ -77,36 +77,35 @@ class ContainerLinks(LinkQueries):
         number, action = self._num_planned, str(rule["action"])
         comment = f"chaos:{self._mark}:{number}"
         is_shaped = action == "shape"
-        return {
-            "how": FirewallRules.how,
-            "at": part,
-            "engine": self._engine,
-            "container": self._holders[part],
-            "comment": comment,
-            "rules": [
-                words
+        return FirewallRecord(
+            at=part,
+            engine=self._engine,
+            container=self._holders[part],
+            comment=comment,
+            rules=tuple(
+                tuple(words)
                 for chain, peer in places
                 for words in rules_for(chain, self._addresses[peer], action, number, comment)
-            ],
-            "queue": number if is_shaped else None,
-            "shape": {key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
-        }
+            ),
+            queue=number if is_shaped else None,
+            shape={key: rule[key] for key in rule if key not in ("action", "way")} if is_shaped else None,
+        ).to_json()
 
     async def apply_rules(self, records: list[dict[str, Any]]) -> float:
         """Add the planned rules, those of one network all at once; returns when the first of them took effect."""
-        return min(await all_over(*(self._apply(record) for record in records)))
+        return min(await all_over(*(self._apply(FirewallRecord.from_json(record)) for record in records)))
 
-    async def _apply(self, record: Mapping[str, Any]) -> float:
-        if record["queue"] is not None:
-            question = {"do": "shape", "queue": record["queue"], "shape": record["shape"]}
-            await self._ask_at(str(record["at"]), question, 0.0)
-        text = restore_text("-I", record["rules"])
+    async def _apply(self, record: FirewallRecord) -> float:
+        if record.queue is not None:
+            question = {"do": "shape", "queue": record.queue, "shape": record.shape}
+            await self._ask_at(record.at, question, 0.0)
+        text = restore_text("-I", record.rules)
         began, command = time.monotonic(), telling_time(["iptables-restore", "--noflush"])
         adding = asyncio.create_task(asyncio.to_thread(run_inside, record, command, text))
         try:
             return read_time(await asyncio.shield(adding), began)
         except OSError as error:
-            raise EnvironmentFailure(f"rules cannot be added at {record['at']}: {error}") from error
+            raise EnvironmentFailure(f"rules cannot be added at {record.at}: {error}") from error
         finally:
             # A thread goes on, and whoever gives up undoes: no rule may come after that.
             with suppress(OSError):

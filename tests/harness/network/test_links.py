@@ -15,7 +15,7 @@ from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 
-RECORD: dict[str, Any] = {"at": "rank 0", "queue": None, "rules": []}
+RECORD: dict[str, Any] = {"at": "rank 0", "comment": "chaos:mark:1", "queue": None, "rules": []}
 LONG_SECONDS = 300.0
 
 
@@ -45,7 +45,7 @@ def test_rules_that_are_being_added_when_the_fault_is_given_up_are_not_added_aft
 def test_a_failure_is_told_when_nothing_more_is_being_added(tmp_path: Path, monkeypatch):
     added = tmp_path / "added"
     tools = {"rank 0": ["false"], "rank 1": ["sh", "-c", f"cat > /dev/null; sleep 0.5; echo > {added}"]}
-    monkeypatch.setattr("harness.network.links.inside", lambda record, command: tools[record["at"]])
+    monkeypatch.setattr("harness.network.links.inside", lambda record, command: tools[record.at])
     links = NamespaceLinks(cast(HeldNetworks, None), "mark")
     with pytest.raises(EnvironmentFailure, match="rank 0"):
         asyncio.run(links.apply_rules([{**RECORD, "at": at} for at in tools]))

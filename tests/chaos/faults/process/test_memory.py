@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ SMALL = {"limit": "64MiB", "block": "8MiB"}
 LIMIT_BYTES = 64 * 2**20
 HARMLESS = "import chaos.in_process.memory as m\nm.LeakMemory.released = lambda self: None"
 needs_group = pytest.mark.skipif(
-    memory_limit.plan(ProcessId.of(os.getpid()), LIMIT_BYTES, may_group=True)["by"] != "cgroup",
+    memory_limit.plan(ProcessId.of(os.getpid()), LIMIT_BYTES, may_group=True).by != "cgroup",
     reason="no memory control group can be made here",
 )
 
@@ -169,8 +170,8 @@ class TestLimit:
     def test_undo_needs_the_record_alone_and_can_be_repeated(self, sleeper, may_group):
         before = resource.prlimit(sleeper.pid, resource.RLIMIT_DATA)
         home = Path(f"/proc/{sleeper.pid}/cgroup").read_text()
-        planned = json.loads(json.dumps(memory_limit.plan(sleeper, LIMIT_BYTES, may_group=may_group)))
-        undo_record = {"limits": [planned]}
+        planned = memory_limit.plan(sleeper, LIMIT_BYTES, may_group=may_group)
+        undo_record = {"limits": [json.loads(json.dumps(planned.to_json()))]}
         # Written before it is imposed: the undo of what was never done.
         assert LeakMemory.undo(undo_record) == LeakMemory.undo(undo_record)
         memory_limit.impose(planned)
@@ -187,7 +188,7 @@ class TestLimit:
         planned = memory_limit.plan(sleeper, LIMIT_BYTES, may_group=may_group)
         theirs = (2**30, resource.RLIM_INFINITY)
         resource.prlimit(sleeper.pid, resource.RLIMIT_DATA, theirs)
-        memory_limit.lift({**planned, "start_ticks": sleeper.start_ticks - 1})
+        memory_limit.lift(replace(planned, start_ticks=sleeper.start_ticks - 1))
         assert resource.prlimit(sleeper.pid, resource.RLIMIT_DATA) == theirs
 
 

@@ -44,12 +44,15 @@ def context(tmp_path):
 @contextmanager
 def own_filesystem(folder, num_bytes):
     """A small filesystem of the user's at `folder`."""
-    record = small_disk.describe(f"users-{os.getpid()}", folder, folder.with_name(f"{folder.name}-disk"), num_bytes)
-    small_disk.put_over(record)
+    place = folder.with_name(f"{folder.name}-disk")
+    disk = small_disk.SmallDisk(
+        name=f"users-{os.getpid()}", folder=str(folder.resolve()), place=str(place.resolve()), num_bytes=num_bytes
+    )
+    small_disk.put_over(disk)
     try:
         yield
     finally:
-        small_disk.take_away(record)
+        small_disk.take_away(disk)
 
 
 def create(**parameters):

@@ -48,7 +48,7 @@ def test_rules_that_are_being_added_when_the_fault_is_given_up_are_there_before_
     def add(record, command, text):
         is_adding.set()
         time.sleep(0.5)
-        added.append(record["at"])
+        added.append(record.at)
 
     monkeypatch.setattr("harness.backends.docker.links.run_inside", add)
 

@@ -1,0 +1,44 @@
+"""Undo records that faults of several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from chaos.faults.base import OwnedProcess
+from chaos.host.undo_record import UndoRecord
+from mecefo_runtime.system.process import ProcessId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord(UndoRecord):
+    """One process, as `OwnedProcess.to_dict` tells of it."""
+
+    role: str = ""
+    rank: int | None = None
+    node: int | None = None
+    pid: int
+    start_ticks: int
+
+    @property
+    def process(self) -> ProcessId:
+        """Which it is."""
+        return ProcessId(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessesRecord(UndoRecord):
+    """The processes that a fault has touched."""
+
+    processes: tuple[ProcessRecord, ...] = ()
+
+    @classmethod
+    def of(cls, processes: Iterable[OwnedProcess], **more: Any) -> Self:
+        """The record of these processes, `more` being what the fault adds to it."""
+        return cls(processes=tuple(ProcessRecord(**owned.to_dict()) for owned in processes), **more)
+
+    @property
+    def ids(self) -> tuple[ProcessId, ...]:
+        """Which they are."""
+        return tuple(one.process for one in self.processes)
