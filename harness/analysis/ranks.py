@@ -50,7 +50,7 @@ class Ranks:
     """The ranks of a job as its records tell them, in the order in which they come.
 
     `spans` is what each rank of the newest layout holds; it is empty until there is one, and stays so in an external
-    job. `epoch` is the newest membership that was formed.
+    job. `epoch` is the newest membership that was formed, or the newest attempt.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Ranks:
                 self._is_command = record.runtime == COMMAND_RUNTIME
                 self.states = dict.fromkeys(range(min(record.num_ranks or 0, _MAX_RANKS)), STARTING)
             case RankStarted() if record.rank is not None:
-                self._appear(record.rank)
+                self._appear(record.rank, record.attempt)
             case LayoutTold():
                 self._lay_out(record)
             case Regrouped():
@@ -98,9 +98,12 @@ class Ranks:
             case _:
                 pass
 
-    def _appear(self, rank: int) -> None:
+    def _appear(self, rank: int, attempt: int) -> None:
         """A rank says that it is there; one that was lost is not back before it is a member again."""
         state = self.states.get(rank, STARTING)
+        if self._is_command:
+            # Its launcher starts all ranks again: whoever is there is up.
+            self.epoch = attempt
         if self._is_command or state == STARTING:
             self._mark([rank], UP)
         elif state == GONE:

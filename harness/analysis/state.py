@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from harness.analysis.attempts import COMMAND_RUNTIME
 from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
+from harness.analysis.steps import BASELINE_STEPS, CommittedStep, usual_step_seconds
 from harness.analysis.timeline import Timeline, Told, read
+from harness.analysis.words import num_degraded_layers
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
-from mecefo_runtime.system.job_records import CheckpointWritten, JobStarted, ProcessStarted, StepCommitted, Warned
+from mecefo_runtime.system.job_records import (
+    CheckpointWritten,
+    JobStarted,
+    LayoutTold,
+    ProcessStarted,
+    StepCommitted,
+    Warned,
+)
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse
-from mecefo_runtime.system.run_records import Residue, RunEnded
+from mecefo_runtime.system.run_records import Injected, Residue, RunEnded
 
 R = TypeVar("R", bound=Record)
 
@@ -25,16 +35,21 @@ class RunState:
 
     Feeding costs the same however long the run is. Figures are functions of the facts: they are made when they are
     asked for, again only after something new was fed, and of steps that are long over not again (see `Steps.memo`).
+    Whoever reads it beside the thread that feeds it holds `lock` meanwhile.
     An event that makes no sense is counted in `unread`, by its kind, and changes nothing more. `unix_offset_seconds` is
     to be added to a time of the newest event to have Unix time. `ranks` are those of the main job.
     """
 
     def __init__(self) -> None:
+        # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
+        self.lock = threading.RLock()
         self.unread: Counter[str] = Counter()
         self.ranks = Ranks()
         self.unix_offset_seconds = 0.0
         self._steps = {MAIN_JOB: StepLedger(), TWIN_JOB: StepLedger()}
         self._records: dict[str, list[Record]] = {MAIN_JOB: [], TWIN_JOB: []}
+        self._first_of: dict[tuple[type[Record], str], Record] = {}
+        self._injected: set[int] = set()
         # By step: the longest time that a rank waited for its checkpoint.
         self._waits: dict[int, float] = {}
         self._began_seconds: float | None = None
@@ -44,43 +59,40 @@ class RunState:
 
     def feed(self, event: Event) -> Record | None:
         """Take in one event; returns its record, None where it makes no sense."""
-        try:
-            record = parse(event)
-        except ValueError:
-            # Of a damaged log, or of one by another version: no run is to suffer from it.
-            self.unread[event.kind] += 1
-            return None
-        try:
-            if record.job == MAIN_JOB:
-                self.ranks.feed(record)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            # A layout that is none.
-            self.unread[event.kind] += 1
-            return None
-        if record.job in self._steps:
-            self._take(record)
-        return record
+        with self.lock:
+            try:
+                record = parse(event)
+                if record.job == MAIN_JOB:
+                    self.ranks.feed(record)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                # Of a damaged log, or of one by another version: no run is to suffer from it.
+                self.unread[event.kind] += 1
+                return None
+            if record.job in self._steps:
+                self._take(record)
+            return record
 
     @property
     def timeline(self) -> Timeline:
         """What happened when, as far as it is known."""
-        if self._timeline is None:
-            main = self._steps[MAIN_JOB]
-            waits = ((main.first_of(step), seconds) for step, seconds in self._waits.items())
-            checkpoints = ((one.committed_seconds, one.committed_seconds + s) for one, s in waits if one is not None)
-            self._timeline = read(
-                Told(
-                    records=self._records[MAIN_JOB],
-                    steps=main.steps,
-                    twin=self._steps[TWIN_JOB].steps,
-                    first_step_told_seconds=main.first_told_seconds,
-                    checkpoints=tuple(sorted(checkpoints)),
-                    began_seconds=self._began_seconds,
-                    ended_seconds=self._ended_seconds,
-                    newest_seconds=self.newest_seconds,
+        with self.lock:
+            if self._timeline is None:
+                main = self._steps[MAIN_JOB]
+                waits = ((main.first_of(step), seconds) for step, seconds in self._waits.items())
+                since = ((step.committed_seconds, seconds) for step, seconds in waits if step is not None)
+                self._timeline = read(
+                    Told(
+                        records=self._records[MAIN_JOB],
+                        steps=main.steps,
+                        twin=self._steps[TWIN_JOB].steps,
+                        first_step_told_seconds=main.first_told_seconds,
+                        checkpoints=tuple(sorted((at, at + seconds) for at, seconds in since)),
+                        began_seconds=self._began_seconds,
+                        ended_seconds=self._ended_seconds,
+                        newest_seconds=self.newest_seconds,
+                    )
                 )
-            )
-        return self._timeline
+            return self._timeline
 
     @property
     def num_unread(self) -> int:
@@ -103,7 +115,42 @@ class RunState:
 
     def first_of(self, kind: type[R], job: str = MAIN_JOB) -> R | None:
         """The first record of that kind."""
-        return next(self.of(kind, job), None)
+        found = self._first_of.get((kind, job))
+        return found if isinstance(found, kind) else None
+
+    def step(self, number: int, job: str = MAIN_JOB) -> CommittedStep | None:
+        """The first record of a step."""
+        return self._steps[job].first_of(number)
+
+    def num_steps(self, job: str = MAIN_JOB) -> tuple[int, int]:
+        """How many steps of a job were committed, and how many were committed again."""
+        return self._steps[job].num_steps
+
+    def last_steps(self, job: str, number: int) -> Sequence[CommittedStep]:
+        """The first records of the last `number` steps of a job."""
+        return self._steps[job].last(number)
+
+    def usual_step_seconds(self, job: str = MAIN_JOB) -> float | None:
+        """What a step of a job takes as it goes now; None before the first."""
+        return usual_step_seconds(self._steps[job].last(BASELINE_STEPS))
+
+    def newest_step(self, job: str = MAIN_JOB) -> CommittedStep | None:
+        """The step of a job that was committed last, also of those that are done again."""
+        return self._steps[job].newest
+
+    def unit(self, job: str = MAIN_JOB) -> str:
+        """What the throughput of a job is counted in; see `steps.WORK_UNITS`."""
+        return self._steps[job].unit
+
+    @property
+    def degraded_layers(self) -> Mapping[int, int]:
+        """How many layers are degraded in each epoch, counted once for each replica that degrades them."""
+        return {one.epoch: num_degraded_layers(one.layout) for one in self.of(LayoutTold) if one.epoch is not None}
+
+    @property
+    def num_injected(self) -> int:
+        """How many incidents have fired."""
+        return len(self._injected)
 
     def _take(self, record: Record) -> None:
         self._timeline = None
@@ -114,12 +161,17 @@ class RunState:
                 self._steps[record.job].add(record)
             case CheckpointWritten():
                 if record.job == MAIN_JOB and record.step is not None:
-                    known = self._waits.get(record.step, 0.0)
-                    self._waits[record.step] = max(known, record.blocking_seconds)
+                    wait = self._waits.get(record.step, 0.0)
+                    self._waits[record.step] = max(wait, record.blocking_seconds)
             case Warned():
                 pass
             case _:
                 insort(self._records[record.job], record, key=_happened)
+                known = self._first_of.setdefault((type(record), record.job), record)
+                if record.monotonic_seconds < known.monotonic_seconds:
+                    self._first_of[type(record), record.job] = record
+                if record.job == MAIN_JOB and isinstance(record, Injected):
+                    self._injected.add(record.incident)
                 if record.job == MAIN_JOB and isinstance(record, ProcessStarted):
                     self._steps[MAIN_JOB].note_process(record)
                 elif record.job == MAIN_JOB and isinstance(record, JobStarted) and record.runtime == COMMAND_RUNTIME:

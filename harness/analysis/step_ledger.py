@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -74,6 +74,25 @@ class StepLedger:
     def first_of(self, step: int) -> CommittedStep | None:
         """The first record of `step`."""
         return self._first_of.get(step)
+
+    @property
+    def num_steps(self) -> tuple[int, int]:
+        """How many steps were committed, and how many were committed again."""
+        return len(self._first), len(self._redone)
+
+    def last(self, number: int) -> Sequence[CommittedStep]:
+        """The first records of the last `number` steps."""
+        return self._first[-number:]
+
+    @property
+    def newest(self) -> CommittedStep | None:
+        """The step that was committed last, also of those that are done again."""
+        return max((*self._first[-1:], *self._redone[-1:]), key=committed_seconds, default=None)
+
+    @property
+    def unit(self) -> str:
+        """What throughput is counted in."""
+        return self._unit
 
     @property
     def steps(self) -> Steps:

@@ -19,6 +19,8 @@ BASELINE_STEPS = 50
 WARM_UP_STEPS = 5
 """The first steps of a job are left out of the pre-fault speed (allocators, caches and connections warm up in them)."""
 
+NOW_STEPS = 5
+"""The speed now is that over this many last steps."""
 
 _AFTER_STEP = frozenset({"layout", "regrouped", "rejoined", "checkpoint_restored"})
 """Events whose `step` is the last that was committed before training continues."""
@@ -152,6 +154,12 @@ def showing_recovery(steps: Sequence[CommittedStep], since_seconds: float) -> It
         step = steps[index]
         if shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=since_seconds):
             yield step
+
+
+def work_per_second(steps: Sequence[CommittedStep]) -> float | None:
+    """The mean speed over `steps`, None of none."""
+    seconds = sum(step.duration_seconds for step in steps)
+    return sum(step.work for step in steps) / seconds if seconds > 0 else None
 
 
 def median_work_per_second(steps: Sequence[CommittedStep]) -> float | None:

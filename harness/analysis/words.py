@@ -139,7 +139,7 @@ class Narrator:
             ranks = count(_size(fields.get("members")), "rank")
             return f"{ranks} go on with what they have; {count(fetched, 'unit')} of state on the way meanwhile"
         again = "once more " if fields["reason"] == "retry" else ""
-        degraded = num_degraded_layers(fields)
+        degraded = num_degraded_layers(fields.get("layout"))
         approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
         return f"the layers are shared out {again}over {count(_size(fields.get('members')), 'rank')}{approximated}"
 
@@ -276,9 +276,9 @@ def one_line(text: object) -> str:
     return "".join(char if char.isprintable() else " " for char in str(text)).strip()
 
 
-def num_degraded_layers(fields: Mapping[str, Any]) -> int:
-    """Degraded layers of a `layout` event, counted once per replica that degrades them."""
-    replicas = (fields.get("layout") or {}).get("replicas", ())
+def num_degraded_layers(layout: Mapping[str, Any] | None) -> int:
+    """Degraded layers of the layout that an event tells, counted once per replica that degrades them."""
+    replicas = (layout or {}).get("replicas", ())
     return sum(len(span.get("degraded", ())) for replica in replicas for span in replica.get("spans", ()))
 
 

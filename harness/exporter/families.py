@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from prometheus_client import Metric
@@ -24,16 +23,15 @@ Values = Mapping[Any, float | None]
 
 
 class RunCollector(Collector):
-    """The figures of a run, read while `lock` is held; `clock` is CLOCK_MONOTONIC as far as the run has come."""
+    """The figures of a run; `clock` is CLOCK_MONOTONIC as far as the run has come."""
 
-    def __init__(self, figures: Figures, lock: AbstractContextManager[object], clock: Callable[[], float]) -> None:
+    def __init__(self, figures: Figures, clock: Callable[[], float]) -> None:
         self._figures = figures
-        self._lock = lock
         self._clock = clock
 
     def collect(self) -> Iterable[Metric]:
         """All families that have a value."""
-        with self._lock:
+        with self._figures.state.lock:
             parts = (_run, _steps, _ranks, self._time, _chaos)
             return [family for part in parts for family in part(self._figures)]
 
@@ -67,7 +65,7 @@ def _run(figures: Figures) -> Iterable[Metric]:
 
 
 def _steps(figures: Figures) -> Iterable[Metric]:
-    times, last = figures.timeline, figures.newest_step
+    times, last = figures.timeline, figures.state.newest_step()
     yield from _gauge("training_step", "The newest committed step.", None if last is None else last.step)
     yield from _gauge("training_steps_planned", "How many steps the job is to have.", times.steps_planned or None)
     yield from _counter("training_steps", "Steps committed, each once.", len(times.steps.first))
@@ -95,7 +93,7 @@ def _steps(figures: Figures) -> Iterable[Metric]:
 
 
 def _ranks(figures: Figures) -> Iterable[Metric]:
-    ranks, last = figures.state.ranks, figures.newest_step
+    ranks, last = figures.state.ranks, figures.state.newest_step()
     epochs = [epoch for epoch in (ranks.epoch, None if last is None else last.epoch) if epoch is not None]
     yield from _gauge("training_epoch", "The newest membership.", max(epochs, default=None))
     if not figures.is_command:

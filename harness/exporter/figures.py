@@ -12,7 +12,7 @@ from harness.analysis.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.ranks import STARTING, UP
 from harness.analysis.state import RunState
-from harness.analysis.steps import WORK_UNITS, CommittedStep, num_committed
+from harness.analysis.steps import NOW_STEPS, WORK_UNITS, CommittedStep, num_committed, work_per_second
 from harness.analysis.timeline import Timeline
 from harness.judging.summary import Summary
 from mecefo_runtime.system.events import Event
@@ -31,7 +31,6 @@ from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
 REJECTED_VERDICTS = ("repeat", "skip", "evict", "heal")
 REGROUP_REASONS = ("start", "loss", "rejoin", "retry", "balance", "heal")
 OUTCOMES = ("verified", "unverified", "not_due")
-_NOW_STEPS = 5
 _MAX_FAULTS = 64
 _OTHER = "other"
 
@@ -95,12 +94,6 @@ class Figures:
     # ---- steps ----
 
     @property
-    def newest_step(self) -> CommittedStep | None:
-        """The step that was committed last, also of those that are done again."""
-        steps = self.timeline.steps
-        return max((*steps.first[-1:], *steps.redone[-1:]), key=lambda step: step.committed_seconds, default=None)
-
-    @property
     def tokens(self) -> int | None:
         """Of the committed steps, each once; None where the job does not tell."""
         return self._sum("tokens")
@@ -114,9 +107,7 @@ class Figures:
     def tokens_per_second(self) -> float | None:
         """Over the last few steps; None where the job does not tell tokens."""
         steps = self.timeline.steps
-        last = steps.first[-_NOW_STEPS:]
-        seconds = sum(step.duration_seconds for step in last)
-        return sum(step.work for step in last) / seconds if seconds > 0 and steps.unit == WORK_UNITS[0] else None
+        return work_per_second(steps.first[-NOW_STEPS:]) if steps.unit == WORK_UNITS[0] else None
 
     @property
     def step_seconds(self) -> tuple[list[tuple[str, float]], float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from chaos.errors import EnvironmentFailure, UsageError, shown
+from harness.analysis.state import RunState
 from harness.exporter.families import RunCollector
 from harness.exporter.figures import Figures
 from harness.exporter.targets import Targets, reachable
@@ -46,11 +46,9 @@ class JobExporter:
         """
         host, port = address_of(where, option)
         self.figures = Figures()
-        # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
-        self._lock = threading.RLock()
         clock: Callable[[], float] = time.monotonic if is_live else lambda: self.figures.state.newest_seconds
         try:
-            self._server = MetricsServer(RunCollector(self.figures, self._lock, clock), host, port)
+            self._server = MetricsServer(RunCollector(self.figures, clock), host, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise EnvironmentFailure(f"port {port} is in use: choose another with {option}") from error
@@ -87,16 +85,24 @@ class JobExporter:
         self._targets.open()
         return f"metrics: {self.url} ({self._targets.violation or f'targets for Prometheus: {self._targets.path}'})"
 
+    @property
+    def state(self) -> RunState:
+        """What is known of the run: whoever has its events feeds it."""
+        return self.figures.state
+
     def feed(self, event: Event) -> None:
         """Take in one event, in the order of arrival."""
-        with self._lock:
-            self.figures.feed(event)
+        self.state.feed(event)
+        self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Take in one event that the state has been fed: ranks come and go."""
         if self._targets is not None:
             self._targets.on_event(event)
 
     def judge(self, summary: Summary) -> None:
         """The run is judged."""
-        with self._lock:
+        with self.state.lock:
             self.figures.judge(summary)
         self._judged_seconds = time.monotonic()
 
@@ -143,8 +149,8 @@ class ExportedView:
         self._view.__exit__(kind, error, trace)
 
     def feed(self, event: Event) -> None:
-        """Export the event, and show it."""
-        self._exporter.feed(event)
+        """Show the event, which is exported with the state of the run."""
+        self._exporter.note(event)
         self._view.feed(event)
 
     def message(self, text: str) -> None:

@@ -15,22 +15,12 @@ from typing import Any
 from chaos.experiment.gate_spec import AbortingGate, AnyGate
 from harness.analysis.integrity import samples_lost_of
 from harness.analysis.state import RunState
-from harness.analysis.steps import shows_recovery
-from harness.analysis.words import num_degraded_layers
 from harness.judging.gates import Gate, GateError
 from harness.judging.metrics import Metric
 from harness.judging.units import written
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
-from mecefo_runtime.system.job_records import (
-    Detected,
-    JobStarted,
-    LayoutTold,
-    ProcessStarted,
-    StepCommitted,
-    StepUnfit,
-)
-from mecefo_runtime.system.records import parse
-from mecefo_runtime.system.run_records import Injected, Verified
+from mecefo_runtime.system.job_records import Detected, JobStarted, StepCommitted, StepUnfit
+from mecefo_runtime.system.run_records import Verified
 
 # What was committed in time may still be on its way here.
 ARRIVAL_SECONDS = 0.25
@@ -88,15 +78,18 @@ class EarlyEnd:
     """Follows a run event by event, for the gates of an experiment that may end it; costs nothing where none may.
 
     The first that is certain to fail is told in an event `aborted`, and `finish` is called with `aborted` and a
-    sentence. Belongs to the event loop of the run.
+    sentence. `state` is the run's, which others feed before. Belongs to the event loop of the run.
     """
 
-    def __init__(self, gates: Iterable[AnyGate], emitter: Emitter, finish: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, gates: Iterable[AnyGate], state: RunState, emitter: Emitter, finish: Callable[[str, str], None]
+    ) -> None:
         self._gates = [Gate.parse(gate.expression) for gate in gates if isinstance(gate, AbortingGate)]
         self._emitter = emitter
         self._finish = finish
         self._is_over = not self._gates
-        self._reached = _Reached({gate.metric.name for gate in self._gates})
+        self._state = state
+        self._reached = _Reached({gate.metric.name for gate in self._gates}, state)
         self._timers: dict[tuple[str, int | None], list[asyncio.TimerHandle]] = {}
 
     def feed(self, event: Event) -> None:
@@ -139,7 +132,8 @@ class EarlyEnd:
             self._timers.setdefault(key, []).append(again)
         elif not self._is_over:
             value = asyncio.get_running_loop().time() - since_seconds
-            self._abort(gate, value, incident, self._reached.step, "already ")
+            step = self._state.newest_step()
+            self._abort(gate, value, incident, None if step is None else step.step, "already ")
 
     def _abort(self, gate: Gate, value: float, incident: int | None, step: int | None, so_far: str = "") -> None:
         self._stop()
@@ -162,53 +156,30 @@ Value = tuple[str, float, int | None]
 
 
 class _Reached:
-    """What the events so far say of `wanted`, by the rules of the analysis after the run (`summary`)."""
+    """What the state of a run says of `wanted` after an event, as far as it was not told before."""
 
-    def __init__(self, wanted: set[str]) -> None:
+    def __init__(self, wanted: set[str], state: RunState) -> None:
         self._wanted = wanted
-        self.step: int | None = None
-        self._samples_per_step: int | None = None
-        self._epochs: dict[int, int] = {}
-        self._committed: dict[int, tuple[int, float]] = {}
-        self._counts = {"steps_repeated": 0, "steps_lost": 0, "samples_lost": 0, "unfit_steps": 0}
-        self._degraded: dict[int, int] = {}
-        self._injected: dict[int, Injected] = {}
-        self._verified: set[int] = set()
-        # Only of those who ask for it: it keeps what it is fed.
-        self._state = RunState() if "detection_seconds" in wanted else None
-        self._phases: dict[int, dict[str, float]] = {}
+        self._state = state
+        self._samples_lost = 0
+        self._num_first = self._num_redone = 0
         self._told: set[tuple[str, int]] = set()
+        # Those of which it was told that they grow.
+        self._growing: set[tuple[str, int]] = set()
         self._begun: list[Value] = []
 
     def feed(self, event: Event) -> list[Value]:
-        """The values that the event brings; of one that makes no sense there are none."""
-        try:
-            record = parse(event)
-        except ValueError:
-            return []
-        if self._state is not None:
-            self._state.feed(event)
+        """The values that the event brings."""
         found: list[Value] = []
-        match record:
-            case JobStarted():
-                self._samples_per_step = record.samples_per_step
-                self._begun.append(("wall_clock_seconds", record.monotonic_seconds, None))
-            case ProcessStarted(role="rank", started_pid=int(pid), rank_attempt=int(attempt)):
-                self._epochs[pid] = attempt
-            case LayoutTold(epoch=int(epoch)):
-                self._degraded[epoch] = num_degraded_layers(event.fields)
-            case StepUnfit():
-                found = self._count("unfit_steps", 1)
-            case Injected():
-                self._injected[record.incident] = record
-            case Verified():
-                found = self._on_verified(record.incident)
-            case Detected():
-                found = self._detected()
-            case StepCommitted(step=int(step), repeated=False):
-                found = self._on_step(record, step)
-            case _:
-                pass
+        match event.kind:
+            case JobStarted.KIND:
+                self._begun.append(("wall_clock_seconds", event.monotonic_seconds, None))
+            case StepUnfit.KIND:
+                found = [("unfit_steps", float(sum(1 for _ in self._state.of(StepUnfit))), None)]
+            case Verified.KIND | Detected.KIND:
+                found = self._of_incidents()
+            case StepCommitted.KIND:
+                found = [*self._of_incidents(), *self._of_step(event.step or 0)]
         return [value for value in found if value[0] in self._wanted and isfinite(value[1])]
 
     def begun(self) -> list[Value]:
@@ -216,68 +187,42 @@ class _Reached:
         begun, self._begun = self._begun, []
         return [one for one in begun if one[0] in self._wanted]
 
-    def _on_verified(self, incident: int) -> list[Value]:
-        self._verified.add(incident)
-        injected = self._injected.get(incident)
-        if injected is not None:
-            still_open = [metric for metric in _GROWING_PHASES[:2] if metric not in self._phases.get(incident, {})]
-            self._begun += [(metric, injected.monotonic_seconds, incident) for metric in still_open]
-        return [*self._detected(), *self._tell(incident)]
-
-    def _detected(self) -> list[Value]:
-        incidents = () if self._state is None else self._state.timeline.incidents
-        return [
-            value
-            for one in incidents
-            if one.ranks and one.detection_seconds is not None
-            for value in self._note("detection_seconds", one.detection_seconds, one.incident)
-        ]
-
-    def _on_step(self, record: StepCommitted, step: int) -> list[Value]:
-        committed = record.committed_seconds
-        epoch = self._epochs.get(record.pid, record.epoch)
-        before, known = self._committed.get(step - 1), self._committed.get(step)
-        began = record.began_monotonic
-        if began is None:
-            began = committed if before is None else before[1]
-        is_new = known is None
-        found: list[Value] = []
-        if known is not None and epoch <= known[0]:
+    def _of_incidents(self) -> list[Value]:
+        """Of incidents whose effect was seen: no other counts."""
+        if not self._wanted & set(_GROWING_PHASES) or not self._state.num_injected:
             return []
-        self.step = step
-        self._committed[step] = (epoch, committed)
-        for incident, injected in self._injected.items():
-            since = injected.monotonic_seconds
-            if shows_recovery(began, is_left_out=record.skipped, injected_seconds=since):
-                seconds = committed - since
-                found += self._note("recovery_seconds", seconds, incident)
-                found += self._note("progress_seconds", seconds, incident) if is_new else []
-        if not is_new:
-            return [*found, *self._count("steps_repeated", 1), *self._count("steps_lost", 1)]
-        previous = began if before is None or before[1] > began else before[1]
-        found.append(("step_seconds", committed - previous, None))
-        values = {"training_loss": record.loss, "grad_norm": record.grad_norm}
-        values["degraded_layers"] = self._degraded.get(epoch)
-        found += [(metric, float(value), None) for metric, value in values.items() if value is not None]
-        if "samples_lost" in self._wanted and self._samples_per_step is not None and record.samples is not None:
-            lost = samples_lost_of(step, record.samples, record.samples_checksum, self._samples_per_step)
-            found += self._count("samples_lost", lost)
+        found: list[Value] = []
+        for one in self._state.timeline.incidents:
+            if one.verified is None or one.injected is None:
+                continue
+            detection = one.detection_seconds if one.ranks else None
+            values = (one.recovery_seconds, one.progress_seconds, detection)
+            for metric, value in zip(_GROWING_PHASES, values, strict=True):
+                if value is not None and (metric, one.incident) not in self._told:
+                    self._told.add((metric, one.incident))
+                    found.append((metric, value, one.incident))
+                elif value is None and metric != "detection_seconds" and (metric, one.incident) not in self._growing:
+                    self._growing.add((metric, one.incident))
+                    self._begun.append((metric, one.injected, one.incident))
         return found
 
-    def _count(self, metric: str, number: int) -> list[Value]:
-        self._counts[metric] += number
-        return [(metric, float(self._counts[metric]), None)]
-
-    def _note(self, metric: str, seconds: float, incident: int) -> list[Value]:
-        """The first value of a phase is the one that counts."""
-        self._phases.setdefault(incident, {}).setdefault(metric, seconds)
-        return self._tell(incident)
-
-    def _tell(self, incident: int) -> list[Value]:
-        """What was not told yet of an incident whose effect was seen: no other counts."""
-        if incident not in self._verified:
-            return []
-        phases = self._phases.get(incident, {})
-        news = [metric for metric in phases if (metric, incident) not in self._told]
-        self._told.update((metric, incident) for metric in news)
-        return [(metric, phases[metric], incident) for metric in news]
+    def _of_step(self, number: int) -> list[Value]:
+        num_first, num_redone = self._state.num_steps()
+        step = self._state.step(number)
+        found: list[Value] = []
+        if num_redone > self._num_redone:
+            self._num_redone = num_redone
+            found += [("steps_repeated", float(num_redone), None), ("steps_lost", float(num_redone), None)]
+        if num_first == self._num_first or step is None:
+            return found
+        self._num_first = num_first
+        degraded = self._state.degraded_layers.get(step.epoch) if "degraded_layers" in self._wanted else None
+        values = {"training_loss": step.loss, "grad_norm": step.grad_norm, "degraded_layers": degraded}
+        found.append(("step_seconds", step.duration_seconds, None))
+        found += [(metric, float(value), None) for metric, value in values.items() if value is not None]
+        started = self._state.first_of(JobStarted)
+        per_step = None if started is None else started.samples_per_step
+        if "samples_lost" in self._wanted and per_step is not None and step.samples is not None:
+            self._samples_lost += samples_lost_of(number, step.samples, step.samples_checksum, per_step)
+            found.append(("samples_lost", float(self._samples_lost), None))
+        return found

@@ -10,12 +10,10 @@ from itertools import accumulate
 from math import ceil, isfinite
 from typing import Literal
 
+from harness.analysis.state import RunState
 from harness.analysis.steps import CommittedStep
 from harness.analysis.throughput import is_within, steps_after, windows_under_fault
-from harness.analysis.timeline import Timeline
-from harness.analysis.words import num_degraded_layers
 from harness.judging.units import Unit
-from mecefo_runtime.system.events import MAIN_JOB, Event
 
 Period = Literal["before", "during", "after"]
 PERIODS: tuple[Period, ...] = ("before", "during", "after")
@@ -51,9 +49,9 @@ class Recorded:
     them: the time since the step before it is not all its own.
     """
 
-    def __init__(self, timeline: Timeline, events: Sequence[Event]) -> None:
-        self._timeline = timeline
-        self._events = events
+    def __init__(self, state: RunState) -> None:
+        self._timeline = state.timeline
+        self.degraded_layers = state.degraded_layers
 
     def values(self, series: Series, period: Period | None, unit: str) -> list[float]:
         """Its values in `period`, in the order of time; of the whole run without one.
@@ -83,26 +81,6 @@ class Recorded:
             if value is not None and not isfinite(value):
                 raise NoValue(f"{series.name} is not a finite number in step {step}")
         return known
-
-    @cached_property
-    def grad_norms(self) -> Mapping[tuple[int | None, float], float | None]:
-        """Of each record of a committed step, by its step and the time of its commit."""
-        return {
-            (event.step, float(event.fields.get("committed_monotonic", event.monotonic_seconds))): event.fields.get(
-                "grad_norm"
-            )
-            for event in self._events
-            if event.kind == "step_committed" and event.job == MAIN_JOB
-        }
-
-    @cached_property
-    def degraded_layers(self) -> Mapping[int, int]:
-        """How many layers are degraded in each epoch, counted once for each replica that degrades them."""
-        return {
-            int(event.fields["epoch"]): num_degraded_layers(event.fields)
-            for event in self._events
-            if event.kind == "layout" and event.job == MAIN_JOB
-        }
 
     @cached_property
     def _earliest_began(self) -> list[float]:
@@ -170,7 +148,7 @@ SERIES: Mapping[str, Series] = {
             "grad_norm",
             "number",
             "of each step, before it is clipped",
-            lambda recorded, step: recorded.grad_norms.get((step.step, step.committed_seconds)),
+            lambda _, step: step.grad_norm,
         ),
         Series(
             "degraded_layers",

@@ -60,7 +60,7 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
         _asked_gates(events),
         figures,
         builtin_gates(figures.runtime, figures.strategy),
-        None if times is None else Recorded(times, events),
+        None if times is None else Recorded(state),
         next((event for event in events if event.kind == "aborted" and event.job == MAIN_JOB), None),
     )
     verdict = _attempt("verdict", lambda: judge(events, times, figures, gates, problems), problems)

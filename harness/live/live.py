@@ -17,10 +17,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from harness.analysis.incident import MeasuredIncident
+from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
 from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
-from harness.live.progress import IncidentProgress, JobProgress, RunProgress
+from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.run_records import PlannedIncident
 
 _REFRESHES_PER_SECOND = 4
 _SHOWN_MESSAGES = 6
@@ -49,20 +52,23 @@ class RunView(Protocol):
         ...
 
 
-def open_view(stream: TextIO, *, plain: bool = False) -> RunView:
-    """The view that fits `stream`: lines unless it is a terminal that can be redrawn."""
+def open_view(stream: TextIO, *, plain: bool = False, state: RunState | None = None) -> RunView:
+    """The view that fits `stream`: lines unless it is a terminal that can be redrawn.
+
+    `state` is the run's, which others feed before they show an event; without one the view has its own.
+    """
     console = Console(file=stream, stderr=False)
     if plain or not console.is_terminal or console.is_dumb_terminal or console.width < _NARROWEST_TERMINAL:
-        return PlainView(stream)
-    return LiveView(console)
+        return PlainView(stream, state)
+    return LiveView(console, state)
 
 
 class PlainView:
     """Lines: one for every event that matters, and one for every tenth of the steps."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, state: RunState | None = None) -> None:
         self._stream: TextIO | None = stream
-        self._progress = RunProgress()
+        self._progress = RunProgress(state)
         self._narrator = Narrator()
         self._parts: dict[str, int] = {}
         self._last_steps: dict[str, int] = {}
@@ -130,10 +136,12 @@ class PlainView:
 class LiveView:
     """One screen, redrawn in place: progress, speed, who holds which layers, the faults, the last messages."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, state: RunState | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
         self._clock = clock
-        self._progress = RunProgress()
+        self._progress = RunProgress(state)
         self._narrator = Narrator()
         self._messages: deque[str] = deque(maxlen=_SHOWN_MESSAGES)
         # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
@@ -173,7 +181,7 @@ class LiveView:
 
     def render(self) -> Text:
         """The screen as it stands."""
-        with self._lock:
+        with self._lock, self._progress.state.lock:
             width, height = self._console.size
             ascii_only = not self._console.encoding.startswith("utf")
             return Screen(self._progress, width, height, ascii_only).draw(self._clock(), self._messages)
@@ -200,16 +208,17 @@ class Screen:
             self._job("twin", progress.twin)
         self._speed()
         self._nodes()
-        if progress.incidents:
+        incidents = progress.incidents
+        if incidents:
             self._line(("faults", "bold"))
-            for incident in list(progress.incidents.values())[:_MAX_INCIDENT_ROWS]:
+            for incident, plan in incidents[:_MAX_INCIDENT_ROWS]:
                 stage, style = stage_words(incident)
                 self._line(
-                    (f"  {one_line(incident.fault)} on {target_text(incident.target)}{_trigger(incident)}: ", ""),
+                    (f"  {one_line(incident.fault)} on {target_text(incident.target)}{_trigger(incident, plan)}: ", ""),
                     (stage, style),
                 )
-            if len(progress.incidents) > _MAX_INCIDENT_ROWS:
-                self._line((f"  and {len(progress.incidents) - _MAX_INCIDENT_ROWS} more", "dim"))
+            if len(incidents) > _MAX_INCIDENT_ROWS:
+                self._line((f"  and {len(incidents) - _MAX_INCIDENT_ROWS} more", "dim"))
         for message in messages:
             self._line((message, "dim"))
         self._text.rstrip()
@@ -243,9 +252,10 @@ class Screen:
     def _nodes(self) -> None:
         progress = self._progress
         rows: dict[int, list[int]] = {}
-        for rank in sorted(progress.rank_states):
+        states, spans = progress.state.ranks.states, progress.state.ranks.spans
+        for rank in sorted(states):
             rows.setdefault(progress.node_of(rank), []).append(rank)
-        cells = {rank: self._cell(rank) for rank in progress.rank_states}
+        cells = {rank: self._cell(rank) for rank in states}
         cell_width = max((len(text) for text, _ in cells.values()), default=0) + 2
         troubled = [node for node, ranks in rows.items() if any(cells[rank][1] for rank in ranks)]
         room = max(2, min(_MAX_NODE_ROWS, self._height - len(progress.incidents) - _SHOWN_MESSAGES - 7))
@@ -256,19 +266,20 @@ class Screen:
             )
         if len(shown) < len(rows):
             self._line((f"and {count(len(rows) - len(shown), 'node')} more", "dim"))
-        if any(span.degraded for span in progress.spans.values()):
+        if any(span.degraded for span in spans.values()):
             self._line(("~ these layers are computed approximately, to make room for a lost rank's", "dim"))
 
     def _cell(self, rank: int) -> tuple[str, str]:
         """What one rank holds or what became of it, and a style that is empty when all is as it should be."""
-        state = self._progress.rank_states[rank]
+        state = self._progress.state.ranks.states[rank]
         if state != "up":
             return f"rank {rank}: {state.upper() if state == 'gone' else state}", _STYLES.get(state, "")
-        span = self._progress.spans.get(rank)
+        spans = self._progress.state.ranks.spans
+        span = spans.get(rank)
         if span is None and self._progress.is_command:
             return f"rank {rank}: up", ""
         if span is None:
-            return f"rank {rank}: idle", "yellow" if self._progress.spans else ""
+            return f"rank {rank}: idle", "yellow" if spans else ""
         layers = f"layer {span.first}" if span.end - span.first == 1 else f"layers {span.first}-{span.end - 1}"
         if not span.degraded:
             return f"rank {rank}: {layers}", ""
@@ -280,9 +291,9 @@ def _speed_and_loss(job: JobProgress) -> str:
     return speed + (f", loss {job.loss:.3f}" if job.loss is not None else "")
 
 
-def recovery_sentence(incident: IncidentProgress) -> str:
+def recovery_sentence(incident: MeasuredIncident) -> str:
     """How long the job took from the fault to its next committed step."""
-    if incident.is_in_force:
+    if incident.goes_on and incident.is_in_force:
         return (
             f"training goes on under {one_line(incident.fault)} on {target_text(incident.target)} after "
             f"{name_seconds(incident.recovery_seconds)}: the first step begun with it is committed"
@@ -293,31 +304,51 @@ def recovery_sentence(incident: IncidentProgress) -> str:
     )
 
 
-def stage_words(incident: IncidentProgress) -> tuple[str, str]:
+def stage_words(incident: MeasuredIncident) -> tuple[str, str]:
     """How far an incident has come, in words, and a style for them."""
-    if incident.verified is False:
+    if incident.is_unverified:
         return "effect NOT seen", "red"
+    stage = _stage(incident)
     if incident.recovery_seconds is not None:
-        if incident.is_in_force:
+        if incident.goes_on and incident.is_in_force:
             return f"in force, training went on after {name_seconds(incident.recovery_seconds)}", "yellow"
         recovered = f"recovered in {name_seconds(incident.recovery_seconds)}"
-        ending = {"over": ", over", "repairing": ", being repaired", "rejoined": ", rejoined"}.get(incident.stage, "")
+        ending = {"over": ", over", "repairing": ", being repaired", "rejoined": ", rejoined"}.get(stage, "")
         return recovered + ending, "green"
-    words = {
-        "armed": ("armed", "dim"),
-        "held": ("target held", "yellow"),
-        "injected": ("applied, effect not yet seen", "yellow"),
-        "verified": ("effect seen", "red"),
-        "detected": ("noticed by the job", "red"),
-        "regrouped": ("regrouped, first step under way", "yellow"),
-        "over": ("over, first step under way", "yellow"),
-        "repairing": ("being repaired", "yellow"),
-        "rejoined": ("rejoined", "green"),
+    return _STAGE_WORDS[stage]
+
+
+_STAGE_WORDS = {
+    "armed": ("armed", "dim"),
+    "held": ("target held", "yellow"),
+    "injected": ("applied, effect not yet seen", "yellow"),
+    "verified": ("effect seen", "red"),
+    "detected": ("noticed by the job", "red"),
+    "regrouped": ("regrouped, first step under way", "yellow"),
+    "over": ("over, first step under way", "yellow"),
+    "repairing": ("being repaired", "yellow"),
+    "rejoined": ("rejoined", "green"),
+}
+
+
+def _stage(incident: MeasuredIncident) -> str:
+    """The last of the stages that it has come to, in whatever order it was told of them."""
+    is_repaired = incident.repair_started is not None
+    reached = {
+        "armed": True,
+        "held": incident.held is not None,
+        "injected": incident.injected is not None,
+        "verified": incident.verified is not None,
+        "detected": incident.detected is not None,
+        "regrouped": incident.regrouped is not None,
+        "over": incident.goes_on and incident.undone is not None,
+        "repairing": is_repaired,
+        "rejoined": is_repaired and incident.rejoined is not None,
     }
-    return words[incident.stage]
+    return [stage for stage in _STAGE_WORDS if reached[stage]][-1]
 
 
-def _trigger(incident: IncidentProgress) -> str:
+def _trigger(incident: MeasuredIncident, plan: PlannedIncident | None) -> str:
     if incident.step is not None:
         return f" at step {incident.step}"
-    return f" after {incident.at_seconds:g} s" if incident.at_seconds is not None else ""
+    return f" after {plan.at_seconds:g} s" if plan is not None and plan.at_seconds is not None else ""

@@ -1,59 +1,19 @@
-"""Where a run stands, kept up to date event by event: what the live views show."""
+"""Where a run stands: what the live views show of its state."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 
 from harness.analysis.attempts import COMMAND_RUNTIME
-from harness.analysis.steps import BASELINE_STEPS, WARM_UP_STEPS, WORK_UNITS, shows_recovery
-from mecefo_runtime.job.layout import Layout, Span
-from mecefo_runtime.system.events import MAIN_JOB, Event
-
-_NOW_STEPS = 5
-# Events of different processes arrive in any order; an incident only ever moves forwards through these.
-STAGES = (
-    "armed",
-    "held",
-    "injected",
-    "verified",
-    "unverified",
-    "detected",
-    "regrouped",
-    "over",
-    "repairing",
-    "rejoined",
-)
+from harness.analysis.incident import MeasuredIncident
+from harness.analysis.state import RunState
+from harness.analysis.steps import NOW_STEPS, WORK_UNITS, median_work_per_second, work_per_second
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.job_records import JobEnded, JobStarted, StepCommitted
+from mecefo_runtime.system.run_records import IncidentsPlanned, PlannedIncident, RunStarted
 
 
-@dataclass(slots=True)
-class IncidentProgress:
-    """One planned fault and how far it has come; `stage` is one of `STAGES`, `verified` is None until it is known."""
-
-    fault: str
-    target: str
-    step: int | None = None
-    at_seconds: float | None = None
-    stage: str = STAGES[0]
-    verified: bool | None = None
-    injected_monotonic_seconds: float | None = None
-    recovery_seconds: float | None = None
-    ranks: tuple[int, ...] = ()
-    is_loss: bool = False
-    goes_on: bool = False
-
-    @property
-    def is_in_force(self) -> bool:
-        """Whether it goes on for a time that is not over."""
-        return self.goes_on and STAGES.index(self.stage) < STAGES.index("over")
-
-    def advance(self, stage: str) -> None:
-        """Move forwards to `stage`, never back."""
-        self.stage = max(self.stage, stage, key=STAGES.index)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class JobProgress:
     """One job's steps: `work_per_second` over the last few of them, in `unit` (see `steps.WORK_UNITS`)."""
 
@@ -62,9 +22,8 @@ class JobProgress:
     loss: float | None = None
     epoch: int = 0
     outcome: str | None = None
-    unit: str = "tokens"
+    unit: str = WORK_UNITS[0]
     work_per_second: float | None = None
-    commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_NOW_STEPS + 1))
 
     @property
     def done_ratio(self) -> float:
@@ -73,170 +32,95 @@ class JobProgress:
 
 
 class RunProgress:
-    """What the events fed so far say. Feeding costs microseconds; nothing grows with the length of the run."""
+    """What the events of a run say so far. `state` is fed by others; without one it has its own, and feeds it."""
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.seed: int | None = None
+    def __init__(self, state: RunState | None = None) -> None:
+        self.state = RunState() if state is None else state
         self.began_monotonic_seconds: float | None = None
-        self.main = JobProgress()
-        self.twin: JobProgress | None = None
-        self.num_nodes = 0
-        self.is_command = False
-        self.rank_states: dict[int, str] = {}
-        self.spans: dict[int, Span] = {}
-        self.incidents: dict[int, IncidentProgress] = {}
-        self.work_per_second_before: float | None = None
-        self._num_commits = 0
-        self._recent: deque[float] = deque(maxlen=BASELINE_STEPS)
+        self._feeds = state is None
+        # Incidents that were told as recovered from.
+        self._recovered: set[int] = set()
 
-    def feed(self, event: Event) -> tuple[IncidentProgress, ...]:
+    def feed(self, event: Event) -> tuple[MeasuredIncident, ...]:
         """Take in one event; returns the incidents from which the job recovered by it."""
         if self.began_monotonic_seconds is None:
             self.began_monotonic_seconds = event.monotonic_seconds
-        if event.kind == "step_committed":
-            return self._commit(event)
-        if event.kind in ("job_started", "job_ended"):
-            self._start_or_end(event)
-        elif event.job == MAIN_JOB:
-            self._change(event)
-        return ()
+        if self._feeds:
+            self.state.feed(event)
+        if event.kind != StepCommitted.KIND or event.job != MAIN_JOB or self.state.num_injected <= len(self._recovered):
+            return ()
+        recovered = tuple(
+            one
+            for one in self.state.timeline.incidents
+            if one.committed is not None and not one.is_unverified and one.incident not in self._recovered
+        )
+        self._recovered.update(one.incident for one in recovered)
+        return recovered
 
     def since_start_seconds(self, event: Event) -> float:
         """Time of the event since the first one fed."""
         begin = self.began_monotonic_seconds
         return 0.0 if begin is None else event.monotonic_seconds - begin
 
+    @property
+    def name(self) -> str:
+        """What the experiment is called."""
+        started = self.state.first_of(RunStarted)
+        experiment = None if started is None else started.experiment
+        return str(experiment.get("name", "")) if isinstance(experiment, dict) else ""
+
+    @property
+    def seed(self) -> object:
+        """What the run draws from."""
+        started = self.state.first_of(RunStarted)
+        return None if started is None else started.seed
+
+    @property
+    def main(self) -> JobProgress:
+        """The job."""
+        return self._job(MAIN_JOB)
+
+    @property
+    def twin(self) -> JobProgress | None:
+        """The fault-free twin, once it has begun."""
+        twin = self._job(TWIN_JOB)
+        return None if twin == JobProgress() else twin
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is an external job."""
+        started = self.state.first_of(JobStarted)
+        return started is not None and started.runtime == COMMAND_RUNTIME
+
+    @property
+    def incidents(self) -> tuple[tuple[MeasuredIncident, PlannedIncident | None], ...]:
+        """The incidents, those planned with their plans."""
+        plans = {plan.incident: plan for record in self.state.of(IncidentsPlanned) for plan in record.incidents}
+        return tuple((one, plans.get(one.incident)) for one in self.state.timeline.incidents)
+
+    @property
+    def work_per_second_before(self) -> float | None:
+        """The speed before the first fault; None before there was one."""
+        times = self.state.timeline
+        return None if times.first_injected is None else median_work_per_second(times.baseline)
+
     def node_of(self, rank: int) -> int:
         """The node of `rank`: ranks are numbered through node by node."""
-        return rank * self.num_nodes // max(1, len(self.rank_states))
+        started = self.state.first_of(JobStarted)
+        nodes = (started and started.nodes) or 1
+        num_nodes = nodes if isinstance(nodes, int) else len(nodes)
+        return rank * num_nodes // max(1, len(self.state.ranks.states))
 
-    def _start_or_end(self, event: Event) -> None:
-        if event.job != MAIN_JOB and self.twin is None:
-            self.twin = JobProgress()
-        job = self.main if event.job == MAIN_JOB or self.twin is None else self.twin
-        if event.kind == "job_ended":
-            job.outcome = str(event.fields.get("outcome"))
-            return
-        job.steps = int(event.fields.get("steps") or 0)
-        if event.job == MAIN_JOB:
-            self.is_command = event.fields.get("runtime") == COMMAND_RUNTIME
-            nodes = event.fields.get("nodes") or 1
-            self.num_nodes = nodes if isinstance(nodes, int) else len(nodes)
-            self.rank_states = dict.fromkeys(range(int(event.fields.get("num_ranks") or 0)), "starting")
-
-    def _commit(self, event: Event) -> tuple[IncidentProgress, ...]:
-        fields = event.fields
-        if event.job != MAIN_JOB and self.twin is None:
-            self.twin = JobProgress()
-        job = self.main if event.job == MAIN_JOB or self.twin is None else self.twin
-        step = event.step or 0
-        if fields.get("repeated") and step <= job.step:
-            return ()
-        committed = float(fields.get("committed_monotonic", event.monotonic_seconds))
-        unit = next((unit for unit in WORK_UNITS[:-1] if fields.get(unit) is not None), WORK_UNITS[-1])
-        work = float(fields.get(unit, 1.0))
-        if unit != job.unit:
-            # What is counted differently cannot be added up.
-            job.unit = unit
-            job.commits.clear()
-            self._recent.clear()
-        self._num_commits += job is self.main
-        is_warm = job is self.main and self._num_commits > WARM_UP_STEPS
-        if is_warm and job.commits and committed > job.commits[-1][0]:
-            self._recent.append(work / (committed - job.commits[-1][0]))
-        job.commits.append((committed, work))
-        elapsed = committed - job.commits[0][0]
-        if elapsed > 0:
-            job.work_per_second = sum(work for _, work in list(job.commits)[1:]) / elapsed
-        job.step, job.loss, job.epoch = step, fields.get("loss"), int(fields.get("epoch") or job.epoch)
-        if job is not self.main:
-            return ()
-        began = float(fields.get("began_monotonic", committed))
-        return self._recover(began, committed, is_left_out=bool(fields.get("skipped")))
-
-    def _recover(self, began: float, committed: float, *, is_left_out: bool) -> tuple[IncidentProgress, ...]:
-        recovered = []
-        for incident in self.incidents.values():
-            injected = incident.injected_monotonic_seconds
-            if injected is None or incident.recovery_seconds is not None or incident.verified is False:
-                continue
-            if shows_recovery(began, is_left_out=is_left_out, injected_seconds=injected):
-                incident.recovery_seconds = committed - injected
-                recovered.append(incident)
-        return tuple(recovered)
-
-    def _change(self, event: Event) -> None:
-        fields = event.fields
-        if event.kind == "run_started":
-            experiment = fields.get("experiment")
-            self.name = str(experiment.get("name", "")) if isinstance(experiment, dict) else ""
-            self.seed = fields.get("seed")
-        elif event.kind == "incidents_planned":
-            for planned in fields.get("incidents", ()):
-                self.incidents[planned.get("incident", 0)] = IncidentProgress(
-                    str(planned.get("fault")),
-                    str(planned.get("target")),
-                    planned.get("step"),
-                    planned.get("at_seconds"),
-                )
-        elif event.kind in ("held", "injected", "verified", "unverified", "repair_started"):
-            self._advance(event)
-        elif event.kind == "undone":
-            incident = self.incidents.get(fields.get("incident", 0))
-            if incident is not None and incident.goes_on:
-                incident.advance("over")
-        elif event.kind == "rank_started" and event.rank is not None:
-            if self.is_command:
-                # Its launcher starts all ranks again: whoever is there is up.
-                self.main.epoch = event.attempt
-                self._mark([event.rank], "up")
-                return
-            state = self.rank_states.get(event.rank)
-            self._mark([event.rank], "restarting" if state == "gone" else "up" if state == "starting" else str(state))
-        elif event.kind == "detected":
-            self._mark(fields.get("lost", ()), "gone")
-            self._advance_open("detected")
-        elif event.kind == "rejoin_requested":
-            self._mark(fields.get("ranks", ()), "waiting")
-        elif event.kind == "rejoined":
-            self._mark(fields.get("ranks", ()), "up")
-            for incident in self.incidents.values():
-                if incident.stage == "repairing" and set(incident.ranks) & set(fields.get("ranks", ())):
-                    incident.advance("rejoined")
-        elif event.kind == "layout":
-            self.main.epoch = int(fields.get("epoch") or 0)
-            replicas = Layout.from_dict(fields["layout"]).replicas if fields.get("layout") else ()
-            self.spans = {span.rank: span for replica in replicas for span in replica.spans}
-        elif event.kind == "regrouped":
-            self._mark(fields.get("members", ()), "up")
-            self._advance_open("regrouped")
-
-    def _advance(self, event: Event) -> None:
-        fields = event.fields
-        incident = self.incidents.setdefault(
-            fields.get("incident", 0),
-            IncidentProgress(str(fields.get("fault", "fault")), str(fields.get("target", "?")), event.step),
+    def _job(self, job: str) -> JobProgress:
+        started, ended = self.state.first_of(JobStarted, job), self.state.first_of(JobEnded, job)
+        last, newest = self.state.last_steps(job, NOW_STEPS), self.state.newest_step(job)
+        epochs = [self.state.ranks.epoch or 0] if job == MAIN_JOB else []
+        return JobProgress(
+            steps=(started and started.steps) or 0,
+            step=0 if newest is None else newest.step,
+            loss=None if newest is None else newest.loss,
+            epoch=max([*epochs, 0 if newest is None else newest.epoch]),
+            outcome=None if ended is None else str(ended.outcome),
+            unit=self.state.unit(job),
+            work_per_second=work_per_second(last),
         )
-        incident.advance("repairing" if event.kind == "repair_started" else event.kind)
-        if event.kind in ("verified", "unverified"):
-            incident.verified = event.kind == "verified"
-            if incident.verified and incident.is_loss:
-                self._mark(incident.ranks, "gone")
-        if event.kind == "injected":
-            incident.injected_monotonic_seconds = event.monotonic_seconds
-            incident.target = str(fields.get("target") or incident.target)
-            incident.ranks = tuple(fields.get("ranks") or ())
-            incident.is_loss = bool(fields.get("is_loss"))
-            incident.goes_on = bool(fields.get("goes_on"))
-            if self.work_per_second_before is None and self._recent:
-                self.work_per_second_before = median(self._recent)
-
-    def _advance_open(self, stage: str) -> None:
-        for incident in self.incidents.values():
-            if incident.injected_monotonic_seconds is not None and incident.recovery_seconds is None:
-                incident.advance(stage)
-
-    def _mark(self, ranks: object, state: str) -> None:
-        for rank in ranks if isinstance(ranks, list | tuple) else ():
-            self.rank_states[rank] = state

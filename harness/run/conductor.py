@@ -26,6 +26,7 @@ from chaos.injection.caps import may_fire
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.undo.guard import Guard
+from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Outcome, RunningJob
 from harness.backends.choice import checkpoint_folders, choose_backend
 from harness.control.control_server import ControlServer
@@ -38,6 +39,8 @@ from harness.store.runs import EVENTS_FILE
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Emitter, Event
+from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, StepCommitted
+from mecefo_runtime.system.run_records import Injected
 from mecefo_runtime.system.wire import new_token
 
 LOGS_FOLDER = "logs"
@@ -62,6 +65,7 @@ class Conductor:
         incidents: Sequence[Incident],
         job: AnyConfig,
         folder: Path,
+        state: RunState,
         view: RunView,
         faults: Mapping[str, type[Fault[Any]]] | None = None,
         engine: str | None = None,
@@ -71,6 +75,7 @@ class Conductor:
         self._incidents = {incident.incident: incident for incident in incidents}
         self._job = job
         self._folder = folder
+        self._state = state
         self._view = view
         self._faults = registry() if faults is None else faults
         self._recorder = Recorder(folder / EVENTS_FILE)
@@ -89,15 +94,16 @@ class Conductor:
         self._guard = Guard(
             folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
         )
-        self._early_end = EarlyEnd(experiment.gates, self._emitter, self._finish)
+        self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
-        self._repairs = Restarts(self._incidents, self._faults, self._emitter, lambda: self._running, job.steps)
+        self._repairs = Restarts(
+            self._incidents, self._faults, self._emitter, lambda: self._running, state.usual_step_seconds, job.steps
+        )
         self._committed_steps = 0
         self._last_progress_seconds = 0.0
-        self._usual_step_seconds = 0.0
         self._end: asyncio.Future[str] | None = None
         self._end_message = ""
         self._log_failure: EnvironmentFailure | None = None
@@ -112,7 +118,7 @@ class Conductor:
         self._end = asyncio.get_running_loop().create_future()
         # A mistake of ours, which is raised after the end, must not look like a completed run.
         reason, message = "failed", "the tool broke down"
-        with self._signals():
+        with _Signals(self._on_signal):
             try:
                 self._announce()
                 await self._unless_ended(self._open())
@@ -201,7 +207,6 @@ class Conductor:
 
     async def _start_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> RunningJob:
         self._committed_steps = 0
-        self._usual_step_seconds = 0.0
         self._last_progress_seconds = asyncio.get_running_loop().time()
         Emitter(self._on_event, "conductor", job=name).emit(
             "job_started",
@@ -235,7 +240,7 @@ class Conductor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(STALL_CHECK_SECONDS)
-            patience_seconds = self._patience_seconds()
+            patience_seconds = self._patience_seconds(running.name)
             self._last_progress_seconds = max(self._last_progress_seconds, self._repairs.awaited_until_seconds)
             is_lost = running.cannot_begin() and not self._may_be_repaired()
             if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
@@ -252,10 +257,10 @@ class Conductor:
     def _may_be_repaired(self) -> bool:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
-    def _patience_seconds(self) -> float:
+    def _patience_seconds(self, job: str) -> float:
         if not isinstance(self._job, CommandConfig):
             until_missed = STALL_HEARTBEATS * self._job.heartbeat_timeout_seconds
-            return max(STALL_SECONDS, STALL_STEPS * self._usual_step_seconds, until_missed)
+            return max(STALL_SECONDS, STALL_STEPS * (self._state.usual_step_seconds(job) or 0.0), until_missed)
         return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
 
     async def _close(self, reason: str, message: str) -> None:
@@ -291,6 +296,7 @@ class Conductor:
             except EnvironmentFailure as error:
                 self._log_failure = error
                 self._finish("failed", str(error))
+        record = self._state.feed(event)
         self._view.feed(event)
         self._early_end.feed(event)
         if self._running is None or event.job != self._running.name:
@@ -298,26 +304,21 @@ class Conductor:
         self._running.note(event)
         if self._injector is not None:
             self._injector.on_event(event)
-        match event.kind:
-            case "step_committed":
-                self._on_step(event)
-            case "restarting":
-                self._repairs.on_restarting(event.fields["ranks"])
-            case "regrouped" | "job_failed":
+        match record:
+            case StepCommitted():
+                self._on_step(event, record)
+            case Restarting():
+                self._repairs.on_restarting(record.ranks)
+            case Regrouped() | JobFailed():
                 self._repairs.on_settled()
-            case "injected":
-                self._repairs.on_injected(int(event.fields["incident"]), int(event.step or 0))
+            case Injected():
+                self._repairs.on_injected(record.incident, record.step or 0)
 
-    def _on_step(self, event: Event) -> None:
-        step = int(event.step or 0)
-        now = asyncio.get_running_loop().time()
-        if step > self._committed_steps:
-            if self._committed_steps and not self._usual_step_seconds:
-                self._usual_step_seconds = now - self._last_progress_seconds
-            self._committed_steps = step
-        if not event.fields.get("repeated"):
+    def _on_step(self, event: Event, record: StepCommitted) -> None:
+        self._committed_steps = max(step := record.step or 0, self._committed_steps)
+        if not record.repeated:
             # One that has gone back is at work again.
-            self._last_progress_seconds = now
+            self._last_progress_seconds = asyncio.get_running_loop().time()
         self._repairs.on_step(step)
         for condition in self._halts:
             if event.job == MAIN_JOB and condition.check(event):
@@ -353,9 +354,6 @@ class Conductor:
         self._emitter.emit("warning", message=f"{text}; {'another one watches now' if is_replaced else 'no other one'}")
         if not is_replaced:
             self._finish("failed", f"{text}, and without one nothing is injected")
-
-    def _signals(self) -> _Signals:
-        return _Signals(self._on_signal)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._emitter.emit("interrupted", signal=number.name)

@@ -21,6 +21,7 @@ from chaos.plan.needs import NEEDS, capabilities_of, check_needs
 from chaos.plan.schedule import make_plan
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
+from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig
 from harness.backends.docker.backend import require_image
 from harness.backends.docker.settings import is_shared
@@ -114,9 +115,11 @@ def execute(
     if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:
         checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
         job = replace(job, checkpoint=checkpoint)
-    with exported(open_view(stream), exporter, out, experiment.name) as view:
+    state = RunState() if exporter is None else exporter.state
+    with exported(open_view(stream, state=state), exporter, out, experiment.name) as view:
         where = "" if exporter is None else exporter.ranks_where
-        asyncio.run(Conductor(experiment, incidents, job, folder, view, engine=engine, ranks_metrics=where).run())
+        conductor = Conductor(experiment, incidents, job, folder, state, view, engine=engine, ranks_metrics=where)
+        asyncio.run(conductor.run())
     summary = write_reports(folder)
     if exporter is not None:
         exporter.judge(summary)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from chaos.faults.base import Fault
 from chaos.plan.incident import Incident
-from harness.analysis.steps import BASELINE_STEPS
 from harness.backends.base import RunningJob
 from mecefo_runtime.system.events import MAIN_JOB, Emitter
 
 
 class Repairs:
-    """The repairs of one run; `running` is the job under way, None between jobs.
+    """The repairs of one run; `running` is the job under way, None between jobs, and `usual_step_seconds` its pace.
 
     After `end_step`, the last one of the job, nobody has to come back any more.
     """
@@ -28,6 +24,7 @@ class Repairs:
         faults: Mapping[str, type[Fault[Any]]],
         emitter: Emitter,
         running: Callable[[], RunningJob | None],
+        usual_step_seconds: Callable[[], float | None],
         end_step: int | None = None,
     ) -> None:
         self._incidents = incidents
@@ -40,7 +37,7 @@ class Repairs:
         self._last_step = 0
         self._num_timed = 0
         self._stands_still = False
-        self._commits_seconds: deque[float] = deque(maxlen=BASELINE_STEPS)
+        self._ask_step_seconds = usual_step_seconds
         self._usual_step_seconds = 0.0
 
     @property
@@ -64,8 +61,7 @@ class Repairs:
     def on_standstill(self) -> None:
         """No step is committed until all is repaired: what is due in steps is due when they would have been over."""
         if not self._stands_still:
-            steps = [later - earlier for earlier, later in pairwise(self._commits_seconds)]
-            self._usual_step_seconds = median(steps or [0.0])
+            self._usual_step_seconds = self._ask_step_seconds() or 0.0
         self._stands_still = True
         due, self._due = self._due, []
         for at, incident in due:
@@ -73,7 +69,6 @@ class Repairs:
 
     def on_step(self, step: int) -> None:
         """The main job committed `step`."""
-        self._commits_seconds.append(asyncio.get_running_loop().time())
         self._stands_still = False
         self._last_step = max(self._last_step, step)
         if self._end_step is not None and step >= self._end_step:

@@ -155,6 +155,7 @@ class StepCommitted(Record):
     learning_rate: float | None = None
     skipped: bool = False
     repeated: bool = False
+    optimizers: int | None = None
 
     @property
     def committed_seconds(self) -> float:

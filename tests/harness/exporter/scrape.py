@@ -1,7 +1,5 @@
 """A run as Prometheus would have read it last, and that this is what its summary says."""
 
-import threading
-
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
@@ -23,7 +21,7 @@ def registry_of(events, summary=None):
     if summary is not None:
         figures.judge(summary)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(RunCollector(figures, threading.Lock(), lambda: figures.state.newest_seconds))
+    registry.register(RunCollector(figures, lambda: figures.state.newest_seconds))
     return registry
 
 

@@ -58,6 +58,7 @@ def test_a_run_is_shown_exported_and_listed_as_it_goes_on(tmp_path):
             assert exporter.url in view.messages[0] and TARGETS_FILE in view.messages[0]
             assert "training_step " not in get(exporter.url)[2]
             for event in events:
+                exporter.state.feed(event)
                 both.feed(event)
             status, content_type, body = get(exporter.url, Accept=OPENMETRICS)
             assert (status, body.splitlines()[-1]) == (200, "# EOF")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from chaos.experiment.gate_spec import AbortingGate
+from harness.analysis.state import RunState
 from harness.analysis.step_ledger import read_steps
 from harness.judging import early_end
 from harness.judging.early_end import EarlyEnd, can_end_early, check_gates
@@ -28,8 +29,12 @@ class Told:
         self.ends: list[tuple[str, str]] = []
         self.events: list[Event] = []
         emitter = Emitter(self.events.append, "conductor")
+        self._state = RunState()
         self._end = EarlyEnd(
-            [AbortingGate(gate) for gate in gates], emitter, lambda reason, text: self.ends.append((reason, text))
+            [AbortingGate(gate) for gate in gates],
+            self._state,
+            emitter,
+            lambda reason, text: self.ends.append((reason, text)),
         )
 
     def feed(self, events: list[Event]) -> "Told":
@@ -37,6 +42,7 @@ class Told:
 
         async def feed() -> None:
             for event in events:
+                self._state.feed(event)
                 self._end.feed(event)
                 if self.ends:
                     break
@@ -196,6 +202,11 @@ def test_what_was_done_again_counts_as_lost():
     assert Told("steps_lost == 0").feed([*steps[:30], *said_again]).ends == []
 
 
+def of_a_command(events: list[Event]) -> list[Event]:
+    """The events of an external job, which begins with them."""
+    return [replace(events[0], kind="job_started", step=None, fields={"runtime": "command"}), *events]
+
+
 def test_a_command_that_goes_back_tells_its_attempts_by_its_processes():
     """Its steps say no epoch: the analysis takes that of the process, and so does this."""
     steps = [event for event in run(faults=()) if event.kind == "step_committed" and event.job == "main"]
@@ -205,7 +216,7 @@ def test_a_command_that_goes_back_tells_its_attempts_by_its_processes():
         for pid, attempt in ((steps[0].pid, 1), (7777, 2))
     )
     again = [replace(event, pid=7777) for event in steps[7:20]]
-    log = [first, *steps[:10], second, *again]
+    log = of_a_command([first, *steps[:10], second, *again])
     repeated = read_steps(log, "main", is_command=True).redone
     assert len(repeated) == 3
     assert Told("steps_repeated <= 2").feed(log).fields["value"] == len(repeated)
@@ -230,7 +241,7 @@ def test_and_by_when_they_were_told_where_a_process_replaces_itself():
         for event, attempt in ((steps[0], 1), (steps[10], 2))
     )
     again = [replace(event, step=(event.step or 0) - 3) for event in steps[10:20]]
-    log = [first, *steps[:10], second, *again]
+    log = of_a_command([first, *steps[:10], second, *again])
     found = read_steps(log, "main", is_command=True)
     assert [step.epoch for step in found.every] == [1] * 10 + [2] * 10
     assert len(found.redone) == 3
@@ -273,6 +284,7 @@ class TestClock:
 
         async def feed() -> None:
             for event in events:
+                told._state.feed(event)
                 told._end.feed(event)
             if not ends:
                 await asyncio.sleep(0.3)
@@ -306,7 +318,7 @@ class TestClock:
 
 def test_without_such_gates_it_does_nothing():
     ends: list[Any] = []
-    end = EarlyEnd(["steps_lost == 0"], Emitter(ends.append, "conductor"), lambda *said: ends.append(said))
+    end = EarlyEnd(["steps_lost == 0"], RunState(), Emitter(ends.append, "conductor"), lambda *said: ends.append(said))
     for event in run():
         end.feed(event)
     assert ends == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.state import build
+from harness.analysis.state import state_of
 from harness.judging.gates import Gate, GateError, GateResult, evaluate, evaluate_all
 from harness.judging.metrics import METRICS
 from harness.judging.series import PERIODS, SERIES, Recorded
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 def judged(expression: str, events: list[Event]) -> GateResult:
-    return evaluate(Gate.parse(expression), summarize(events), Recorded(build(events), events))
+    return evaluate(Gate.parse(expression), summarize(events), Recorded(state_of(events)))
 
 
 def changed(events: list[Event], steps: range, **fields: Any) -> list[Event]:
@@ -89,7 +89,7 @@ def test_what_is_no_gate_over_a_series_is_refused(text: str, message: str):
 
 def test_step_seconds_are_those_of_the_steps():
     events = run()
-    durations = [step.duration_seconds for step in build(events).steps.first]
+    durations = [step.duration_seconds for step in state_of(events).timeline.steps.first]
     assert judged("step_seconds max < 1", events).value == max(durations)
     assert judged("step_seconds mean < 1", events).value == pytest.approx(fmean(durations))
     assert judged("step_seconds median before < 1", events).value == pytest.approx(0.1)

@@ -173,7 +173,7 @@ class TestLiveView:
     def test_the_warm_up_of_a_job_that_goes_on_from_a_checkpoint_is_left_out(self):
         events = [replace(e, step=e.step and e.step + 40) for e in synthetic.run(twin=False, cut_off_after_step=30)]
         slow = [shifted(e, tokens=1) if e.kind == "step_committed" and e.step in range(41, 46) else e for e in events]
-        few = [e for e in slow if e.kind != "step_committed" or (e.step or 0) <= 49 or (e.step or 0) > 60]
+        few = [e for e in slow if e.kind != "step_committed" or (e.step or 0) <= 52 or (e.step or 0) > 60]
         assert "against 40,960 before the fault" in live(few).render().plain
 
     def test_the_twin_has_its_own_bar(self):
@@ -188,8 +188,14 @@ class TestLiveView:
 
     def test_many_nodes_are_cut_down_to_the_troubled_ones(self):
         progress = RunProgress()
-        progress.main.steps, progress.num_nodes = 10, 64
-        progress.rank_states = {rank: "gone" if rank in (100, 101) else "up" for rank in range(128)}
+        ranks = [rank for rank in range(128) if rank not in (100, 101)]
+        started = {"num_ranks": 128, "nodes": 64, "steps": 10}
+        for kind, fields in (
+            ("job_started", started),
+            ("regrouped", {"members": ranks}),
+            ("detected", {"lost": [100, 101]}),
+        ):
+            progress.feed(Event(kind, "coordinator", 1.0, 1.0, 1, fields=fields))
         text = Screen(progress, 80, 24).draw(0.0, []).plain
         assert "node 50" in text
         assert "and 63 nodes more" in text

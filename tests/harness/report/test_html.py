@@ -267,7 +267,8 @@ def test_a_loss_that_is_no_number_is_drawn_as_such():
 def test_events_that_no_run_writes_cost_a_part_of_the_page_and_not_the_page(kind):
     events = [synthetic.shifted(e, **NONSENSE) if e.kind == kind else e for e in synthetic.run()]
     shown = page(summarize(events), events)
-    assert "Where the time went" in shown.text or "A part of this page is missing" in shown.text
+    told = ("Where the time went", "A part of this page is missing", "of the log cannot be understood")
+    assert any(words in shown.text for words in told)
 
 
 def test_a_log_without_a_beginning_knows_no_seed():

@@ -19,6 +19,7 @@ from mecefo_runtime.system.events import MAIN_JOB, Emitter
 pytestmark = pytest.mark.unit
 
 DEADLINE_SECONDS = 120.0
+STEP_SECONDS = 0.02
 
 
 @dataclass
@@ -70,7 +71,8 @@ def conducted(job: FakeJob, repair: Duration | None, monkeypatch) -> tuple[Resta
     monkeypatch.setattr(restarts, "ORDER_AGAIN_SECONDS", 0.02)
     events: list = []
     incidents = {} if repair is None else {0: incident(repair)}
-    return Restarts(incidents, registry(), Emitter(events.append, "conductor"), lambda: job), events
+    emitter = Emitter(events.append, "conductor")
+    return Restarts(incidents, registry(), emitter, lambda: job, lambda: STEP_SECONDS), events
 
 
 async def until(is_done) -> None:
@@ -163,7 +165,7 @@ def test_nobody_is_started_for_a_job_that_is_over(monkeypatch):
     async def story():
         job = FakeJob(2)
         repairs = Restarts(
-            {0: incident(Duration(steps=3))}, registry(), Emitter([].append, "conductor"), lambda: job, 8
+            {0: incident(Duration(steps=3))}, registry(), Emitter([].append, "conductor"), lambda: job, lambda: None, 8
         )
         repairs.on_injected(0, 5)
         assert repairs.are_due
