@@ -6,7 +6,6 @@ without a deadline. Without a coordinator training goes on, and the connection i
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,10 +28,8 @@ from mecefo_runtime.comm.messages import (
     PeersLost,
     Probe,
     Probed,
-    Put,
     Regroup,
     Stop,
-    Take,
     Value,
     from_coordinator,
     to_wire,
@@ -40,6 +37,7 @@ from mecefo_runtime.comm.messages import (
 from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.participant import CoordinatorAddress, Participant
 from mecefo_runtime.comm.probe import find_unreachable, find_unsteady
+from mecefo_runtime.comm.rendezvous import PeerValues
 from mecefo_runtime.system.wire import Connection, WireError, parse_address
 
 RECONNECT_SECONDS = 0.02
@@ -56,8 +54,15 @@ class Stopped(RuntimeError):
     """The coordinator ended the job; the text says why."""
 
 
+class CoordinatorLost(RuntimeError):
+    """There has been no coordinator for longer than the job waits for one, and this rank cannot go on without."""
+
+
 class CoordinatorClient:
-    """What this rank knows of the job's membership. `hello` is its first one."""
+    """What this rank knows of the job's membership. `hello` is its first one.
+
+    Without a coordinator whoever needs one waits for `coordinator_timeout_seconds`; None: for as long as it takes.
+    """
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class CoordinatorClient:
         hello: Hello,
         heartbeat_timeout_seconds: float,
         participant: Participant,
+        coordinator_timeout_seconds: float | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._participant = participant
@@ -72,8 +78,9 @@ class CoordinatorClient:
         self._heartbeat_seconds = heartbeat_timeout_seconds / 4
         self._link_timeout_seconds = heartbeat_timeout_seconds / 2
         self._steady_seconds = 2 * heartbeat_timeout_seconds
+        self._coordinator_timeout_seconds = coordinator_timeout_seconds
         self._connection: Connection | None = None
-        self._values: dict[str, bytes] = {}
+        self._away_since_seconds = time.monotonic()
         self._closed = False
         self._abort_thread: threading.Thread | None = None
         self.changed = threading.Condition()
@@ -98,6 +105,7 @@ class CoordinatorClient:
         )
         self._next_form: Form | None = None
         self.farewell: Goodbye | Stop | None = None
+        self.values = PeerValues(self.send, self.changed)
 
     def start(self) -> None:
         """Connect, for as long as it takes, and begin to listen."""
@@ -124,6 +132,21 @@ class CoordinatorClient:
         if self.must_leave:
             raise EpochOver("the coordinator started a new epoch")
 
+    def require_coordinator(self) -> None:
+        """To be called again and again by whoever waits for the coordinator.
+
+        Raises:
+            CoordinatorLost: it has been away for too long.
+        """
+        limit_seconds = self._coordinator_timeout_seconds
+        if limit_seconds is None or self._connection is not None:
+            return
+        # Read after the connection, and written before it: that of this absence, or of none.
+        if time.monotonic() - self._away_since_seconds > limit_seconds:
+            raise CoordinatorLost(
+                f"there has been no coordinator at {self._coordinator.address} for {limit_seconds:g} s"
+            )
+
     def send(self, message: FromRank) -> bool:
         """Tell the coordinator; False when there is none. What matters is told again in the next hello."""
         connection = self._connection
@@ -140,9 +163,11 @@ class CoordinatorClient:
 
         Raises:
             Stopped: the job is over for a reason that is not success.
+            CoordinatorLost: nobody is there to tell.
         """
         parked_for, self._formed = None, None
         while True:
+            self.require_coordinator()
             with self.changed:
                 self.must_leave = False
                 self._is_parked = True
@@ -175,9 +200,11 @@ class CoordinatorClient:
 
         Raises:
             Stopped: the job is over for a reason that is not success.
+            CoordinatorLost: nobody is there to say it.
         """
         with self.changed:
             while self.farewell is None and not self.wants_boundary:
+                self.require_coordinator()
                 self.changed.wait(timeout=1.0)
             if self.farewell is None:
                 return False
@@ -240,6 +267,7 @@ class CoordinatorClient:
 
         must_stay: bool | None = None
         while self.is_cut_off and not is_over():
+            self.require_coordinator()
             self._peers = None
             self.send(CutOff())
             with self.changed:
@@ -263,31 +291,6 @@ class CoordinatorClient:
             self.epoch = self.target = self._leave_for = 0
             self.must_leave = False
         self.send(self._hello())
-
-    # ---- rendezvous of groups ----
-
-    def put(self, key: str, value: bytes) -> None:
-        """Publish a value for the peers."""
-        self._values[key] = value
-        self.send(Put(key, base64.b64encode(value).decode()))
-
-    def take(self, key: str, timeout_seconds: float) -> bytes:
-        """A value that a peer published, as soon as it is there.
-
-        Raises:
-            EpochBroken: it did not come in time.
-        """
-        if key not in self._values:
-            self.send(Take(key))
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self._values, timeout_seconds):
-                raise EpochBroken(f"no peer published {key} within {timeout_seconds} s")
-            return self._values[key]
-
-    def forget_values(self) -> None:
-        """Drop the values of earlier rendezvous."""
-        with self.changed:
-            self._values.clear()
 
     # ---- threads ----
 
@@ -323,14 +326,14 @@ class CoordinatorClient:
             with suppress(WireError):
                 while True:
                     self._on_message(from_coordinator(connection.receive()))
-            self._connection = None
+            self._away_since_seconds, self._connection = time.monotonic(), None
             connection.close()
 
     def _on_message(self, message: FromCoordinator) -> None:
         with self.changed:
             match message:
                 case Value(key, value):
-                    self._values[key] = base64.b64decode(value)
+                    self.values.receive(key, value)
                 case Join(epoch):
                     self.target = max(self.target, epoch)
                 case Regroup(epoch):

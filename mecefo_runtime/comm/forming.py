@@ -34,17 +34,17 @@ def form_groups(
     epoch, members = message.epoch, message.members
     layout, background = message.layout, message.background
     uses_nccl = message.device_way == "nccl"
-    client.forget_values()
+    client.values.forget()
     reductions = background.reduction_groups(layout)
     used = lanes(layout, background, message.transfers, members, measures_transfer=message.measure_transfer)
 
     def form_nccl(owner: Owner) -> Transport:
-        store = RendezvousStore(client.put, client.take, nccl.FORM_TIMEOUT_SECONDS)
+        store = RendezvousStore(client.values.put, client.values.take, nccl.FORM_TIMEOUT_SECONDS)
         return nccl.Nccl(store, str(epoch), rank, used, reductions, owner, device)
 
     def form() -> Groups:
         return Groups(
-            RendezvousStore(client.put, client.take),
+            RendezvousStore(client.values.put, client.values.take),
             epoch,
             rank,
             members,

@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
+from mecefo_runtime.comm.messages import Put, Take
+from mecefo_runtime.comm.operations import EpochBroken
+
 FORM_TIMEOUT_SECONDS = 2.0
+
+
+class PeerValues:
+    """What this rank and its peers have published; `changed` is notified, and held, when one is received."""
+
+    def __init__(self, send: Callable[[Put | Take], bool], changed: threading.Condition) -> None:
+        self._send = send
+        self._changed = changed
+        self._values: dict[str, bytes] = {}
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value for the peers."""
+        self._values[key] = value
+        self._send(Put(key, base64.b64encode(value).decode()))
+
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        """A value that a peer published, as soon as it is there.
+
+        Raises:
+            EpochBroken: it did not come in time.
+        """
+        if key not in self._values:
+            self._send(Take(key))
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_seconds):
+                raise EpochBroken(f"no peer published {key} within {timeout_seconds} s")
+            return self._values[key]
+
+    def receive(self, key: str, value: str) -> None:
+        """The coordinator passes on what a peer published."""
+        self._values[key] = base64.b64decode(value)
+
+    def forget(self) -> None:
+        """Drop the values of earlier epochs."""
+        with self._changed:
+            self._values.clear()
 
 
 class RendezvousStore(Store):

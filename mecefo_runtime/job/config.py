@@ -142,7 +142,8 @@ class JobConfig:
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
     `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state stay
     in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads CPU
-    time: it has no effect on ranks that compute on a GPU.
+    time: it has no effect on ranks that compute on a GPU. `coordinator_timeout_seconds`: a rank that cannot go on
+    without a coordinator waits for so long while there is none, None: for as long as it takes.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]
@@ -174,6 +175,7 @@ class JobConfig:
     dilation_ratio: float = 1.0
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0
+    coordinator_timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "sequence_length", "microbatch_size", "microbatches_per_replica"):

@@ -3,21 +3,21 @@
     torchrun --nproc-per-node 4 -m mecefo_runtime --pipeline 2 --steps 200
 
 Every process is a rank. Rank 0 also starts the coordinator, and the ranks learn its address and the job's token from
-the launcher's store, which they ask once, before they train.
+the launcher's store, which they ask once, before they train. When rank 0 is lost, another rank of its host starts the
+coordinator again at the same address (see `keeper`); where there is none, the others train on until they need one, and
+end when they have waited for it in vain.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
@@ -25,22 +25,20 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
 from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig
 from mecefo_runtime.job.layout import LayoutError
+from mecefo_runtime.launch.keeper import listen, start_keeper, start_standby
 from mecefo_runtime.launch.worker import run_worker
-from mecefo_runtime.membership.coordinator import JOB_FAILED, run_coordinator
-from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.planners import names, stops_on_loss
 from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
-from mecefo_runtime.system.events import Emitter
-from mecefo_runtime.system.process import ProcessId, start_child
-from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import new_token
 
 USAGE_ERROR = 4
 STORE_TIMEOUT_SECONDS = 60.0
-# After so many coordinators in a row that heard of no further step, there is not another one.
-MAX_FRUITLESS_COORDINATORS = 4
+# Of the ranks for a coordinator that they need; one that is started again is there within a second.
+COORDINATOR_TIMEOUT_SECONDS = 60.0
+_MAX_TIMEOUT_SECONDS = 3600.0
 _DEFAULTS = JobConfig()
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class LaunchError(Exception):
@@ -115,7 +113,8 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
     if (folder is None) != (every is None):
         raise LaunchError("--checkpoint-folder and --checkpoint-every belong together")
     recipe = ("steps", "seed", "strategy", "sequence_length", "microbatch_size", "microbatches_per_replica")
-    chosen = (*recipe, "data", "device", "precision")
+    timeouts = (f"{name}_timeout_seconds" for name in ("heartbeat", "collective", "coordinator"))
+    chosen = (*recipe, "data", "device", "precision", *timeouts)
     try:
         job = replace(
             _DEFAULTS,
@@ -136,7 +135,9 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
     return job
 
 
-def launch(place: Place, job: JobConfig, host: str, log: Path) -> int:
+def launch(
+    place: Place, job: JobConfig, host: str, log: Path, store_timeout_seconds: float = STORE_TIMEOUT_SECONDS
+) -> int:
     """Be rank `place.rank` of `job`; returns the exit code. `host` is where this rank can be reached by the others.
 
     Raises:
@@ -150,11 +151,12 @@ def launch(place: Place, job: JobConfig, host: str, log: Path) -> int:
         "MECEFO_HOST": host,
         "MECEFO_JOB": json.dumps(job.to_dict()),
     }
+    meeting: dict[str, str] = {}
     if place.rank == 0:
-        listener = socket.create_server((host, 0), backlog=1024)
-        token = new_token()
-        _start_keeper({**environment, "MECEFO_TOKEN": token}, job, listener, log)
-        meeting = {"coordinator": f"{host}:{listener.getsockname()[1]}", "token": token}
+        listener = listen(host)
+        assert listener is not None, "any free port will do"
+        meeting = {"coordinator": f"{host}:{listener.getsockname()[1]}", "token": new_token()}
+        start_keeper({**environment, "MECEFO_TOKEN": meeting["token"]}, job, listener, log)
         listener.close()
     # Under another name for each attempt: the store of torchrun outlives its attempts.
     key = f"mecefo/{place.attempt}"
@@ -164,7 +166,7 @@ def launch(place: Place, job: JobConfig, host: str, log: Path) -> int:
             place.store_port,
             is_master=place.is_store_ours and place.rank == 0,
             wait_for_workers=False,
-            timeout=timedelta(seconds=STORE_TIMEOUT_SECONDS),
+            timeout=timedelta(seconds=store_timeout_seconds),
         )
         if place.rank == 0:
             store.set(key, json.dumps(meeting))
@@ -173,59 +175,23 @@ def launch(place: Place, job: JobConfig, host: str, log: Path) -> int:
         address = f"{place.store_host}:{place.store_port}"
         raise LaunchError(f"cannot meet the other ranks at {address}: {str(error).splitlines()[0]}") from error
     environment |= {"MECEFO_COORDINATOR": meeting["coordinator"], "MECEFO_TOKEN": meeting["token"]}
+    if place.rank > 0:
+        start_standby(environment, job, meeting["coordinator"], log)
     return run_worker(environment)
 
 
-def _start_keeper(environment: Mapping[str, str], job: JobConfig, listener: socket.socket, log: Path) -> None:
-    """Keep a coordinator running, in processes of their own, until the job has ended or this rank is gone.
-
-    When that comes to nothing, this process is ended: without a coordinator no job comes to its end, and a launcher
-    ends the other ranks when one has failed.
-    """
-    checkpoint, rank = CoordinatorCheckpoint(), os.getpid()
-    # The keeper's own output goes to the log.
-    violations = os.dup(sys.stderr.fileno())
-
-    def coordinate() -> int:
-        emitter = Emitter(connect_sink(environment), "coordinator", attempt=1)
-        return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
-
-    def keep() -> int:
-        try:
-            code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), checkpoint)
-            violation = _violation(code, log)
-        except OSError as error:
-            code, violation = 1, f"no coordinator can be started: {error.strerror}"
-        if code not in (0, JOB_FAILED):
-            os.write(violations, f"mecefo_runtime: {violation}\n".encode())
-            os.kill(rank, signal.SIGTERM)
-        return code
-
-    start_child("keeper", log, keep)
-    os.close(violations)
-
-
-def keep_coordinator(start: Callable[[], ProcessId], checkpoint: CoordinatorCheckpoint) -> int:
-    """Keep a coordinator running, which `start` forks; returns the exit code of the last one.
-
-    Any but 0 and JOB_FAILED: MAX_FRUITLESS_COORDINATORS in a row crashed or were killed and heard of no further step.
-    """
-    num_fruitless, known = 0, checkpoint.step
-    while True:
-        code = os.waitstatus_to_exitcode(os.waitpid(start().pid, 0)[1])
-        if code in (0, JOB_FAILED):
-            return code
-        num_fruitless = num_fruitless + 1 if checkpoint.step == known else 0
-        known = checkpoint.step
-        if num_fruitless >= MAX_FRUITLESS_COORDINATORS:
-            return code
-
-
-def _violation(code: int, log: Path) -> str:
-    end = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    where = "give --coordinator-log FILE to see why" if log == Path(os.devnull) else f"see {log}"
-    times = f"{MAX_FRUITLESS_COORDINATORS} times in a row"
-    return f"the coordinator crashed {times}, the last time {end}, and no step was committed meanwhile: {where}"
+def _timeout_option(name: str, least_seconds: float, default_seconds: float, text: str) -> Callable[[Command], Command]:
+    return click.option(
+        f"--{name}-timeout",
+        f"{name}_timeout_seconds",
+        type=click.FloatRange(least_seconds, _MAX_TIMEOUT_SECONDS),
+        default=default_seconds,
+        envvar=f"MECEFO_{name.upper()}_TIMEOUT_SECONDS",
+        metavar="SECONDS",
+        show_default=True,
+        show_envvar=True,
+        help=text,
+    )
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -251,14 +217,18 @@ def _violation(code: int, log: Path) -> str:
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default=_DEFAULTS.precision, show_default=True)
 @click.option("--checkpoint-folder", type=click.Path(), help="Write checkpoints here, and begin with the newest.")
 @click.option("--checkpoint-every", type=click.IntRange(1), metavar="STEPS", help="How often.")
+@_timeout_option("heartbeat", 0.5, _DEFAULTS.heartbeat_timeout_seconds, "A rank that is silent for so long is lost.")
+@_timeout_option("collective", 1.0, _DEFAULTS.collective_timeout_seconds, "For an operation between ranks.")
+@_timeout_option("coordinator", 1.0, COORDINATOR_TIMEOUT_SECONDS, "For a coordinator, where a rank needs one.")
+@_timeout_option("store", 1.0, STORE_TIMEOUT_SECONDS, "For the launcher's store, and for rank 0 in it.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address at which other ranks reach this one.")
 @click.option("--coordinator-log", type=click.Path(path_type=Path), default=Path(os.devnull), help="Its output.")
-def main(host: str, coordinator_log: Path, **options: Any) -> None:
+def main(host: str, coordinator_log: Path, store_timeout_seconds: float, **options: Any) -> None:
     """Entry point."""
     try:
         _check_log(coordinator_log)
         place = Place.of(os.environ)
-        code = launch(place, job_of(place, options), host, coordinator_log)
+        code = launch(place, job_of(place, options), host, coordinator_log, store_timeout_seconds)
     except LaunchError as error:
         click.echo(f"mecefo_runtime: {error}", err=True)
         code = USAGE_ERROR

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from mecefo_runtime.comm.coordinator_client import Stopped
+from mecefo_runtime.comm.coordinator_client import CoordinatorLost, Stopped
 from mecefo_runtime.comm.groups import LOOPBACK
 from mecefo_runtime.comm.nccl_log import nccl_log_settings
 from mecefo_runtime.comm.participant import CoordinatorAddress
@@ -61,6 +61,9 @@ def run_worker(environment: Mapping[str, str]) -> int:
         Trainer(job, identity, coordinator, observers).run()
     except DeviceError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
+        return 1
+    except CoordinatorLost as error:
+        print(f"rank {rank}: {error}: its process or its host is gone", file=sys.stderr)
         return 1
     except Stopped as reason:
         print(f"rank {rank}: told to end: {reason}", file=sys.stderr)

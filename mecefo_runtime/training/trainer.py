@@ -10,7 +10,7 @@ from typing import Any
 
 from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_units
 from mecefo_runtime.comm import nccl
-from mecefo_runtime.comm.coordinator_client import CoordinatorClient
+from mecefo_runtime.comm.coordinator_client import CoordinatorClient, CoordinatorLost
 from mecefo_runtime.comm.forming import form_groups
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.messages import (
@@ -102,7 +102,9 @@ class Trainer:
         self._probe_desk = ProbeDesk(identity.host)
         gpu = nccl_device(self._device)
         hello = Hello(rank, identity.attempt, self._probe_desk.address, RankReport(), costs=costs, nccl_device=gpu)
-        self._client = CoordinatorClient(coordinator, hello, job.heartbeat_timeout_seconds, self)
+        self._client = CoordinatorClient(
+            coordinator, hello, job.heartbeat_timeout_seconds, self, job.coordinator_timeout_seconds
+        )
         self._stepper = Stepper(job, rank, self._pacer, self)
 
     def run(self) -> None:
@@ -110,6 +112,7 @@ class Trainer:
 
         Raises:
             mecefo_runtime.comm.coordinator_client.Stopped: the coordinator ended the job early.
+            mecefo_runtime.comm.coordinator_client.CoordinatorLost: there is none, and this rank cannot go on without.
         """
         metrics = self._figures.serve(self._observers.metrics, self._identity.host, self._identity.device_place)
         self._emitter.emit("rank_started", device=str(self._device), metrics=metrics)
@@ -351,7 +354,12 @@ class Trainer:
                 return False
         self._status = "finished"
         self._client.send(Finished())
-        return self._client.wait_farewell()
+        try:
+            return self._client.wait_farewell()
+        except CoordinatorLost as error:
+            # Nothing is left to do that would take one.
+            self._emitter.emit("warning", message=f"the job is done, but {error}")
+            return True
 
     def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
         self._holdings.commit()
@@ -377,6 +385,7 @@ class Trainer:
                 self._client.send(Diverged(epoch.number))
             elif outcome.judgement is not None and outcome.verdict is StepVerdict.EVICT:
                 self._client.send(Unhealthy(epoch.number, outcome.judgement.suspects[0], outcome.judgement.reason))
+            self._client.require_coordinator()
             self._client.wait_until(lambda: False, CALL_SECONDS)
 
     def _commit_late(self, commit: LateCommit | None, *, is_last: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.launch.torchrun import MAX_FRUITLESS_COORDINATORS, keep_coordinator
+from mecefo_runtime.launch.keeper import MAX_FRUITLESS_COORDINATORS, keep_coordinator
 from mecefo_runtime.membership.coordinator import JOB_FAILED
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Event
@@ -109,11 +109,11 @@ def test_a_plain_job_and_one_that_torchrun_restarts_come_to_the_same_end(tmp_pat
 
 # In the place of the coordinator, and of nothing else.
 CRASHING = """
-import mecefo_runtime.launch.torchrun as launch
+from mecefo_runtime.launch import keeper, torchrun
 def crash(*_):
     raise ZeroDivisionError("a bug of the coordinator")
-launch.run_coordinator = crash
-launch.main()
+keeper.run_coordinator = crash
+torchrun.main()
 """
 
 
@@ -197,3 +197,19 @@ def test_a_mistake_is_told_in_one_line(tmp_path, environment, options, message):
     assert answer.returncode == 4
     assert message in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_store_that_is_not_there_is_waited_for_as_long_as_the_environment_says(tmp_path):
+    place = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    answer = subprocess.run(
+        [sys.executable, "-m", "mecefo_runtime"],
+        env=environment_of_run("none", tmp_path) | place | {"MECEFO_STORE_TIMEOUT_SECONDS": "1"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert answer.returncode == 4
+    # Above it stands what torch logs of its own accord.
+    last = answer.stderr.splitlines()[-1]
+    assert last.startswith("mecefo_runtime: cannot meet the other ranks at localhost:1: ") and "1000ms" in last
