@@ -35,8 +35,8 @@ class ModelState:
     """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
     `stats_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are. New
-    ones are built on `device`: those `to_come`, which will be received or loaded, as zeros, others as at step 0.
-    `enter_step` must be called before a step's gradients are reduced.
+    ones are built on `device`: as at step 0, but for those `to_come`, which will be received or loaded. Before a step's
+    gradients are reduced, `enter_step` must be called.
     """
 
     def __init__(

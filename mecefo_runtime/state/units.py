@@ -34,7 +34,8 @@ class UnitState:
     """One unit: its module, whose parameters are views into `storage`, on `device`.
 
     `storage` is flat: parameters, first moments, second moments (n elements each), then one step count per segment.
-    It is as at step 0, or all zeros where `is_to_come` says that it will be received or loaded.
+    It is as at step 0. Where `is_to_come` says that it will be received or loaded, it is whatever the memory holds, and
+    that memory is not touched until then.
     """
 
     def __init__(self, unit: str, config: JobConfig, device: torch.device = CPU, *, is_to_come: bool = False) -> None:
@@ -43,7 +44,8 @@ class UnitState:
         parts = segments(self.module)
         self.num_parameters = sum(parameter.numel() for part in parts for parameter in part.parameters)
         n = self.num_parameters
-        self.storage = torch.zeros(3 * n + len(parts), device=device)
+        make = torch.empty if is_to_come else torch.zeros
+        self.storage = make(3 * n + len(parts), device=device)
         self.parameters, self.first_moments, self.second_moments = (self.storage[i * n : (i + 1) * n] for i in range(3))
         self.step_counts = self.storage[3 * n :]
         self.slices = tuple(self._place(parts, must_copy=not is_to_come))

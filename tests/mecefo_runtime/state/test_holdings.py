@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,16 +60,16 @@ def alive_bytes() -> int:
 def peak_bytes(monkeypatch: pytest.MonkeyPatch, holdings: Holdings, layout: Layout, **changed: Any) -> int:
     """The most that was alive in any moment at which `build` had just asked for memory, above what else there is."""
     seen = [0]
-    zeros = torch.zeros
 
-    def note(*told: Any, **named: Any) -> Tensor:
-        new = zeros(*told, **named)
+    def note(make: Callable[..., Tensor], *told: Any, **named: Any) -> Tensor:
+        new = make(*told, **named)
         gc.collect()
         seen.append(alive_bytes())
         return new
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "zeros", note)
+        for name in ("zeros", "empty"):
+            patched.setattr(torch, name, partial(note, getattr(torch, name)))
         build(holdings, layout, **changed)
     return max(seen)
 
