@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from harness.backends.docker.examination import why_no_docker
 from harness.backends.docker.image import DEFAULT_IMAGE
 
+# Shows the values in failed assertions of the modules that tests share.
+pytest.register_assert_rewrite("tests.integration.runs")
 # What CI's own workflow is told must come of CI, not of the runs that its tests make.
 for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(name, None)
@@ -20,9 +22,9 @@ for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # How long an example takes, or is made, says how busy the machine is, and nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Who changes something is not to meet what is new and not theirs: the examples are the same each time. The nightly
-# tests look for it: `pytest -m unit --hypothesis-profile=search`.
-settings.register_profile("same examples", settings.get_profile("any machine"), derandomize=True)
+# Who changes something is not to meet what is new and not theirs: the examples are few, and the same each time. The
+# nightly tests look for it: `pytest -m unit --hypothesis-profile=search`.
+settings.register_profile("same examples", settings.get_profile("any machine"), derandomize=True, max_examples=60)
 settings.register_profile("search", settings.get_profile("any machine"), max_examples=1000, print_blob=True)
 settings.load_profile("same examples")
 
@@ -68,6 +70,17 @@ def _why_not() -> str | None:
     return why_no_docker(os.environ.get("CHAOS_TEST_IMAGE", DEFAULT_IMAGE))
 
 
+def _skip_without_docker() -> None:
+    if (reason := _why_not()) is not None:
+        pytest.skip(f"no containers here: {reason}; `chaos doctor --backend docker` says what to do")
+
+
+@pytest.fixture
+def needs_docker() -> None:
+    """For tests of other tiers than `docker` that need an engine all the same."""
+    _skip_without_docker()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if (wrong := item.stash.get(_WRONG_TIERS, None)) is not None:
         pytest.fail(
@@ -75,5 +88,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             "where its tests differ, each test or each set of parameters (CONTRIBUTING.md, Checks)",
             pytrace=False,
         )
-    if item.get_closest_marker("docker") is not None and (reason := _why_not()) is not None:
-        pytest.skip(f"no containers here: {reason}; `chaos doctor --backend docker` says what to do")
+    if item.get_closest_marker("docker") is not None:
+        _skip_without_docker()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import os
@@ -79,7 +80,12 @@ def module_name(path: Path) -> str:
 
 
 SOURCES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
-TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """What is in the sources; not parsed where only other tests are run."""
+    return {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -99,7 +105,7 @@ def statements(node: ast.AST, *, at_import_time: bool) -> Iterator[ast.AST]:
 def imports(module: str, *, at_import_time: bool = False) -> set[str]:
     """The modules that `module` names in its import statements, as far as they are ours; whole names otherwise."""
     found: set[str] = set()
-    for node in statements(TREES[module], at_import_time=at_import_time):
+    for node in statements(trees()[module], at_import_time=at_import_time):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -164,7 +170,7 @@ def test_every_room_says_what_lives_in_it_and_holds_one_idea():
         present = {room_of(module).partition(".")[2] for module in SOURCES if within(module, package)} - {""}
         assert present == set(rooms)
         for folder in sorted({path.parent for path in (ROOT / package).rglob("__init__.py")} - {ROOT / package}):
-            docstring = ast.get_docstring(TREES[module_name(folder / "__init__.py")]) or ""
+            docstring = ast.get_docstring(trees()[module_name(folder / "__init__.py")]) or ""
             # The first line says what lives here, the last what may not.
             assert len(docstring.splitlines()) >= 3, folder
             entries = [entry for entry in folder.iterdir() if entry.suffix in (".py", "") and entry.name[:2] != "__"]
@@ -225,7 +231,7 @@ def option_names(command: Command) -> list[str]:
 
 
 def test_every_module_says_what_it_is():
-    first_lines = {module: (ast.get_docstring(tree) or "").split("\n")[0] for module, tree in TREES.items()}
+    first_lines = {module: (ast.get_docstring(tree) or "").split("\n")[0] for module, tree in trees().items()}
     assert not {module: line for module, line in first_lines.items() if not line.endswith((".", ":", ";", ","))}
 
 
@@ -239,7 +245,7 @@ def test_files_are_short():
 
 def test_every_emitted_event_is_documented():
     documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE))
-    emitted = {kind: module for module, tree in TREES.items() for kind in emitted_kinds(tree)}
+    emitted = {kind: module for module, tree in trees().items() for kind in emitted_kinds(tree)}
     assert {"step_committed", "injected", "run_started", "process_exited"} <= emitted.keys()
     assert not {kind: module for kind, module in emitted.items() if kind not in documented}
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._machine import Machine
@@ -196,7 +196,6 @@ def test_what_a_lost_rank_costs_each_policy():
 
 
 @pytest.mark.unit
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 40), st.integers(1, 30))
 def test_all_samples_are_dealt_and_everyone_gets_their_share(weights, num_samples, num_steps):
     shares = [Share(replica, weight / sum(weights)) for replica, weight in enumerate(weights)]

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from chaos.undo import residue
 from chaos.undo.residue import auditors, left_behind, look
@@ -80,7 +80,6 @@ def test_the_planner_keeps_the_contract(rest, test):
 
 @pytest.mark.unit
 def test_the_planner_lets_a_hit_replica_rest(rest):
-    @settings(max_examples=50)
     @given(situation=contract.situations())
     def holds(situation):
         cluster = situation.cluster

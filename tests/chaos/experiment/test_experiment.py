@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
@@ -267,7 +267,6 @@ class TestShape:
         assert message in str(refused.value)
         assert refused.value.key == f"job.{key}"
 
-    @settings(max_examples=60)
     @given(st.integers(1, 12), st.integers(1, 8), st.sampled_from(["llama-tiny", "60m", "7b"]))
     def test_some_shape_always_fits(self, nodes, gpus_per_node, model):
         cluster = Job(nodes=nodes, gpus_per_node=gpus_per_node, model=model).to_config(0, 1.0).cluster()
@@ -328,7 +327,6 @@ class TestIdentity:
     def test_differs_with_what_is_said(self, old, new):
         assert experiment_hash(read_text(GOOD.replace(old, new))) != experiment_hash(read_text(GOOD))
 
-    @settings(max_examples=40, deadline=None)
     @given(
         st.fixed_dictionaries(
             {"name": st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)},

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -57,7 +57,6 @@ FAULTS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.fixed_dictionaries(
         {"name": st.just("x")},

@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
@@ -12,6 +12,7 @@ from chaos.plan.schedule import DEFAULT_KILL_REPAIR, make_plan
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
+from tests.examples import FEW
 
 pytestmark = pytest.mark.unit
 
@@ -116,7 +117,7 @@ class TestPlan:
 
 
 class TestDraws:
-    @settings(max_examples=30, deadline=None)
+    @FEW
     @given(st.integers(0, 2**63 - 1))
     def test_the_same_seed_gives_the_same_incidents(self, seed):
         faults = (kill(5), kill(100, "random:2"), kill("time=3s", kind="kill-process"))
@@ -149,7 +150,6 @@ class TestDraws:
         for seed in range(20):
             assert plan(kill(5), kill(100), seed=seed) == plan(kill(5), kill(100), kill(200), seed=seed)[:2]
 
-    @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 2**32), st.sampled_from(["none", "60steps"]))
     def test_draws_go_out_of_the_way_of_what_is_down(self, seed, repair):
         early, named, late = plan(kill(50, repair=repair), kill(80, "node=2"), kill(90), seed=seed)
@@ -245,7 +245,7 @@ class TestAgainAndAgain:
             once, *_ = plan(kill(100), seed=seed)
             assert plan({"at": "step=100", "every": "200steps"}, seed=seed)[0] == once
 
-    @settings(max_examples=30, deadline=None)
+    @FEW
     @given(st.integers(0, 2**32))
     def test_nothing_is_drawn_that_is_down_by_then(self, seed):
         down = {}
@@ -308,7 +308,6 @@ class TestStability:
         for seed in range(40):
             assert plan(kill(100), seed=seed) == plan(kill(100), kill(90), seed=seed)[:1]
 
-    @settings(max_examples=60, deadline=None)
     @given(st.lists(random_faults(), max_size=4), random_faults(), st.integers(0, 2**32))
     def test_a_drawn_fault_at_the_end_changes_none_of_the_others(self, faults, added, seed):
         try:
@@ -319,7 +318,6 @@ class TestStability:
             return
         assert after[: len(before)] == before
 
-    @settings(max_examples=40, deadline=None)
     @given(st.lists(random_faults(), max_size=4), st.integers(0, 2**32))
     def test_the_same_seed_the_same_plan_and_it_can_be_written_down(self, faults, seed):
         def outcome():
@@ -332,7 +330,7 @@ class TestStability:
         assert first == outcome()
         assert json.loads(json.dumps(first)) == first
 
-    @settings(max_examples=30, deadline=None)
+    @FEW
     @given(st.integers(0, 2**32), st.integers(1, 30))
     def test_a_failure_more_of_a_profile_adds_to_the_others(self, seed, num_failures):
         def failures(count):

@@ -2,7 +2,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
@@ -103,7 +103,6 @@ class TestPoisson:
         # Pinned: a published seed must go on meaning the same failures.
         assert steps(None, rate="1/100steps", seed=7) == [40, 56, 161, 169, 246, 291, 297, 368, 372, 428, 436, 445, 501]
 
-    @settings(max_examples=40)
     @given(st.integers(0, 2**32), st.integers(1, 560), st.integers(1, 20))
     def test_lies_in_the_job_in_order_and_after_its_beginning(self, seed, first, count):
         found = steps(f"step={first}", rate="5/100steps", count=count, seed=seed)
@@ -111,7 +110,6 @@ class TestPoisson:
         assert all(first <= step <= 560 for step in found)
         assert len(found) <= count
 
-    @settings(max_examples=40)
     @given(st.integers(0, 2**32))
     def test_a_shorter_horizon_only_cuts_off(self, seed):
         long, short = (steps(None, rate="5/100steps", within=f"{n}steps", seed=seed) for n in (500, 200))

@@ -1,12 +1,13 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
 from chaos.spec.target import DEFAULT_TARGET, ResolvedTarget, Target, resolve
 from mecefo_runtime.job.layout import Cluster
+from tests.examples import FEW
 
 pytestmark = pytest.mark.unit
 
@@ -181,7 +182,6 @@ class TestResolve:
         with pytest.raises(UsageError, match="only 4 nodes can be drawn"):
             resolved("random:5", "node")
 
-    @settings(max_examples=50)
     @given(st.integers(0, 2**32), st.integers(1, 4), st.sampled_from(["node", "rank"]))
     def test_draws_as_many_as_asked_and_the_same_again(self, seed, count, scope):
         target = resolved(f"random:{count}", scope, seed=seed)
@@ -196,7 +196,6 @@ class TestResolve:
         drawn = {resolved("random", "node", seed=seed).nodes for seed in range(60)}
         assert drawn == {(0,), (1,), (2,), (3,)}
 
-    @settings(max_examples=50)
     @given(st.integers(0, 2**32), st.sets(st.integers(0, 3), max_size=3))
     def test_unavailable_nodes_are_not_drawn_and_change_no_other_draw(self, seed, nodes):
         unavailable = {rank for node in nodes for rank in CLUSTER.ranks_of(node)}
@@ -222,7 +221,6 @@ class TestLinks:
     def test_a_link_is_its_two_ranks(self):
         assert resolved("link=5-2", "link") == ResolvedTarget((2, 5), links=((2, 5),))
 
-    @settings(max_examples=50)
     @given(st.integers(0, 2**32), st.integers(1, 8))
     def test_are_drawn_between_nodes_and_apart(self, seed, count):
         target = resolved(f"random:{count}", "link", seed=seed)
@@ -235,7 +233,7 @@ class TestLinks:
         drawn = {resolve(None, CLUSTER, "link", Random(seed)).links[0] for seed in range(600)}
         assert len(drawn) == 8 * 6 // 2
 
-    @settings(max_examples=30)
+    @FEW
     @given(st.integers(0, 2**32), st.sets(st.integers(0, 7), max_size=5))
     def test_are_not_drawn_on_ranks_that_are_down(self, seed, down):
         assert not set(resolved("random", "link", seed=seed, unavailable=down).ranks) & down

@@ -1,6 +1,6 @@
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import UsageError
@@ -165,7 +165,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.text("abno", min_size=1, max_size=2), VALUES, min_size=1, max_size=3))
 def test_what_the_dumper_writes_is_read_again(values):
     assert parse(yaml.dump(values, Dumper=Dumper, allow_unicode=True)).values == values

@@ -8,7 +8,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import chaos.undo.ledger
@@ -91,7 +91,6 @@ def test_what_cannot_be_written_is_not_to_be_applied(tmp_path):
 ACTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["prepare", "applied", "close_entry"])), max_size=12)
 
 
-@settings(max_examples=60)
 @given(acts=ACTS, cut=st.integers(0, 400))
 def test_wherever_it_is_cut_off_nothing_pending_is_forgotten(tmp_path_factory, acts, cut):
     path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"

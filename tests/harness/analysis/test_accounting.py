@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE, Account, _claims, _overlaps, account, partition
@@ -191,7 +191,6 @@ def stories(draw: st.DrawFn) -> list[Event]:
     return events[: draw(st.integers(0, len(events)))] if draw(st.booleans()) else events
 
 
-@settings(max_examples=150, deadline=None)
 @given(stories())
 def test_the_books_always_balance(events: list[Event]):
     timeline = build(events)
@@ -207,7 +206,6 @@ def test_the_books_always_balance(events: list[Event]):
     assert total.goodput_ratio is None or 0.0 <= total.goodput_ratio <= 1.0
 
 
-@settings(max_examples=100, deadline=None)
 @given(stories())
 def test_a_step_is_degraded_with_a_rank_missing_or_a_fault_in_force(events: list[Event]):
     timeline = build(events)

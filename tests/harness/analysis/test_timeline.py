@@ -2,7 +2,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.incident import MeasuredIncident
@@ -10,6 +10,7 @@ from harness.analysis.state import build
 from harness.analysis.throughput import measure
 from harness.analysis.timeline import Timeline
 from mecefo_runtime.system.events import Event
+from tests.examples import FEW
 from tests.harness import synthetic
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
@@ -297,7 +298,7 @@ def test_nothing_at_all_has_a_timeline():
     assert timeline.incidents == ()
 
 
-@settings(max_examples=15, deadline=None)
+@FEW
 @given(st.integers(min_value=0, max_value=2**16))
 def test_the_order_of_the_lines_does_not_matter(seed: int):
     events = run(steps=50, faults=(Fault(), Fault(step=30, node=2)))

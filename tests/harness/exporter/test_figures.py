@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.analysis.accounting import BADPUT_CAUSES
@@ -13,6 +13,7 @@ from harness.exporter.figures import Figures
 from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.records import RECORDS
 from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
+from tests.examples import FEW
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, Kill, run
 
@@ -127,7 +128,6 @@ def test_the_figures_are_those_of_the_summary(events):
     assert_agrees(served(events), summarized(events))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.builds(
@@ -314,7 +314,7 @@ def test_a_step_that_nobody_told_is_missing_at_the_end():
     assert state.steps_lost == 3 == summarized(events)["steps_lost"]
 
 
-@settings(max_examples=20, deadline=None)
+@FEW
 @given(st.integers(0, 2**32))
 def test_news_that_come_a_little_late_change_little(seed):
     """Processes report over sockets of their own: events arrive out of order, by milliseconds."""

@@ -3,7 +3,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judging.gates import BUILTIN_GATES, Gate, GateError, HaltCondition, aggregate, evaluate, evaluate_all
@@ -263,7 +263,6 @@ def test_a_gate_that_breaks_down_is_open_and_says_why():
     assert "could not be evaluated" in (results[1].reason or "")
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.integers(0, 100))
 def test_percentiles_lie_within_and_grow(values: list[float], percent: int):
     value = aggregate(values, f"p{percent}")
@@ -274,7 +273,6 @@ def test_percentiles_lie_within_and_grow(values: list[float], percent: int):
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="abpdrt_ 0159.%<>=!ms-\n", max_size=40))
 def test_no_text_breaks_the_parser(text: str):
     with suppress(GateError):

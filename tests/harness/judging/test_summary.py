@@ -3,7 +3,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.harness.summaries import summarized
@@ -149,7 +149,6 @@ def test_damaged_planned_steps_leave_the_rest_to_be_told(steps):
     json.dumps(summary, allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**16), st.integers(0, 3))
 @example(44, 3)
 def test_no_damage_to_a_log_turns_it_into_an_exception_or_nan(seed: int, num_faults: int):

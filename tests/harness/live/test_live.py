@@ -4,13 +4,14 @@ import threading
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.live.live import LiveView, PlainView, Screen, open_view
 from harness.live.progress import RunProgress
 from mecefo_runtime.system.events import Event
+from tests.examples import FEW
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault, shifted
 
@@ -242,7 +243,7 @@ class TestLiveView:
 
 
 class TestAnyOrder:
-    @settings(max_examples=25, deadline=None)
+    @FEW
     @given(st.randoms(use_true_random=False))
     def test_events_in_any_order_break_no_view(self, rng: random.Random):
         events = synthetic.run(faults=[Fault(), Fault(node=2, during_regroup=True)], residue=[1])

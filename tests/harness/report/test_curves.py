@@ -2,7 +2,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.report.curves import StepPoint, differences, mean_rates, step_rates, thin_losses, trace
@@ -112,7 +112,6 @@ def test_a_loss_that_is_no_number_is_unknown():
     assert len(thin_losses(points, 1000)) == 59
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(0.001, 10), st.floats(0, 1e5)), min_size=1, max_size=40),
     st.integers(1, 50),

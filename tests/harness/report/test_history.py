@@ -1,12 +1,13 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE
 from harness.report import history, wording
 from harness.report.history import read, shares
+from tests.examples import FEW
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import restarted
 from tests.harness.summaries import summarized
@@ -29,7 +30,7 @@ def test_each_stretch_of_time_is_shared_out_whole(pieces, num_bins):
         assert sum(values) * now / num_bins == pytest.approx(own)
 
 
-@settings(max_examples=25, deadline=None)
+@FEW
 @given(
     st.integers(6, 40),
     st.booleans(),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.checkpoint import (
@@ -300,7 +300,6 @@ def refusal_of(path: Path) -> CheckpointCorrupt:
     return refusal.value
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_every_flipped_byte_is_refused_by_name(small: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_below(small)))
@@ -318,7 +317,6 @@ def test_every_flipped_byte_is_refused_by_name(small: Path, data: st.DataObject)
     assert verify(small).step == 1, "the damage was undone"
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_every_truncated_grown_or_missing_file_is_refused_by_name(small: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_below(small)))

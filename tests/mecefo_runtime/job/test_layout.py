@@ -3,7 +3,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.layout import (
@@ -20,8 +20,6 @@ from mecefo_runtime.job.layout import (
 )
 
 pytestmark = pytest.mark.unit
-
-EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 @st.composite
@@ -86,7 +84,6 @@ def layouts(draw):
 
 
 class TestCluster:
-    @EXAMPLES
     @given(clusters())
     def test_cells_are_a_bijection_of_ranks(self, cluster):
         cells = [cluster.cell_of(rank) for rank in range(cluster.num_ranks)]
@@ -95,7 +92,6 @@ class TestCluster:
         )
         assert all(cluster.rank_at(*cell) == rank for rank, cell in enumerate(cells))
 
-    @EXAMPLES
     @given(clusters())
     def test_ranks_of_a_node_differ_in_replica_and_stage_where_the_shape_allows(self, cluster):
         if cluster.gpus_per_node > min(cluster.data_parallel, cluster.pipeline):
@@ -104,7 +100,6 @@ class TestCluster:
             replicas, stages = zip(*(cluster.cell_of(rank) for rank in cluster.ranks_of(node)), strict=True)
             assert len(set(replicas)) == len(set(stages)) == cluster.gpus_per_node
 
-    @EXAMPLES
     @given(clusters())
     def test_no_node_takes_a_stage_from_all_its_holders(self, cluster):
         if cluster.data_parallel < 2 or cluster.nodes < 2:
@@ -118,7 +113,6 @@ class TestCluster:
         cluster = Cluster(2, 1, data_parallel=1, pipeline=2, num_layers=2, num_microbatches=1)
         assert {cluster.rank_at(0, 0)} - set(cluster.ranks_of(0)) == set()
 
-    @EXAMPLES
     @given(clusters())
     def test_nodes_share_out_the_ranks(self, cluster):
         assert [rank for node in range(cluster.nodes) for rank in cluster.ranks_of(node)] == list(
@@ -126,7 +120,6 @@ class TestCluster:
         )
         assert all(rank in cluster.ranks_of(cluster.node_of(rank)) for rank in range(cluster.num_ranks))
 
-    @EXAMPLES
     @given(clusters())
     def test_stages_cover_the_layers_evenly(self, cluster):
         stages = [cluster.stage_layers(stage) for stage in range(cluster.pipeline)]
@@ -156,14 +149,12 @@ class TestCluster:
 
 
 class TestLayout:
-    @EXAMPLES
     @given(layouts())
     def test_valid_layouts_pass_and_round_trip(self, drawn):
         cluster, layout = drawn
         layout.check(cluster, range(cluster.num_ranks))
         assert Layout.from_dict(layout.to_dict()) == layout
 
-    @EXAMPLES
     @given(layouts())
     def test_microbatches_and_units_are_covered_exactly_once(self, drawn):
         cluster, layout = drawn
@@ -176,7 +167,6 @@ class TestLayout:
             units, len(layout.replicas)
         )
 
-    @EXAMPLES
     @given(layouts())
     def test_find_agrees_with_ranks(self, drawn):
         cluster, layout = drawn
@@ -258,7 +248,6 @@ class TestCheck:
 
 
 class TestTransfers:
-    @EXAMPLES
     @given(layouts(), st.data())
     def test_exactly_what_is_missing_moves_from_who_has_it(self, drawn, data):
         cluster, layout = drawn

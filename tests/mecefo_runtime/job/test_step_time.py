@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from mecefo_runtime.job.layout import Layout, Replica, Span, configured_layout
 from mecefo_runtime.job.step_time import (
@@ -69,7 +69,6 @@ def test_the_share_of_samples_that_meet_degraded_layers():
     assert degraded_share_ratio(Layout(6, (REPLICA, Replica(1, (Span(3, 0, 6),), 15)))) == 0.25
 
 
-@settings(max_examples=60, deadline=None)
 @given(clusters(), costs())
 def test_more_microbatches_or_slower_layers_never_make_a_step_shorter(cluster, any_costs):
     layout = configured_layout(cluster)

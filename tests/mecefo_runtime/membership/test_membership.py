@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
@@ -385,7 +385,6 @@ def test_it_is_called_in_time_for_whatever_it_waits_for() -> None:
     assert world.coordinator.next_deadline() == pytest.approx(world.now + REJOIN_GRACE_SECONDS), "for its neighbour"
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_schedule_of_losses_and_rejoins_loses_or_doubles_a_step(data: st.DataObject) -> None:
     """At any moment any rank may be anywhere in the step; `obey` asserts the commit rule for every survivor."""

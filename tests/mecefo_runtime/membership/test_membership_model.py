@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -109,9 +109,4 @@ class Schedule(RuleBasedStateMachine):
 
 
 TestSchedule = pytest.mark.unit(Schedule.TestCase)
-TestSchedule.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestSchedule.settings = settings(stateful_step_count=40)

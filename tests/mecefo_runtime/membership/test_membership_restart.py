@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
@@ -253,7 +253,6 @@ def test_who_breaks_off_every_time_without_a_loss_is_named() -> None:
     assert "after the last restart: rank 4 broke off: out of memory" in world.coordinator.failure
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_epoch_ever_has_fewer_ranks(data: st.DataObject) -> None:
     """Whoever is lost, whenever, and in whatever order they come back: each epoch is of all, and none loses a rank."""

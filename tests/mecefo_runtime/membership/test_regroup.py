@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
@@ -109,7 +109,6 @@ def test_balancing_never_waits_for_another_balance() -> None:
     assert plan_epoch(rules("background"), survivors, AT_TEN, BALANCE).transfers
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     lost=st.sets(st.sampled_from(sorted(EVERYBODY)), min_size=1, max_size=6),
     takeover=st.sampled_from(["auto", "direct", "background"]),

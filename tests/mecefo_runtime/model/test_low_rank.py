@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from mecefo_runtime.model.low_rank import (
     projections,
 )
 from mecefo_runtime.model.model import Block, build_unit
+from tests.examples import FEW
 
 pytestmark = pytest.mark.unit
 
@@ -96,7 +97,7 @@ def test_a_refresh_starts_from_the_last_bases_and_comes_nearer() -> None:
     assert torch.equal(after.gate, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@FEW
 @given(
     num_rows=st.integers(1, 24),
     num_columns=st.integers(1, 24),
@@ -162,7 +163,6 @@ def project(gradient_MN: Tensor, basis: Tensor, side: str) -> Tensor:
     return basis @ basis.T @ gradient_MN if side == "left" else gradient_MN @ basis @ basis.T
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.integers(1, 20),
     num_columns=st.integers(1, 20),

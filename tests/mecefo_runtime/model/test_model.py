@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import PRESETS, ModelConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model.model import Attention, Block, Embedding, Head, build_unit, num_parameters
 from mecefo_runtime.model.segments import segments
+from tests.examples import FEW
 
 pytestmark = pytest.mark.unit
 
@@ -52,7 +53,7 @@ def test_the_size_is_that_of_the_units(config: ModelConfig) -> None:
     assert num_parameters(config) == sum(parameter.numel() for unit in built for parameter in unit.parameters())
 
 
-@settings(max_examples=20, deadline=None)
+@FEW
 @given(st.permutations(units(TINY)), st.integers(0, 2**63))
 def test_a_unit_depends_on_its_name_and_the_seed_alone(order: list[str], seed: int) -> None:
     built = {unit: build_unit(unit, TINY, seed).state_dict() for unit in order}

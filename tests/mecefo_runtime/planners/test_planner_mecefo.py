@@ -5,7 +5,7 @@ from itertools import combinations, product
 from math import inf, nextafter
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
@@ -26,7 +26,6 @@ from tests.mecefo_runtime.planning import PLAIN, clusters, costs
 
 pytestmark = pytest.mark.unit
 
-EXAMPLES = settings(max_examples=150, deadline=None)
 ROUNDING = 1 + 1e-6
 
 
@@ -64,7 +63,6 @@ def failure_free_seconds(situation):
     return step_seconds(configured_layout(situation.cluster), situation.costs)
 
 
-@EXAMPLES
 @given(situations())
 def test_it_keeps_to_memory_and_to_the_limit_for_degraded_samples(situation):
     try:
@@ -102,7 +100,6 @@ def test_freedom_for_updates_does_not_degrade_who_must_not():
     assert fits(plan(situation), situation)
 
 
-@EXAMPLES
 @given(situations(), st.sampled_from(["exact", "ndb"]))
 def test_it_is_never_slower_than_a_takeover_that_fits(situation, name):
     other = find(name)(situation)
@@ -113,7 +110,6 @@ def test_it_is_never_slower_than_a_takeover_that_fits(situation, name):
     assert step_seconds(plan(situation), situation.costs) <= least_seconds * ROUNDING
 
 
-@EXAMPLES
 @given(situations(is_ordered=True, has_limits=False))
 def test_nothing_is_degraded_where_the_exact_partition_keeps_the_pace(situation):
     exact = plan(replace(situation, degraded_share_limit=0.0))
@@ -122,7 +118,6 @@ def test_nothing_is_degraded_where_the_exact_partition_keeps_the_pace(situation)
         assert plan(situation).num_degraded_layers == 0
 
 
-@EXAMPLES
 @given(situations(), st.data())
 def test_layers_move_only_for_a_reason(situation, data):
     cluster = situation.cluster
@@ -145,7 +140,6 @@ def test_layers_move_only_for_a_reason(situation, data):
     assert plan(replace(again, holdings=held)) == layout
 
 
-@EXAMPLES
 @given(situations(has_limits=False), st.data())
 def test_a_loss_elsewhere_moves_no_layer_of_a_replica_that_degrades_as_much_as_before(situation, data):
     # Where updates weigh as much as layers, the limit that is put on the slowest of them can move more than it must.
@@ -171,7 +165,6 @@ def test_a_loss_elsewhere_moves_no_layer_of_a_replica_that_degrades_as_much_as_b
             assert step_seconds(stayed, situation.costs) > step_seconds(following, situation.costs)
 
 
-@EXAMPLES
 @given(situations())
 def test_the_same_situation_gives_the_same_plan(situation):
     def attempt():
@@ -206,7 +199,6 @@ AT_THE_BUDGET = replace(
 """Four exact layers take a last place more than the budget, or not, as they are added up."""
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     costs(is_ordered=True), st.integers(1, 3), st.integers(3, 6), st.integers(1, 5), st.floats(0.8, 2.5), st.booleans()
 )

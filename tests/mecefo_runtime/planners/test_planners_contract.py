@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime import planners
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, split_evenly
 from mecefo_runtime.planners import NoLayout, Situation
+from tests.examples import FEW
 from tests.mecefo_runtime.planning import costs
 
 pytestmark = pytest.mark.unit
@@ -85,7 +86,6 @@ def test_planning_needs_no_torch():
 
 
 @each_planner
-@settings(max_examples=120)
 @given(situation=situations())
 def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
     cluster, alive = situation.cluster, situation.alive
@@ -103,7 +103,6 @@ def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
 
 
 @each_planner
-@settings(max_examples=60)
 @given(situation=situations(), random=st.randoms(use_true_random=False))
 def test_the_same_survivors_give_the_same_layout(name, situation, random):
     plan = planners.find(name)
@@ -113,7 +112,6 @@ def test_the_same_survivors_give_the_same_layout(name, situation, random):
 
 
 @each_planner
-@settings(max_examples=60)
 @given(cluster=clusters(), any_costs=costs())
 def test_with_everybody_alive_it_is_the_configured_layout(name, cluster, any_costs):
     situation = Situation(cluster, frozenset(range(cluster.num_ranks)), any_costs)
@@ -121,7 +119,7 @@ def test_with_everybody_alive_it_is_the_configured_layout(name, cluster, any_cos
 
 
 @each_planner
-@settings(max_examples=20)
+@FEW
 @given(cluster=clusters(), any_costs=costs())
 def test_without_survivors_there_is_no_layout(name, cluster, any_costs):
     with pytest.raises(NoLayout, match="no replica has a living rank"):
@@ -129,7 +127,6 @@ def test_without_survivors_there_is_no_layout(name, cluster, any_costs):
 
 
 @each_planner
-@settings(max_examples=60)
 @given(cluster=clusters(), any_costs=costs(), data=st.data())
 def test_any_single_survivor_carries_on(name, cluster, any_costs, data):
     survivor = data.draw(st.integers(0, cluster.num_ranks - 1))
@@ -139,13 +136,11 @@ def test_any_single_survivor_carries_on(name, cluster, any_costs, data):
     assert replica.num_microbatches == cluster.num_microbatches
 
 
-@settings(max_examples=120)
 @given(situation=situations())
 def test_exact_degrades_nothing(situation):
     assert planners.find("exact")(situation).num_degraded_layers == 0
 
 
-@settings(max_examples=120)
 @given(situation=situations())
 def test_ndb_degrades_whoever_took_over_and_nobody_else(situation):
     cluster = situation.cluster
@@ -157,7 +152,6 @@ def test_ndb_degrades_whoever_took_over_and_nobody_else(situation):
 
 
 @pytest.mark.parametrize("name", ["exact", "ndb"])
-@settings(max_examples=120)
 @given(situation=situations())
 def test_a_takeover_stays_in_the_replica_and_stages_stay_whole(name, situation):
     cluster, alive = situation.cluster, situation.alive
