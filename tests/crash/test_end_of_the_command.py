@@ -10,8 +10,8 @@ import pytest
 
 from chaos.host.process_table import is_stopped
 from mecefo_runtime.system.process import ProcessId
-from tests.crash.patience import PATIENT
 from tests.integration.runs import (
+    PATIENT,
     RUN_TIMEOUT_SECONDS,
     SMALL,
     ChaosRun,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.system.process import ProcessId
-from tests.crash.patience import PATIENT
 from tests.integration.runs import (
+    PATIENT,
     SMALL,
     ChaosRun,
     assert_nothing_left,

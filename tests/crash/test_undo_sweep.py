@@ -12,8 +12,8 @@ import pytest
 from benchmarks._undo_stage import POINTS
 from benchmarks.undo_sweep import BOTH
 from chaos.undo.ledger import read_ledger
-from tests.crash.patience import PATIENT
 from tests.integration.runs import (
+    PATIENT,
     REPOSITORY,
     RUN_TIMEOUT_SECONDS,
     SMALL,

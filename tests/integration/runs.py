@@ -38,6 +38,22 @@ SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin
 # forked from.
 IN_RANKS = "import sys\nif 'harness.backends.forkserver' in sys.orig_argv:\n"
 
+# A patch of the command, which tells its ranks: none of them is taken for lost but those that were killed, however long
+# the machine is busy. Connections that close are noticed at once all the same.
+PATIENT = """
+import sys
+
+if sys.orig_argv[1] == "-c":
+    from mecefo_runtime.job.config import JobConfig
+
+    set_up = JobConfig.__init__
+
+    def set_up_patiently(self, *args, **fields):
+        set_up(self, *args, **{"heartbeat_timeout_seconds": 60.0, **fields})
+
+    JobConfig.__init__ = set_up_patiently
+"""
+
 _MARK = "TEST_RUN_MARK"
 
 

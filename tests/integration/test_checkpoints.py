@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.checkpoint.checkpoint import verify
-from tests.integration.runs import Finished, assert_holders_agree, assert_survived, paced, run_chaos
+from tests.integration.runs import PATIENT, Finished, assert_holders_agree, assert_survived, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +38,7 @@ def train(folder: Path, checkpoints: Path, *, data_parallel: int = 2, resume: bo
     )
     path = folder / "experiment.yaml"
     path.write_text(text)
-    return run_chaos(folder, str(path))
+    return run_chaos(folder, str(path), patch=PATIENT)
 
 
 def losses_of(run: Finished, after: int = 0) -> list[float]:
@@ -116,7 +116,7 @@ def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_p
     kill = "faults: [{kind: kill-process, on: stage=0, at: {step: 16}, repair: 1step}]\n"
     path = tmp_path / "experiment.yaml"
     path.write_text(text.replace("twin: false", "twin: true") + kill)
-    run = run_chaos(tmp_path, str(path))
+    run = run_chaos(tmp_path, str(path), patch=PATIENT)
     (restored,) = run.of("checkpoint_restored")
     assert restored.step == 10
     assert run.summary["steps_lost"] == 5
@@ -131,7 +131,7 @@ def test_a_node_lost_while_a_checkpoint_is_written_costs_that_checkpoint_at_most
     path = tmp_path / "experiment.yaml"
     path.write_text(text.replace("twin: false", "twin: true") + kill)
     # Eleven steps are left for the node to start in.
-    run = run_chaos(tmp_path, str(path), patch=paced(0.2))
+    run = run_chaos(tmp_path, str(path), patch=PATIENT + paced(0.2))
     assert_survived(run, STEPS, at=10, phase="checkpoint")
     assert run.summary["loss_deviation_ratio"] < 1e-5
     newest = max(path.name for path in (tmp_path / "checkpoints").iterdir())

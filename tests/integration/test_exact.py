@@ -3,7 +3,7 @@
 import pytest
 
 from mecefo_runtime.system.events import TWIN_JOB
-from tests.integration.runs import assert_holders_agree, assert_survived, run_chaos
+from tests.integration.runs import PATIENT, assert_holders_agree, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -15,7 +15,7 @@ JOB = ("--steps", str(STEPS), "--dilation", "off", "--twin")
 
 
 def test_losses_equal_the_twins(tmp_path):
-    run = run_chaos(tmp_path, *FAULT, *JOB, "--strategy", "exact")
+    run = run_chaos(tmp_path, *FAULT, *JOB, "--strategy", "exact", patch=PATIENT)
     assert_survived(run, STEPS, at=20)
     assert_holders_agree(run, TWIN_JOB)
     assert [event.fields["degraded_layers"] for event in run.of("layout")] == [0, 0, 0]

@@ -55,9 +55,8 @@ class TestTensors:
         ("fault", "parameters"),
         [
             ("bit-flip", ("-p", "where=gradients", "-p", "bit=exponent")),
-            ("scale", ("-p", "where=optimizer")),
         ],
-        ids=["bit-flip", "optimizer"],
+        ids=["bit-flip"],
     )
     def test_the_optimizer_takes_them_in(self, tmp_path, plain, fault, parameters):
         run = run_chaos(tmp_path, fault, "--at", "step=8", *parameters, command=plain)

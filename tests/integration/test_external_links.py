@@ -69,19 +69,6 @@ def test_a_link_that_is_cut_holds_the_ranks_up_until_it_is_whole(tmp_path):
     assert later and all(event.monotonic_seconds >= injected.monotonic_seconds + 2.0 for event in later)
 
 
-def test_a_link_that_is_reset_ends_them_and_their_launcher_starts_them_again_over_the_same_link(tmp_path, monkeypatch):
-    # See tests/integration/test_external.py: without it all three restarts can fail.
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    command = (*RESTARTING, *training(tmp_path, 30))
-    # No longer than it takes to see it: they must not be back before it is over.
-    run = run_chaos(tmp_path, "reset-link", *LINK, "--for", "100ms", command=command)
-    assert run.exit_code == 0, run.summary["reasons"]
-    assert run.summary["steps_committed"] == 30 and run.summary["attempts"] == 2
-    (link,) = run.one("verified").fields["evidence"]["links"]
-    assert len(link["connections_reset"]) >= 2
-    assert all(name.startswith("10.77.84.") for name in link["connections_reset"])
-
-
 def test_without_networks_it_is_refused(tmp_path):
     arguments = ["run", "drop-link", *LINK, "--network", "loopback"]
     with ChaosRun(tmp_path, arguments, command=(*ONE_LAUNCHER, *training(tmp_path, 30))) as run:

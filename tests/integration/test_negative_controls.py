@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.runs import IN_RANKS, SMALL, run_chaos
+from tests.integration.runs import IN_RANKS, PATIENT, SMALL, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -89,7 +89,7 @@ NEVER_BEGIN = f"""{IN_RANKS}
 
 @pytest.mark.parametrize("patch", [DROP_A_MICROBATCH], ids=["dropped"])
 def test_runtime_that_loses_samples_fails(tmp_path, patch):
-    run = run_chaos(tmp_path, *KILL, patch=patch)
+    run = run_chaos(tmp_path, *KILL, patch=PATIENT + patch)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
     assert run.summary["samples_lost"] > 0
     assert run.summary["steps_lost"] == 0
@@ -98,14 +98,14 @@ def test_runtime_that_loses_samples_fails(tmp_path, patch):
 
 
 def test_runtime_whose_replicas_drift_apart_fails(tmp_path):
-    run = run_chaos(tmp_path, *KILL, patch=DIVERGE)
+    run = run_chaos(tmp_path, *KILL, patch=PATIENT + DIVERGE)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
     assert run.summary["diverged_units"] >= 1
     assert "ended up different" in run.summary["reasons"][0]
 
 
 def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):
-    run = run_chaos(tmp_path, *KILL, patch=FREEZE + BE_IMPATIENT)
+    run = run_chaos(tmp_path, *KILL, patch=PATIENT + FREEZE + BE_IMPATIENT)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
     (incident,) = run.summary["incidents"]
     assert (incident["verified"], incident["recovered"], incident["recovery_seconds"]) == (True, False, None)

@@ -69,10 +69,8 @@ def test_node_that_freezes_and_thaws(tmp_path):
     ("fault", "code"),
     [
         ({"kind": "segfault"}, -11),
-        # As ranks end that have done their training.
-        ({"kind": "exit", "code": 0}, 0),
     ],
-    ids=["segfault", "exit-0"],
+    ids=["segfault"],
 )
 def test_rank_that_crashes_from_within(tmp_path, fault, code):
     run = run_fault(tmp_path, on="rank=1", at="step=10,phase=backward", repair="5steps", **fault)

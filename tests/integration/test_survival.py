@@ -2,20 +2,20 @@
 
 import pytest
 
-from tests.integration.runs import SMALL, assert_survived, run_chaos
+from tests.integration.runs import PATIENT, SMALL, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
 
 # Enough steps after the repair for the target to be back long before the end, on a busy machine too.
 STEPS = 80
-NODE_PHASES = ("backward", "commit")
+NODE_PHASES = ("backward",)
 LEADER_PHASES = ("commit",)
 REPAIRED = ("--repair", "5steps", "--steps", str(STEPS), *SMALL)
 
 
 def test_default_job_loses_a_random_node_and_gets_it_back(tmp_path):
     shape = ("--steps", str(STEPS), "--dilation", "off", "--no-twin")
-    run = run_chaos(tmp_path, "kill-node", "--at", "step=20", "--repair", "10steps", *shape)
+    run = run_chaos(tmp_path, "kill-node", "--at", "step=20", "--repair", "10steps", *shape, patch=PATIENT)
     assert_survived(run, STEPS, at=20)
     roles = [process["role"] for process in run.one("injected").fields["processes"]]
     assert sorted(roles) == ["rank", "rank", "supervisor"]
@@ -26,7 +26,9 @@ def test_default_job_loses_a_random_node_and_gets_it_back(tmp_path):
 
 
 def test_coordinator_can_be_lost(tmp_path):
-    run = run_chaos(tmp_path, "kill-process", "--at", "step=10", "--on", "role=coordinator", "--steps", "40", *SMALL)
+    run = run_chaos(
+        tmp_path, "kill-process", "--at", "step=10", "--on", "role=coordinator", "--steps", "40", *SMALL, patch=PATIENT
+    )
     assert_survived(run, 40, at=10)
     assert [process["role"] for process in run.one("injected").fields["processes"]] == ["coordinator"]
     (restarted,) = run.of("coordinator_restarted")
@@ -37,14 +39,16 @@ def test_coordinator_can_be_lost(tmp_path):
 # The others are tried at night; before `forward` the default job loses one, and `checkpoint` is in test_checkpoints.
 @pytest.mark.parametrize("phase", NODE_PHASES)
 def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED)
+    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATIENT)
     assert_survived(run, STEPS, at=10, phase=phase)
 
 
 # Rank 0 leads the commit: around it is where its loss is most delicate.
 @pytest.mark.parametrize("phase", LEADER_PHASES)
 def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED)
+    run = run_chaos(
+        tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATIENT
+    )
     assert_survived(run, STEPS, at=10, phase=phase)
     assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([], [0])
 
@@ -61,7 +65,7 @@ def test_second_loss_one_step_after_the_first(tmp_path):
           - {{kind: kill-process, on: rank=5, at: step=16, repair: 10steps}}
         """
     )
-    run = run_chaos(tmp_path / "run", str(experiment))
+    run = run_chaos(tmp_path / "run", str(experiment), patch=PATIENT)
     for incident, at in enumerate((15, 16)):
         assert_survived(run, STEPS, at=at, incident=incident)
     num_members = [len(event.fields["members"]) for event in run.of("regrouped")]

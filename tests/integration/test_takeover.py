@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runs import IN_RANKS, assert_sound, paced, run_chaos
+from tests.integration.runs import IN_RANKS, PATIENT, assert_sound, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,7 @@ def train(tmp_path, takeover, patch=""):
     path = tmp_path / "takeover.yaml"
     path.write_text(EXPERIMENT % takeover)
     # Fourteen steps are left for the node to start in, and for the rest to be fetched.
-    run = run_chaos(tmp_path, str(path), patch=paced(0.15) + patch)
+    run = run_chaos(tmp_path, str(path), patch=PATIENT + paced(0.15) + patch)
     assert run.exit_code == 0, run.summary["reasons"]
     assert_sound(run, STEPS)
     assert run.summary["loss_deviation_ratio"] < 1e-5
@@ -73,7 +73,7 @@ def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, tak
 def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):
     path = tmp_path / "bf16.yaml"
     path.write_text((EXPERIMENT % "direct").replace("takeover: direct", "precision: bf16"))
-    run = run_chaos(tmp_path, str(path))
+    run = run_chaos(tmp_path, str(path), patch=PATIENT)
     assert run.exit_code == 0, run.summary["reasons"]
     assert_sound(run, STEPS)
     # The order of sums shows in bf16; the parameters are fp32 on both sides.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runs import Finished, assert_holders_agree, run_chaos
+from tests.integration.runs import PATIENT, Finished, assert_holders_agree, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,7 @@ if 'harness.backends.forkserver' in sys.orig_argv:
 def train(tmp_path, *faults: str, health: str = "checksum_every_steps: 0", patch: str = "") -> Finished:
     path = tmp_path / "tensors.yaml"
     path.write_text(EXPERIMENT.format(steps=STEPS, health=health, faults="\n".join(f"  - {{{f}}}" for f in faults)))
-    return run_chaos(tmp_path, str(path), "--no-twin", patch=patch)
+    return run_chaos(tmp_path, str(path), "--no-twin", patch=PATIENT + patch)
 
 
 def evidence(run: Finished, incident: int = 0) -> dict:

@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from tests.crash.patience import PATIENT
 from tests.crash.test_end_of_the_command import (
     GRACE_SECONDS,
     HOLD_FOR_EVER,
@@ -14,7 +13,7 @@ from tests.crash.test_end_of_the_command import (
     interrupt_stopped,
     stop_at,
 )
-from tests.integration.runs import ChaosRun, assert_nothing_left, read_log
+from tests.integration.runs import PATIENT, ChaosRun, assert_nothing_left, read_log
 
 pytestmark = pytest.mark.nightly
 

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.nightly
     ("fault", "parameters"),
     [
         ("scale", ("-p", "where=gradients")),
+        ("scale", ("-p", "where=optimizer")),
         ("stale-gradient", ()),
     ],
-    ids=["scale", "stale"],
+    ids=["scale", "optimizer", "stale"],
 )
 def test_the_optimizer_takes_them_in(tmp_path, plain, fault, parameters):
     run = run_chaos(tmp_path, fault, "--at", "step=8", *parameters, command=plain)

@@ -8,7 +8,7 @@ import pytest
 
 from harness.network.machine import why_no_networks
 from tests.integration.runs import run_chaos
-from tests.integration.test_external_links import FORKED, LINK, ONE_LAUNCHER, training, two_launchers
+from tests.integration.test_external_links import FORKED, LINK, ONE_LAUNCHER, RESTARTING, training, two_launchers
 from tests.ports import reserved_port
 
 pytestmark = [
@@ -47,3 +47,16 @@ def test_ranks_that_are_not_in_their_networks_are_not_said_to_be_cut_off(tmp_pat
     assert (run.exit_code, run.summary["verdict"]) == (5, "inconclusive")
     assert run.of("injected") == []
     assert "must have RANK in its environment" in run.one("unverified").fields["reason"]
+
+
+def test_a_link_that_is_reset_ends_them_and_their_launcher_starts_them_again_over_the_same_link(tmp_path, monkeypatch):
+    # See tests/integration/test_external.py: without it all three restarts can fail.
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    command = (*RESTARTING, *training(tmp_path, 30))
+    # No longer than it takes to see it: they must not be back before it is over.
+    run = run_chaos(tmp_path, "reset-link", *LINK, "--for", "100ms", command=command)
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert run.summary["steps_committed"] == 30 and run.summary["attempts"] == 2
+    (link,) = run.one("verified").fields["evidence"]["links"]
+    assert len(link["connections_reset"]) >= 2
+    assert all(name.startswith("10.77.84.") for name in link["connections_reset"])

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.runs import run_chaos
-from tests.integration.test_health import ALWAYS, CORRUPT_RANK, CORRUPT_STEP, EXPERIMENT, FLIP, STEPS, train
+from tests.integration.test_health import (
+    ALWAYS,
+    CORRUPT_RANK,
+    CORRUPT_STEP,
+    EXPERIMENT,
+    FLIP,
+    ONCE,
+    STEPS,
+    losses_of,
+    train,
+)
 
 pytestmark = pytest.mark.nightly
 
@@ -32,3 +42,14 @@ def test_without_the_comparison_it_stays_different(tmp_path):
     run = run_chaos(tmp_path, str(path), "--no-twin", patch=FLIP)
     assert not run.of("step_unfit")
     assert run.summary["diverged_units"] > 0
+
+
+def test_a_step_that_was_corrupted_once_is_computed_again_and_nothing_is_lost(tmp_path):
+    run = train(tmp_path, ONCE)
+    (rejected,) = run.of("step_unfit")
+    assert rejected.step == CORRUPT_STEP
+    assert (rejected.fields["verdict"], rejected.fields["suspects"]) == ("repeat", [CORRUPT_RANK])
+    healthy = train(tmp_path / "healthy", "")
+    assert not healthy.of("step_unfit")
+    assert losses_of(run) == pytest.approx(losses_of(healthy), rel=1e-5)
+    assert not any(event.fields["skipped"] for event in run.of("step_committed"))

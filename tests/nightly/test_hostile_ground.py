@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.patience import PATIENT
 from tests.crash.test_hostile_ground import LONG, SHORT, _fork_server, assert_lost
-from tests.integration.runs import WAIT_TIMEOUT_SECONDS, ChaosRun, assert_nothing_left, assert_survived, read_run
+from tests.integration.runs import (
+    PATIENT,
+    WAIT_TIMEOUT_SECONDS,
+    ChaosRun,
+    assert_nothing_left,
+    assert_survived,
+    read_run,
+)
 
 pytestmark = pytest.mark.nightly
 

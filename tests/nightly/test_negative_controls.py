@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.integration.runs import SMALL, ChaosRun, read_run, run_chaos
+from tests.integration.runs import PATIENT, SMALL, ChaosRun, read_run, run_chaos
 from tests.integration.test_negative_controls import (
     DO_NOTHING,
     KILL,
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.mark.parametrize("patch", [REPEAT_A_MICROBATCH], ids=["repeated"])
 def test_runtime_that_loses_samples_fails(tmp_path, patch):
-    run = run_chaos(tmp_path, *KILL, patch=patch)
+    run = run_chaos(tmp_path, *KILL, patch=PATIENT + patch)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
     assert run.summary["samples_lost"] > 0
     assert run.summary["steps_lost"] == 0
@@ -27,7 +27,7 @@ def test_runtime_that_loses_samples_fails(tmp_path, patch):
 
 
 def test_injector_that_does_nothing_is_inconclusive(tmp_path):
-    run = run_chaos(tmp_path, *KILL, patch=DO_NOTHING)
+    run = run_chaos(tmp_path, *KILL, patch=PATIENT + DO_NOTHING)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
     (incident,) = run.summary["incidents"]
     assert (incident["verified"], incident["evidence"]) == (False, None)

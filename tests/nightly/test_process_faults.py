@@ -23,8 +23,10 @@ pytestmark = pytest.mark.nightly
     ("fault", "code"),
     [
         ({"kind": "raise", "exception": "OverflowError", "message": "loss scale"}, 1),
+        # As ranks end that have done their training.
+        ({"kind": "exit", "code": 0}, 0),
     ],
-    ids=["raise"],
+    ids=["raise", "exit-0"],
 )
 def test_rank_that_crashes_from_within(tmp_path, fault, code):
     run = run_fault(tmp_path, on="rank=1", at="step=10,phase=backward", repair="5steps", **fault)

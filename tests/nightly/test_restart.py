@@ -6,7 +6,7 @@ import pytest
 
 from harness.run.restarts import ORDER_AGAIN_SECONDS
 from tests.integration.runs import run_chaos
-from tests.integration.test_restart import JOB, assert_restarted, reason_of_failure
+from tests.integration.test_restart import EVERY, JOB, assert_restarted, reason_of_failure
 
 pytestmark = pytest.mark.nightly
 
@@ -38,3 +38,35 @@ if 'harness.backends.forkserver' in sys.orig_argv:
     reason = reason_of_failure(tmp_path, patch)
     assert reason.startswith("rank 2 ended 3 times in a row before training could begin")
     assert "The newest checkpoint is of step 8" in reason
+
+
+def test_one_that_hears_nothing_is_killed(tmp_path):
+    run = run_chaos(
+        tmp_path, "pause-process", "--at", "step=12", "--for", "30s", *JOB, "--no-twin", "--checkpoint-every", "8"
+    )
+    assert_restarted(run, at=12, since=EVERY)
+    (frozen,) = run.one("injected").fields["ranks"]
+    ends = {
+        e.fields["exited_rank"]: e.fields["exit"]
+        for e in run.of("process_exited")
+        if e.fields.get("exited_rank") is not None
+    }
+    assert frozen in ends
+
+
+def test_a_rank_that_dies_at_the_same_step_every_time_ends_the_job_and_is_named(tmp_path):
+    patch = """import os, sys
+if 'harness.backends.forkserver' in sys.orig_argv:
+    from mecefo_runtime.training.step import Stepper
+
+    run = Stepper.run
+
+    def fail(self, epoch, step):
+        if self._rank == 2 and step == 12 and os.environ["MECEFO_ATTEMPT"] != "1":
+            os._exit(9)
+        return run(self, epoch, step)
+
+    Stepper.run = fail
+"""
+    reason = reason_of_failure(tmp_path, patch)
+    assert reason.startswith("no step beyond 11 was committed after the last 2 restarts: rank 2 was lost, 2 times")

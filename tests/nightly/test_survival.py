@@ -3,7 +3,7 @@
 import pytest
 
 from chaos.spec.trigger import PHASES
-from tests.integration.runs import SMALL, assert_survived, paced, run_chaos
+from tests.integration.runs import PATIENT, SMALL, assert_survived, paced, run_chaos
 from tests.integration.test_survival import NODE_PHASES, REPAIRED, STEPS
 
 pytestmark = pytest.mark.nightly
@@ -11,26 +11,30 @@ pytestmark = pytest.mark.nightly
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES[:-1] if phase not in NODE_PHASES])
 def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED)
+    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATIENT)
     assert_survived(run, STEPS, at=10, phase=phase)
 
 
 # Rank 0 leads the commit: around it is where its loss is most delicate.
 @pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
 def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED)
+    run = run_chaos(
+        tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATIENT
+    )
     assert_survived(run, STEPS, at=10, phase=phase)
     assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([], [0])
 
 
 def test_first_node_can_be_lost(tmp_path):
-    run = run_chaos(tmp_path, "kill-node", "--at", "step=10", "--on", "node=0", *REPAIRED)
+    run = run_chaos(tmp_path, "kill-node", "--at", "step=10", "--on", "node=0", *REPAIRED, patch=PATIENT)
     assert_survived(run, STEPS, at=10)
     assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([0], [0, 1])
 
 
 def test_unrepaired_loss_lasts(tmp_path):
-    run = run_chaos(tmp_path, "kill-node", "--at", "step=10", "--repair", "none", "--steps", "25", *SMALL)
+    run = run_chaos(
+        tmp_path, "kill-node", "--at", "step=10", "--repair", "none", "--steps", "25", *SMALL, patch=PATIENT
+    )
     assert_survived(run, 25, at=10, repaired=False)
     assert run.of("repair_started") == []
     assert len(run.of("regrouped")[-1].fields["members"]) == 2
@@ -40,7 +44,7 @@ def test_unrepaired_loss_lasts(tmp_path):
 def test_trigger_at_a_time(tmp_path):
     # Training has begun by then on a slow machine, and is not over on a fast one.
     trigger = ("--at", "time=5s", "--on", "rank=2", "--repair", "none", "--steps", "150")
-    run = run_chaos(tmp_path, "kill-process", *trigger, *SMALL, patch=paced(0.05))
+    run = run_chaos(tmp_path, "kill-process", *trigger, *SMALL, patch=PATIENT + paced(0.05))
     assert_survived(run, 150, at=None, repaired=False)
     injected = run.one("injected")
     assert injected.monotonic_seconds - run.of("job_started")[0].monotonic_seconds >= 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runs import assert_sound, run_chaos
+from tests.integration.runs import PATIENT, assert_sound, run_chaos
 from tests.integration.test_takeover import DAMAGE, DAMAGING_RANK, EXPERIMENT, STEPS, train
 
 pytestmark = pytest.mark.nightly
@@ -22,7 +22,7 @@ def test_the_rest_of_projected_gradients_averaged_over_exact_replicas_is_the_sam
     text = EXPERIMENT % "direct"
     options = "approximation: {average_rest: true, refresh_steps: 4}, health: {checksum_every_steps: 2}"
     path.write_text(text.replace("strategy: exact", f"strategy: mecefo, {options}"))
-    run = run_chaos(tmp_path, str(path))
+    run = run_chaos(tmp_path, str(path), patch=PATIENT)
     assert run.exit_code == 0, run.summary["reasons"]
     assert_sound(run, STEPS)
     assert any(event.fields["degraded_layers"] for event in run.of("layout"))

@@ -15,8 +15,8 @@ import pytest
 
 from chaos.undo.ledger import read_ledger
 from harness.network.machine import why_no_networks
-from tests.crash.patience import PATIENT
 from tests.integration.runs import (
+    PATIENT,
     REPOSITORY,
     RUN_TIMEOUT_SECONDS,
     SMALL,
@@ -53,7 +53,7 @@ TRAINING = str(REPOSITORY / "tests/integration/external_training.py")
 
 def chaos(folder: Path, out: Path, *arguments: str) -> tuple[int, str, str]:
     """A subcommand on the runs in `out`: (exit code, standard output, standard error)."""
-    with ChaosRun(folder, arguments, out=out) as run:
+    with ChaosRun(folder, arguments, out=out, patch=PATIENT) as run:
         code = run.wait()
         assert "Traceback" not in run.stderr, run.stderr
         return code, run.stdout, run.stderr
@@ -66,7 +66,7 @@ def lose_a_node(folder: Path) -> None:
     """The main job, small: with a twin, the default strategy, and a file for CI."""
     job = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--steps", str(STEPS), "--seed", "3")
     fault = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--gate", "loss_deviation < 5%")
-    run_chaos(folder, *fault, *job, "--junit", str(folder / "junit.xml"))
+    run_chaos(folder, *fault, *job, "--junit", str(folder / "junit.xml"), patch=PATIENT)
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +160,7 @@ def test_it_is_replayed_and_compared_with_what_it_repeats(stored, tmp_path):
 @pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}")
 def test_a_slow_link_is_slow_and_not_dead(tmp_path):
     slow = ("slow-link", "--on", "link=0-2", "-p", "delay=60ms", "--at", "step=5", "--for", "5steps")
-    run = run_chaos(tmp_path, *slow, "--steps", "16", *SMALL)
+    run = run_chaos(tmp_path, *slow, "--steps", "16", *SMALL, patch=PATIENT)
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
     assert_sound(run, 16)
     assert run.of("detected") == []
@@ -172,7 +172,7 @@ def test_a_slow_link_is_slow_and_not_dead(tmp_path):
 
 def test_a_gradient_that_is_no_number_is_computed_again_and_its_rank_named(tmp_path):
     fault = ("set-nan", "-p", "where=gradients", "--on", "rank=3", "--at", "step=5,phase=backward")
-    run = run_chaos(tmp_path, *fault, "--steps", "12", *SMALL)
+    run = run_chaos(tmp_path, *fault, "--steps", "12", *SMALL, patch=PATIENT)
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
     (rejected,) = run.of("step_unfit")
     assert (rejected.step, rejected.fields["verdict"], rejected.fields["suspects"]) == (5, "repeat", [3])
@@ -183,7 +183,7 @@ def test_a_gradient_that_is_no_number_is_computed_again_and_its_rank_named(tmp_p
 def test_all_ranks_start_again_from_a_checkpoint(tmp_path):
     fault = ("kill-process", "--at", "step=8", "--on", "rank=1", "--repair", "200ms")
     job = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--steps", "12")
-    run = run_chaos(tmp_path, *fault, *job, "--strategy", "checkpoint", "--checkpoint-every", "5")
+    run = run_chaos(tmp_path, *fault, *job, "--strategy", "checkpoint", "--checkpoint-every", "5", patch=PATIENT)
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
     assert [event.step for event in run.of("checkpoint_restored")] == [5]
     assert (run.summary["steps_committed"], run.summary["steps_repeated"], run.summary["steps_lost"]) == (12, 2, 2)
@@ -213,7 +213,7 @@ def test_a_script_under_torchrun_loses_a_rank_and_is_started_again(tmp_path, mon
 
 def test_a_fault_that_does_nothing_is_inconclusive(tmp_path):
     kill = ("kill-process", "--on", "role=coordinator", "--at", "step=4", "--steps", "8")
-    run = run_chaos(tmp_path, *kill, *SMALL, patch=DO_NOTHING)
+    run = run_chaos(tmp_path, *kill, *SMALL, patch=PATIENT + DO_NOTHING)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
     assert "still running" in run.summary["incidents"][0]["unverified_reason"]
     assert run.summary["steps_committed"] == 8, "the held ranks were not let go"
