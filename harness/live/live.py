@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -21,15 +21,15 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
 from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.live.lines import PlainView, recovery_sentence
 from harness.live.progress import JobProgress, RunProgress
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.run_records import PlannedIncident
 
 _REFRESHES_PER_SECOND = 4
 _SHOWN_MESSAGES = 6
 _MAX_NODE_ROWS = 12
 _MAX_INCIDENT_ROWS = 8
-_PLAIN_PARTS = 10
 _NARROWEST_TERMINAL = 40
 _STYLES = {"gone": "red", "restarting": "yellow", "waiting": "yellow", "starting": "dim", "degraded": "yellow"}
 
@@ -63,76 +63,6 @@ def open_view(stream: TextIO, *, plain: bool = False, state: RunState | None = N
     return LiveView(console, state)
 
 
-class PlainView:
-    """Lines: one for every event that matters, and one for every tenth of the steps."""
-
-    def __init__(self, stream: TextIO, state: RunState | None = None) -> None:
-        self._stream: TextIO | None = stream
-        self._progress = RunProgress(state)
-        self._narrator = Narrator()
-        self._parts: dict[str, int] = {}
-        self._last_steps: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._write("")
-
-    def feed(self, event: Event) -> None:
-        """Write the line or two that the event is worth, if any."""
-        recovered = self._progress.feed(event)
-        since = f"{self._progress.since_start_seconds(event):.1f}s"
-        # An event between two steps is told with the newest step heard of, so that the column never runs backwards.
-        step = max(step_under_way(event) or 0, self._last_steps.get(event.job, 0))
-        self._last_steps[event.job] = step
-        begin = f"{since:>8}  {f'step {step}' if step else 'start':<11}"
-        for incident in recovered:
-            self._write(f"{begin}  {recovery_sentence(incident)}")
-        sentence = self._narrator.tell(event) or self._milestone(event)
-        if sentence:
-            self._write(f"{begin}  {sentence}")
-
-    def message(self, text: str) -> None:
-        """Write the sentence as a line of its own."""
-        self._write(one_line(text))
-
-    def _milestone(self, event: Event) -> str | None:
-        if event.kind != "step_committed":
-            return None
-        job = self._progress.main if event.job == MAIN_JOB else self._progress.twin
-        if job is None:
-            return None
-        if not job.steps:
-            return self._step_milestone(event, job)
-        part = int(job.done_ratio * _PLAIN_PARTS)
-        if part <= self._parts.get(event.job, 0):
-            return None
-        self._parts[event.job] = part
-        return f"{'' if event.job == MAIN_JOB else 'fault-free twin: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
-
-    def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
-        """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""
-        if job.step < 2 * self._parts.get(event.job, 1):
-            return None
-        self._parts[event.job] = job.step
-        return f"{count(job.step, 'step')} done{_speed_and_loss(job)}"
-
-    def _write(self, line: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            if line:
-                encoding = self._stream.encoding or "utf-8"
-                self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            # Whoever read this has gone (a closed pipe, a full disk). The run goes on, and its log has it all.
-            self._stream = None
-
-
 class LiveView:
     """One screen, redrawn in place: progress, speed, who holds which layers, the faults, the last messages."""
 
@@ -143,7 +73,9 @@ class LiveView:
         self._clock = clock
         self._progress = RunProgress(state)
         self._narrator = Narrator()
-        self._messages: deque[str] = deque(maxlen=_SHOWN_MESSAGES)
+        # (when it happened, words), by time.
+        self._messages: list[tuple[float, str]] = []
+        self._newest_seconds = 0.0
         # Re-entrant, because a signal handler on the feeding thread may have something to say in the middle of a feed.
         self._lock = threading.RLock()
         self._live = Live(
@@ -172,19 +104,26 @@ class LiveView:
             since = self._progress.since_start_seconds(event)
             under_way = step_under_way(event)
             step = "" if under_way is None else f"step {under_way}  "
-            self._messages.extend(f"{since:7.1f}s  {step}{sentence}" for sentence in told if sentence)
+            for sentence in filter(None, told):
+                self._show(event.monotonic_seconds, f"{since:7.1f}s  {step}{sentence}")
 
     def message(self, text: str) -> None:
         """Show the sentence among the last messages."""
         with self._lock:
-            self._messages.append(one_line(text))
+            self._show(self._newest_seconds, one_line(text))
 
     def render(self) -> Text:
         """The screen as it stands."""
         with self._lock, self._progress.state.lock:
             width, height = self._console.size
             ascii_only = not self._console.encoding.startswith("utf")
-            return Screen(self._progress, width, height, ascii_only).draw(self._clock(), self._messages)
+            messages = [text for _, text in self._messages]
+            return Screen(self._progress, width, height, ascii_only).draw(self._clock(), messages)
+
+    def _show(self, happened: float, text: str) -> None:
+        self._newest_seconds = max(self._newest_seconds, happened)
+        insort(self._messages, (happened, text), key=lambda message: message[0])
+        del self._messages[:-_SHOWN_MESSAGES]
 
 
 class Screen:
@@ -197,7 +136,7 @@ class Screen:
         self._bar = ("#", ".") if ascii_only else ("━", "─")
         self._text = Text(no_wrap=True, overflow="ellipsis")
 
-    def draw(self, now_monotonic_seconds: float, messages: deque[str]) -> Text:
+    def draw(self, now_monotonic_seconds: float, messages: Sequence[str]) -> Text:
         """All of it; `now_monotonic_seconds` only moves the clock."""
         progress = self._progress
         begin = progress.began_monotonic_seconds
@@ -284,24 +223,6 @@ class Screen:
         if not span.degraded:
             return f"rank {rank}: {layers}", ""
         return f"rank {rank}: {layers} ~{','.join(map(str, sorted(span.degraded)))}", _STYLES["degraded"]
-
-
-def _speed_and_loss(job: JobProgress) -> str:
-    speed = f", {speed_text(job.work_per_second)} {job.unit}/s" if job.work_per_second else ""
-    return speed + (f", loss {job.loss:.3f}" if job.loss is not None else "")
-
-
-def recovery_sentence(incident: MeasuredIncident) -> str:
-    """How long the job took from the fault to its next committed step."""
-    if incident.goes_on and incident.is_in_force:
-        return (
-            f"training goes on under {one_line(incident.fault)} on {target_text(incident.target)} after "
-            f"{name_seconds(incident.recovery_seconds)}: the first step begun with it is committed"
-        )
-    return (
-        f"recovered from {one_line(incident.fault)} on {target_text(incident.target)} in "
-        f"{name_seconds(incident.recovery_seconds)}: the first step begun after it is committed"
-    )
 
 
 def stage_words(incident: MeasuredIncident) -> tuple[str, str]:

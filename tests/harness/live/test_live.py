@@ -1,3 +1,4 @@
+import asyncio
 import io
 import random
 import threading
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness.live.live import LiveView, PlainView, Screen, open_view
+from harness.live.lines import HOLD_SECONDS, PlainView
+from harness.live.live import LiveView, Screen, open_view
 from harness.live.progress import RunProgress
 from mecefo_runtime.system.events import Event
 from tests.examples import FEW
@@ -38,6 +40,13 @@ def until(events, kind):
     """The events up to and with the first of a kind."""
     index = next(index for index, event in enumerate(events) if event.kind == kind)
     return events[: index + 1]
+
+
+def assert_ordered(lines):
+    """That neither the times nor the steps run backwards."""
+    columns = [(float(line.split("s ")[0]), int(([*line.split("step "), "0"])[1].split()[0])) for line in lines]
+    assert columns
+    assert columns == sorted(columns)
 
 
 class TestPlainView:
@@ -83,6 +92,36 @@ class TestPlainView:
         assert "effect was NOT seen: its processes are still there" in text
         assert "recovered" not in text
         assert "killed" not in text
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_lines_are_in_the_order_in_which_things_happened_although_their_events_are_not(self, seed):
+        rng = random.Random(seed)
+        events = synthetic.run(twin=False)
+        late = sorted(events, key=lambda event: event.monotonic_seconds + rng.random() * HOLD_SECONDS)
+        assert late != events
+        lines = plain(late)
+        assert_ordered(lines)
+        assert len(lines) >= len(plain(events)) - 2, "of two events that say the same the later one may be told"
+
+    def test_in_a_run_a_line_waits_for_what_happened_before_it_and_no_longer(self):
+        events = synthetic.run(twin=False)
+        repair = next(i for i, event in enumerate(events) if event.kind == "repair_started")
+        recovered = next(i for i, event in enumerate(events) if event.kind == "step_committed" and event.step == 20)
+        stream = io.StringIO()
+
+        async def follow():
+            with PlainView(stream) as view:
+                for event in [*events[:recovered], events[repair], events[recovered]]:
+                    view.feed(event)
+                assert "recovered" not in stream.getvalue()
+                # Nothing more comes, as of a job that stands still, and it is told all the same.
+                while "repair:" not in stream.getvalue():
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(asyncio.wait_for(follow(), 60.0))
+        lines = stream.getvalue().splitlines()
+        assert_ordered(lines)
+        assert "recovered" in lines[-2] and "repair:" in lines[-1]
 
     def test_a_step_in_flight_that_still_commits_is_no_recovery(self):
         events = synthetic.run(twin=False)

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from harness.judging.summarize import summarize
 from harness.judging.summary import IncidentSummary, Summary
-from harness.live.live import LiveView, PlainView
+from harness.live.lines import PlainView
+from harness.live.live import LiveView
 from harness.report import html, wording
 from harness.report.terminal import render
 from tests.harness import synthetic

@@ -1,0 +1,162 @@
+"""What is told of a run as lines, wherever they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right, insort
+from dataclasses import dataclass
+from math import inf
+from types import TracebackType
+from typing import Self, TextIO
+
+from harness.analysis.incident import MeasuredIncident
+from harness.analysis.state import RunState
+from harness.analysis.steps import step_under_way
+from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.live.progress import JobProgress, RunProgress
+from mecefo_runtime.system.events import MAIN_JOB, Event
+
+# What happened before something else is heard of at most this much later, but on a machine that is very busy.
+HOLD_SECONDS = 0.5
+_PLAIN_PARTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A sentence of an event: when that happened and when it came (CLOCK_MONOTONIC), and what stands before it."""
+
+    happened: float
+    arrived: float
+    job: str
+    since: float
+    step: int
+    sentence: str
+
+
+def _happened(line: _Line) -> float:
+    return line.happened
+
+
+class PlainView:
+    """Lines, by time: one for every event that matters, and one for every tenth of the steps.
+
+    Events of several processes come a little late, each by as much as it likes. So a line waits for what happened
+    before it: in a run for `HOLD_SECONDS`, without an event loop until an event is newer by that.
+    """
+
+    def __init__(self, stream: TextIO, state: RunState | None = None) -> None:
+        self._stream: TextIO | None = stream
+        self._progress = RunProgress(state)
+        # By when it happened.
+        self._waiting: list[_Line] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._narrator = Narrator()
+        self._parts: dict[str, int] = {}
+        self._last_steps: dict[str, int] = {}
+        self._told_steps: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._write_until(inf)
+        self._write("")
+
+    def feed(self, event: Event) -> None:
+        """Take in the event; the line or two that it is worth, if any, are written in their turn."""
+        told = [recovery_sentence(incident) for incident in self._progress.feed(event)]
+        told.append(self._narrator.tell(event) or self._milestone(event) or "")
+        # An event between two steps is told with the newest step heard of, so that the column never runs backwards.
+        step = max(step_under_way(event) or 0, self._last_steps.get(event.job, 0))
+        self._last_steps[event.job] = step
+        for sentence in filter(None, told):
+            since = self._progress.since_start_seconds(event)
+            line = _Line(event.monotonic_seconds, time.monotonic(), event.job, since, step, sentence)
+            insort(self._waiting, line, key=_happened)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._write_until(event.monotonic_seconds - HOLD_SECONDS)
+            return
+        if self._waiting and self._timer is None:
+            self._timer = loop.call_later(HOLD_SECONDS, self._write_due, loop)
+
+    def message(self, text: str) -> None:
+        """Write the sentence as a line of its own."""
+        self._write_until(inf)
+        self._write(one_line(text))
+
+    def _write_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write what has waited, with all that happened before it."""
+        now = time.monotonic()
+        due = [line.happened for line in self._waiting if line.arrived + HOLD_SECONDS <= now]
+        self._write_until(max(due, default=-inf))
+        next_arrived = min((line.arrived for line in self._waiting), default=None)
+        self._timer = None
+        if next_arrived is not None:
+            self._timer = loop.call_later(max(0.0, next_arrived + HOLD_SECONDS - now), self._write_due, loop)
+
+    def _write_until(self, happened: float) -> None:
+        """Write the lines of what had happened by then."""
+        number = bisect_right(self._waiting, happened, key=_happened)
+        lines, self._waiting = self._waiting[:number], self._waiting[number:]
+        for line in lines:
+            step = max(line.step, self._told_steps.get(line.job, 0))
+            self._told_steps[line.job] = step
+            self._write(f"{f'{line.since:.1f}s':>8}  {f'step {step}' if step else 'start':<11}  {line.sentence}")
+
+    def _milestone(self, event: Event) -> str | None:
+        if event.kind != "step_committed":
+            return None
+        job = self._progress.main if event.job == MAIN_JOB else self._progress.twin
+        if job is None:
+            return None
+        if not job.steps:
+            return self._step_milestone(event, job)
+        part = int(job.done_ratio * _PLAIN_PARTS)
+        if part <= self._parts.get(event.job, 0):
+            return None
+        self._parts[event.job] = part
+        return f"{'' if event.job == MAIN_JOB else 'fault-free twin: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
+
+    def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
+        """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""
+        if job.step < 2 * self._parts.get(event.job, 1):
+            return None
+        self._parts[event.job] = job.step
+        return f"{count(job.step, 'step')} done{_speed_and_loss(job)}"
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            if line:
+                encoding = self._stream.encoding or "utf-8"
+                self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Whoever read this has gone (a closed pipe, a full disk). The run goes on, and its log has it all.
+            self._stream = None
+
+
+def _speed_and_loss(job: JobProgress) -> str:
+    speed = f", {speed_text(job.work_per_second)} {job.unit}/s" if job.work_per_second else ""
+    return speed + (f", loss {job.loss:.3f}" if job.loss is not None else "")
+
+
+def recovery_sentence(incident: MeasuredIncident) -> str:
+    """How long the job took from the fault to its next committed step."""
+    if incident.goes_on and incident.is_in_force:
+        return (
+            f"training goes on under {one_line(incident.fault)} on {target_text(incident.target)} after "
+            f"{name_seconds(incident.recovery_seconds)}: the first step begun with it is committed"
+        )
+    return (
+        f"recovered from {one_line(incident.fault)} on {target_text(incident.target)} in "
+        f"{name_seconds(incident.recovery_seconds)}: the first step begun after it is committed"
+    )
