@@ -29,8 +29,7 @@ from mecefo_runtime.model.data import read_corpus
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
 from mecefo_runtime.system.sinks import connect_sink
-
-LOOPBACK = "127.0.0.1"
+from mecefo_runtime.system.wire import LOOPBACK
 
 
 class Forks:

@@ -21,6 +21,7 @@ from benchmarks.plain.phases import Window, hook_environment, phases_file
 from benchmarks.plain.usage import Memory, cpu_seconds_of, read_memory
 from chaos.injection.agent_sessions import AgentSession
 from harness.control.control_server import ControlServer
+from mecefo_runtime.comm.messages import StopNode
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.wire import Message, new_token
@@ -339,7 +340,7 @@ async def _finish_ours(
             while not watch.all_ranks_exited:
                 await asyncio.sleep(POLL_SECONDS)
     for node in range(job.nodes):
-        control.order(node, {"order": "stop"})
+        control.order(node, StopNode())
     await _finish(forks, alive, list(alive), "ours", folder)
 
 

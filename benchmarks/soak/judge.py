@@ -11,6 +11,7 @@ from benchmarks.soak.plan import RunPlan
 from harness.analysis.integrity import find_diverged_units
 from harness.analysis.step_ledger import read_steps
 from harness.analysis.steps import CommittedStep
+from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -20,7 +21,6 @@ MAX_LOSS_DEVIATION_RATIO = 1e-5
 KILLED = -9
 # A rank that is told that the job cannot go on.
 STOPPED = 1
-JOB_FAILED = 3
 
 
 def judge(plan: RunPlan, record: Record, reference: Mapping[int, float] | None) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.steps import CommittedStep, committed_seconds
-from mecefo_runtime.membership.coordinator import JOB_FAILED
+from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.system.job_records import (
     CoordinatorRestarted,
     Detected,

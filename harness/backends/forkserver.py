@@ -26,8 +26,8 @@ from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoi
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
 from mecefo_runtime.system.sinks import connect_sink
+from mecefo_runtime.system.wire import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 STRANGERS_SECONDS = 1.0
 
 

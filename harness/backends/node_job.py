@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from chaos.faults.base import LinkHost, OwnedProcess
 from harness.backends.ending_job import EndingJob
 from harness.control.control_server import ControlServer
-from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.membership.coordinator import JOB_FAILED
+from mecefo_runtime.comm.messages import StartRank
+from mecefo_runtime.job.config import JOB_FAILED, JobConfig
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 
@@ -167,7 +167,7 @@ class NodeJob(EndingJob):
             return
         node = self._cluster.node_of(rank)
         self._rank_attempts[rank] += 1
-        if not self._control.order(node, {"order": "start_rank", "rank": rank, "attempt": self._rank_attempts[rank]}):
+        if not self._control.order(node, StartRank(rank, self._rank_attempts[rank])):
             self.repair_node(node)
 
     async def stop(self) -> None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from chaos.errors import EnvironmentFailure
 from chaos.injection.agent_sessions import AgentSession
 from harness.control.pid_namespaces import HostPids
 from harness.control.socket_file import SocketFile
+from mecefo_runtime.comm.messages import ToSupervisor, to_wire
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.wire import MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
+from mecefo_runtime.system.wire import LOOPBACK, MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
 
-LOOPBACK = "127.0.0.1"
 # struct ucred: pid, uid, gid (unix(7)).
 _CREDENTIALS = "=iII"
 
@@ -108,12 +108,12 @@ class ControlServer:
         if self._open:
             await asyncio.wait(list(self._open), timeout=timeout_seconds)
 
-    def order(self, node: int, order: Mapping[str, Any]) -> bool:
+    def order(self, node: int, order: ToSupervisor) -> bool:
         """Send an order to the supervisor of `node`; False when it is not there."""
         writer = self._supervisors.get(node)
         if writer is None:
             return False
-        writer.write(encode(dict(order)))
+        writer.write(encode(to_wire(order)))
         return True
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -19,10 +19,10 @@ from harness.judging.summary import Summary
 from harness.live.live import RunView
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.metrics_server import PATH, MetricsServer, split_address
+from mecefo_runtime.system.wire import LOOPBACK
 from mecefo_runtime.training.exporter import AUTO
 
 OFF = "off"
-LOOPBACK = "127.0.0.1"
 # What reads a run more seldom than this does not hold it up.
 MAX_LAST_READ_SECONDS = 20.0
 # On a busy machine the next reading comes late by something that has nothing to do with the interval.

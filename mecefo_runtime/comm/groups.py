@@ -16,10 +16,10 @@ from mecefo_runtime.comm.gloo import Gloo
 from mecefo_runtime.comm.operations import EpochBroken, Operation, Owner, Waiter
 from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import Staged, Transport
+from mecefo_runtime.system.wire import LOOPBACK
 
 # After an abort, blocked operations end within some 10 ms (333 at most have been seen).
 FORGOTTEN_SECONDS = 1.0
-LOOPBACK = "127.0.0.1"
 
 
 class Groups:

@@ -222,6 +222,22 @@ class RankExited:
 FromSupervisor = SupervisorHello | RankExited
 
 
+@dataclass(frozen=True, slots=True)
+class StartRank:
+    """Start a process of a rank of this node, if none runs."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopNode:
+    """End, and the node's ranks with it."""
+
+
+ToSupervisor = StartRank | StopNode
+
+
 # ---- from the coordinator to a rank ----
 
 
@@ -319,7 +335,7 @@ class Value:
 
 FromCoordinator = Join | Regroup | Form | Evicted | Probe | Peers | Goodbye | Stop | Value
 
-ControlMessage = FromRank | FromSupervisor | FromCoordinator
+ControlMessage = FromRank | FromSupervisor | ToSupervisor | FromCoordinator
 M = TypeVar("M")
 
 
@@ -346,6 +362,15 @@ def from_supervisor(raw: Message) -> FromSupervisor:
     return cast(FromSupervisor, _read(_FROM_SUPERVISOR, raw))
 
 
+def to_supervisor(raw: Message) -> ToSupervisor:
+    """What whoever runs the nodes says to a supervisor.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    return cast(ToSupervisor, _read(_TO_SUPERVISOR, raw))
+
+
 def from_coordinator(raw: Message) -> FromCoordinator:
     """What the coordinator says.
 
@@ -359,7 +384,8 @@ def _by_name(union: object) -> dict[str, type]:
     return {kind.__name__: kind for kind in get_args(union)}
 
 
-_FROM_RANK, _FROM_SUPERVISOR, _FROM_COORDINATOR = map(_by_name, (FromRank, FromSupervisor, FromCoordinator))
+_FROM_RANK, _FROM_COORDINATOR = _by_name(FromRank), _by_name(FromCoordinator)
+_FROM_SUPERVISOR, _TO_SUPERVISOR = _by_name(FromSupervisor), _by_name(ToSupervisor)
 
 
 def _read(kinds: Mapping[str, type[M]], raw: Message) -> M:

@@ -133,6 +133,10 @@ class CheckpointConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
+# The exit code of a coordinator whose job cannot go on; any other but 0 is a crash, after which it is started again.
+JOB_FAILED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class JobConfig:
     """One training job. Batch sizes count sequences, lengths count tokens (bytes).

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.membership.coordinator import JOB_FAILED, run_coordinator
+from mecefo_runtime.job.config import JOB_FAILED, JobConfig
+from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId, start_child
@@ -74,7 +74,7 @@ def _start(environment: Mapping[str, str], job: JobConfig, wait: Callable[[], so
     """
     rank = os.getpid()
     # The keeper's own output goes to the log.
-    violations = os.dup(sys.stderr.fileno())
+    errors = os.dup(sys.stderr.fileno())
 
     def keep() -> int:
         checkpoint = CoordinatorCheckpoint()
@@ -86,18 +86,18 @@ def _start(environment: Mapping[str, str], job: JobConfig, wait: Callable[[], so
                 return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
 
             code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), checkpoint)
-            violation = _violation(code, log)
+            report = _crash_report(code, log)
         except OSError as error:
-            code, violation = 1, f"no coordinator can be started: {error.strerror}"
+            code, report = 1, f"no coordinator can be started: {error.strerror}"
         if code not in (0, JOB_FAILED):
-            os.write(violations, f"mecefo_runtime: {violation}\n".encode())
+            os.write(errors, f"mecefo_runtime: {report}\n".encode())
             os.kill(rank, signal.SIGTERM)
         # Until this rank is gone nobody who stands by takes the end of the job for the loss of its coordinator.
         while True:
             signal.pause()
 
     start_child("keeper", log, keep)
-    os.close(violations)
+    os.close(errors)
 
 
 def keep_coordinator(start: Callable[[], ProcessId], checkpoint: CoordinatorCheckpoint) -> int:
@@ -116,7 +116,7 @@ def keep_coordinator(start: Callable[[], ProcessId], checkpoint: CoordinatorChec
             return code
 
 
-def _violation(code: int, log: Path) -> str:
+def _crash_report(code: int, log: Path) -> str:
     end = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     where = "give --coordinator-log FILE to see why" if log == Path(os.devnull) else f"see {log}"
     times = f"{MAX_FRUITLESS_COORDINATORS} times in a row"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mecefo_runtime.comm.messages import RankExited, SupervisorHello, to_wire
+from mecefo_runtime.comm.messages import RankExited, StopNode, SupervisorHello, to_supervisor, to_wire
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.own_network import OwnNetwork
@@ -101,13 +101,13 @@ class Supervisor:
 
     def _on_order(self) -> bool:
         try:
-            orders = self._orders.receive_some()
+            orders = [to_supervisor(raw) for raw in self._orders.receive_some()]
         except WireError:
             return False
         for order in orders:
-            if order["order"] == "stop":
+            if isinstance(order, StopNode):
                 return False
-            self._start(int(order["rank"]), int(order["attempt"]))
+            self._start(order.rank, order.attempt)
         return True
 
     def _start(self, rank: int, attempt: int) -> None:

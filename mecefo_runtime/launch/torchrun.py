@@ -30,7 +30,7 @@ from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.planners import names, stops_on_loss
 from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
-from mecefo_runtime.system.wire import new_token
+from mecefo_runtime.system.wire import LOOPBACK, new_token
 
 USAGE_ERROR = 4
 STORE_TIMEOUT_SECONDS = 60.0
@@ -46,7 +46,7 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LauncherEnvironment:
     """Where this process is in the job, as the launcher says."""
 
     rank: int
@@ -63,7 +63,7 @@ class Place:
         return self.rank // self.ranks_per_node
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Place:
+    def of(cls, environment: Mapping[str, str]) -> LauncherEnvironment:
         """Read RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         Raises:
@@ -100,7 +100,7 @@ def _check_log(log: Path) -> None:
         raise LaunchError(f"--coordinator-log: cannot write to {log}: {error.strerror}") from error
 
 
-def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
+def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
     """The job that the command line asks for, on the ranks that the launcher started.
 
     Raises:
@@ -136,7 +136,11 @@ def job_of(place: Place, options: Mapping[str, Any]) -> JobConfig:
 
 
 def launch(
-    place: Place, job: JobConfig, host: str, log: Path, store_timeout_seconds: float = STORE_TIMEOUT_SECONDS
+    place: LauncherEnvironment,
+    job: JobConfig,
+    host: str,
+    log: Path,
+    store_timeout_seconds: float = STORE_TIMEOUT_SECONDS,
 ) -> int:
     """Be rank `place.rank` of `job`; returns the exit code. `host` is where this rank can be reached by the others.
 
@@ -221,13 +225,13 @@ def _timeout_option(name: str, least_seconds: float, default_seconds: float, tex
 @_timeout_option("collective", 1.0, _DEFAULTS.collective_timeout_seconds, "For an operation between ranks.")
 @_timeout_option("coordinator", 1.0, COORDINATOR_TIMEOUT_SECONDS, "For a coordinator, where a rank needs one.")
 @_timeout_option("store", 1.0, STORE_TIMEOUT_SECONDS, "For the launcher's store, and for rank 0 in it.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address at which other ranks reach this one.")
+@click.option("--host", default=LOOPBACK, show_default=True, help="The address at which other ranks reach this one.")
 @click.option("--coordinator-log", type=click.Path(path_type=Path), default=Path(os.devnull), help="Its output.")
 def main(host: str, coordinator_log: Path, store_timeout_seconds: float, **options: Any) -> None:
     """Entry point."""
     try:
         _check_log(coordinator_log)
-        place = Place.of(os.environ)
+        place = LauncherEnvironment.of(os.environ)
         code = launch(place, job_of(place, options), host, coordinator_log, store_timeout_seconds)
     except LaunchError as error:
         click.echo(f"mecefo_runtime: {error}", err=True)

@@ -45,7 +45,7 @@ from mecefo_runtime.comm.messages import (
     from_supervisor,
     to_wire,
 )
-from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.config import JOB_FAILED, JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
@@ -61,9 +61,6 @@ T = TypeVar("T")
 FAREWELL_SECONDS = 2.0
 # Turns of the event loop until what lies in the sockets has been acted upon: to poll, to hand over, to read.
 READING_TURNS = 3
-# The exit code that says that the job cannot go on; any other but 0 is a crash, after which the coordinator is
-# started again.
-JOB_FAILED = 3
 
 
 class Coordinator:

@@ -14,7 +14,7 @@ from mecefo_runtime.comm.messages import RankReport
 START_TIMEOUT_SECONDS = 120.0
 
 
-class Found(Enum):
+class GatheringOutcome(Enum):
     """What there is to be done."""
 
     NOTHING = "nothing"  # but to wait
@@ -53,29 +53,30 @@ class Gathering:
         if self.learned is None:
             self.deadline_seconds = self._clock() + self._patience_seconds
 
-    def look(self, connected: Collection[int], *, has_losses: bool) -> Found:
+    def look(self, connected: Collection[int], *, has_losses: bool) -> GatheringOutcome:
         """What there is to be done, now that these are `connected`; with losses of the moment more may follow."""
         if self.learned is not None:
-            return Found.EPOCH if set(self.learned.members) <= set(connected) | self.absent else Found.NOTHING
+            is_complete = set(self.learned.members) <= set(connected) | self.absent
+            return GatheringOutcome.EPOCH if is_complete else GatheringOutcome.NOTHING
         if has_losses or len(connected) + len(self.absent) != self._num_ranks:
-            return Found.NOTHING
+            return GatheringOutcome.NOTHING
         if connected or self.has_completed:
-            return Found.NEW
+            return GatheringOutcome.NEW
         if self.deadline_seconds is not None:
             # All are gone. Whether they had come to the end, their supervisors will tell in a moment.
             self.deadline_seconds = min(self.deadline_seconds, self._clock() + self._patience_seconds)
-        return Found.NOTHING
+        return GatheringOutcome.NOTHING
 
-    def look_at_deadline(self) -> Found:
+    def look_at_deadline(self) -> GatheringOutcome:
         """What there is to be done if nobody else comes."""
         self.deadline_seconds = None
         if self.learned is not None:
-            return Found.EPOCH
+            return GatheringOutcome.EPOCH
         if self.has_completed:
-            return Found.END
-        return Found.NEW if len(self.absent) == self._num_ranks else Found.TOO_FEW
+            return GatheringOutcome.END
+        return GatheringOutcome.NEW if len(self.absent) == self._num_ranks else GatheringOutcome.TOO_FEW
 
-    def violation(self, connected: Collection[int]) -> str:
+    def failure_reason(self, connected: Collection[int]) -> str:
         """Who did not come, in words."""
         missing = sorted(set(range(self._num_ranks)) - set(connected))
         did_not = "come back" if self.begun_epoch else "start"

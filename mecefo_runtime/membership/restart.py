@@ -92,14 +92,14 @@ class Restart:
             counted.clear()
         self._trouble = ""
 
-    def violation_about_ends(self) -> str | None:
+    def early_end_reason(self) -> str | None:
         """Why the restart that is under way comes to nothing, in words; None if it may."""
         if max(self._early_ends.values(), default=0) <= self._max_fruitless:
             return None
         ranks, times = _most(self._early_ends)
         return f"{_ranks(ranks)} ended {times} times in a row before training could begin, see the log"
 
-    def violation(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Why there must not be another restart, in words, and who is to blame; None if there may be one."""
         if self._num_fruitless < self._max_fruitless:
             return None

@@ -15,7 +15,7 @@ from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.membership.commit import RuleBroken
 from mecefo_runtime.membership.connectivity import Connectivity, Pair
 from mecefo_runtime.membership.epochs import Epochs
-from mecefo_runtime.membership.gathering import Found, Gathering
+from mecefo_runtime.membership.gathering import Gathering, GatheringOutcome
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.pending_losses import PendingLosses
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules, newest_said
@@ -160,8 +160,8 @@ class Transitions:
         if not self.restart.is_under_way:
             self.gathering.absent.add(rank)
             self.proceed()
-        elif (violation := self.restart.violation_about_ends()) is not None:
-            self._give_up(violation)
+        elif (reason := self.restart.early_end_reason()) is not None:
+            self._give_up(reason)
 
     def _after_loss(self) -> None:
         if self.epochs.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or self.restart.is_under_way:
@@ -176,15 +176,15 @@ class Transitions:
 
     # ---- out of gathering ----
 
-    def _act_on(self, found: Found) -> None:
-        if found is Found.NEW:
+    def _act_on(self, outcome: GatheringOutcome) -> None:
+        if outcome is GatheringOutcome.NEW:
             self._start()
-        elif found is Found.EPOCH:
+        elif outcome is GatheringOutcome.EPOCH:
             self._resume()
-        elif found is Found.END:
+        elif outcome is GatheringOutcome.END:
             self._end(Goodbye())
-        elif found is Found.TOO_FEW:
-            self._fail(self.gathering.violation(self.connected))
+        elif outcome is GatheringOutcome.TOO_FEW:
+            self._fail(self.gathering.failure_reason(self.connected))
 
     def _start(self) -> None:
         """Nobody was in an epoch when it said hello: the first one begins, or everybody who held state is lost."""
@@ -260,8 +260,8 @@ class Transitions:
             self.epochs.call_out(reason)
 
     def _start_again(self) -> None:
-        if (violation := self.restart.violation()) is not None:
-            self._give_up(violation)
+        if (reason := self.restart.failure_reason()) is not None:
+            self._give_up(reason)
             return
         self._stop_waiting()
         self.epochs.end_all(is_again=self.restart.is_under_way)
@@ -269,10 +269,10 @@ class Transitions:
         self.losses.clear()
         self.gathering.begin_anew()
 
-    def _give_up(self, violation: str) -> None:
+    def _give_up(self, reason: str) -> None:
         self.restart.is_under_way = False
         newest = newest_said(self._rules, self.epochs.refused) or ". There is no checkpoint"
-        self._fail(f"{violation}{newest}")
+        self._fail(f"{reason}{newest}")
 
     def _stop_waiting(self) -> None:
         """Whatever this epoch was waited for is over."""

@@ -21,6 +21,7 @@ SEND_TIMEOUT_SECONDS = 5.0
 # A peer that acknowledges nothing for so long is gone, or its link is: the kernel would go on for a quarter of an hour.
 ACKNOWLEDGE_SECONDS = 2.0
 UNIX = "unix:"
+LOOPBACK = "127.0.0.1"
 
 
 class WireError(ConnectionError):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.launch.keeper import MAX_FRUITLESS_COORDINATORS, keep_coordinator
-from mecefo_runtime.membership.coordinator import JOB_FAILED
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId, start_child

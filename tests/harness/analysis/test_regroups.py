@@ -2,7 +2,7 @@ import pytest
 
 from harness.analysis.regroups import Stall, coordinator_downs, own_stalls, read_stalls
 from harness.analysis.state import build
-from mecefo_runtime.membership.coordinator import JOB_FAILED
+from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse

@@ -12,6 +12,7 @@ import pytest
 
 from harness.control.control_server import ControlServer
 from harness.control.socket_file import MAX_PATH_BYTES, SocketFile
+from mecefo_runtime.comm.messages import StopNode, to_wire
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import UNIX, Connection, connect
@@ -88,9 +89,9 @@ def test_events_and_orders_go_through_it(tmp_path, monkeypatch):
         Emitter(sink, "rank").emit("rank_started", step=3)
         hello = {"token": "secret", "role": "supervisor", "node": 1}
         orders = await asyncio.to_thread(Connection.open, control.address, hello, TIMEOUT_SECONDS)
-        while not control.order(1, {"order": "stop"}):
+        while not control.order(1, StopNode()):
             await asyncio.sleep(0.01)
-        assert await asyncio.to_thread(orders.receive) == {"order": "stop"}
+        assert await asyncio.to_thread(orders.receive) == to_wire(StopNode())
         orders.close()
         while not come:
             await asyncio.sleep(0.01)

@@ -18,9 +18,11 @@ from mecefo_runtime.comm.messages import (
     Hello,
     Parked,
     RankReport,
+    ToSupervisor,
     from_coordinator,
     from_rank,
     from_supervisor,
+    to_supervisor,
     to_wire,
 )
 from mecefo_runtime.job.background import Background, ShadowUnit
@@ -83,9 +85,10 @@ def test_what_the_coordinator_says_is_heard_as_it_was_said(message: FromCoordina
     assert from_coordinator(over_the_wire(message)) == message
 
 
-@pytest.mark.parametrize("union", [FromRank, FromSupervisor, FromCoordinator])
+@pytest.mark.parametrize("union", [FromRank, FromSupervisor, ToSupervisor, FromCoordinator])
 def test_every_kind_of_message_can_be_read(union: Any) -> None:
-    read = {FromRank: from_rank, FromSupervisor: from_supervisor, FromCoordinator: from_coordinator}[union]
+    readers = {FromRank: from_rank, FromSupervisor: from_supervisor, ToSupervisor: to_supervisor}
+    read = readers.get(union, from_coordinator)
     for kind in get_args(union):
         with pytest.raises(WireError, match=f"{kind.__name__} has no .'no such key'"):
             read({"type": kind.__name__, "no such key": 1})

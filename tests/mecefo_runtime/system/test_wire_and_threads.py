@@ -24,6 +24,7 @@ from mecefo_runtime.comm.messages import (
     Put,
     RankReport,
     Regroup,
+    StartRank,
     Take,
     Value,
     to_wire,
@@ -122,7 +123,7 @@ def node(monkeypatch, tmp_path: Path):
 
 def test_two_orders_that_arrive_together_are_both_obeyed(node):
     supervised, orders, started = node
-    orders.sendall(b"".join(encode({"order": "start_rank", "rank": rank, "attempt": 2}) for rank in (0, 1)))
+    orders.sendall(b"".join(encode(to_wire(StartRank(rank, 2))) for rank in (0, 1)))
     assert supervised._on_order()
     assert started == [(0, 2), (1, 2)]
 
