@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from benchmarks.soak.driver import Loss, Record
 from benchmarks.soak.plan import RunPlan
 from harness.analysis.integrity import find_diverged_units
+from harness.analysis.state import state_of
 from harness.analysis.step_ledger import read_steps
 from harness.analysis.steps import CommittedStep
 from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import RankFinished
 
 # Sums of float32 in another order; 1.4e-7 has been seen.
 MAX_LOSS_DEVIATION_RATIO = 1e-5
@@ -29,7 +31,7 @@ def judge(plan: RunPlan, record: Record, reference: Mapping[int, float] | None) 
     violations = [f"left behind: {what}" for what in record.leftovers]
     violations += [f"crashed: {text}" for text in find_crashes(events, record.losses, is_fatal=plan.is_fatal)]
     violations += check_samples(events, plan.job().samples_per_step)
-    diverged = find_diverged_units(events) or {}
+    diverged = find_diverged_units(state_of(events).of(RankFinished)) or {}
     violations += [f"{unit} differs among its holders: {sums}" for unit, sums in diverged.items()]
     if plan.is_fatal:
         return violations + check_stop(record)

@@ -9,14 +9,12 @@ from typing import Literal
 from harness.analysis.attribution import COORDINATOR, FOR_NUMBERS, Culprit, Loss
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.timeline import Timeline
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import CoordinatorRestarted, CulpritNamed, Detected, StepUnfit
+from mecefo_runtime.system.record import Record
 
 Score = Literal["right", "partly", "wrong", "none"]
 """`right`: it named all that was affected, and nobody else. `partly`: some of it. `wrong`: somebody else as well, or
 only. `none`: nobody."""
-
-_NAMING: Mapping[str, str] = {"detected": "lost", "step_unfit": "suspects", "culprit_named": "ranks"}
-"""The events by which a job says who is to blame, and the field that has the ranks."""
 
 
 @dataclass(slots=True)
@@ -55,8 +53,8 @@ class Diagnoses:
     precision_ratio: float | None
 
 
-def diagnose(events: Iterable[Event], timeline: Timeline) -> Diagnoses:
-    """Hold what the main job said against what was done to it.
+def diagnose(main: Iterable[Record], timeline: Timeline) -> Diagnoses:
+    """Hold what the main job said against what was done to it; `main` holds its records by time.
 
     A rank that is named counts for the incident that affected it last before; one that no incident has affected counts
     against the incident injected last, which is what the job tried to explain. That it noticed a loss which no fault
@@ -70,10 +68,10 @@ def diagnose(events: Iterable[Event], timeline: Timeline) -> Diagnoses:
     }
     begun = sorted((incident.injected, incident.incident) for incident in incidents if incident.injected is not None)
     num_false = 0
-    for event in sorted(events, key=lambda event: event.monotonic_seconds):
-        at = event.monotonic_seconds
-        for culprit in _culprits(event, [diagnosis.affected for diagnosis in found.values()]):
-            if (loss := _unplanned(culprit, event, timeline.losses)) is not None:
+    for record in main:
+        at = record.monotonic_seconds
+        for culprit in _culprits(record, [diagnosis.affected for diagnosis in found.values()]):
+            if (loss := _unplanned(culprit, record, timeline.losses)) is not None:
                 num_false += loss.how == FOR_NUMBERS
                 continue
             before = [number for injected, number in begun if injected <= at and number in found]
@@ -88,7 +86,7 @@ def diagnose(events: Iterable[Event], timeline: Timeline) -> Diagnoses:
             if own and diagnosis.seconds is None:
                 injected = next(time for time, number in begun if number == own[-1])
                 diagnosis.seconds = at - injected
-                diagnosis.how = str(event.fields.get("how", event.kind))
+                diagnosis.how = (record.how if isinstance(record, Detected | CulpritNamed) else None) or record.kind
     num_affected = sum(len(diagnosis.affected) for diagnosis in found.values())
     num_right = sum(len(diagnosis.affected & diagnosis.named) for diagnosis in found.values())
     num_named = num_right + num_false
@@ -100,14 +98,14 @@ def diagnose(events: Iterable[Event], timeline: Timeline) -> Diagnoses:
     )
 
 
-def _unplanned(culprit: Culprit, event: Event, losses: Sequence[Loss]) -> Loss | None:
+def _unplanned(culprit: Culprit, record: Record, losses: Sequence[Loss]) -> Loss | None:
     """The loss that it tells of, if it is one that no fault explains."""
-    if event.kind not in ("detected", "coordinator_restarted"):
+    if not isinstance(record, Detected | CoordinatorRestarted):
         return None
-    lost = event.fields.get("lost") or [COORDINATOR]
+    lost: Sequence[Culprit] = (record.lost if isinstance(record, Detected) else ()) or [COORDINATOR]
     # Of a cut link both ends are named, of which one is lost.
     told = culprit if culprit in lost else lost[0]
-    loss = next((one for one in reversed(losses) if one.lost == told and one.at <= event.monotonic_seconds), None)
+    loss = next((one for one in reversed(losses) if one.lost == told and one.at <= record.monotonic_seconds), None)
     return loss if loss is not None and loss.incident is None else None
 
 
@@ -117,16 +115,17 @@ def _affected(incident: MeasuredIncident) -> frozenset[Culprit]:
     return frozenset([COORDINATOR]) if incident.target == f"role={COORDINATOR}" else frozenset()
 
 
-def _culprits(event: Event, affected: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
-    if event.job != MAIN_JOB:
-        return
-    ends = frozenset[Culprit](int(rank) for link in event.fields.get("cut_links") or () for rank in link)
-    if ends and any(ends <= each for each in affected):
-        # It named the very link, or some of the links of a partition. That it did without one of the ends is its answer
-        # to it, no accusation.
-        yield from sorted(ends, key=str)
-        return
-    if event.kind == "coordinator_restarted":
-        yield COORDINATOR
-    elif event.kind in _NAMING:
-        yield from (int(rank) for rank in event.fields.get(_NAMING[event.kind]) or ())
+def _culprits(record: Record, affected: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
+    match record:
+        case Detected():
+            ends = frozenset[Culprit](rank for link in record.cut_links for rank in link)
+            # It named the very link, or some of the links of a partition. That it did without one of the ends is its
+            # answer to it, no accusation.
+            is_link = ends and any(ends <= each for each in affected)
+            yield from sorted(ends, key=str) if is_link else record.lost
+        case CoordinatorRestarted():
+            yield COORDINATOR
+        case StepUnfit():
+            yield from record.suspects
+        case CulpritNamed():
+            yield from record.ranks

@@ -10,7 +10,7 @@ from statistics import fmean
 from harness.analysis.steps import CommittedStep
 from harness.analysis.timeline import Timeline
 from mecefo_runtime.model.data import checksum, samples_of_step
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import RankFinished
 
 LOSS_STEPS = 10
 """Final losses are means over this many last steps."""
@@ -77,38 +77,38 @@ def count_samples_lost(timeline: Timeline) -> int | None:
     return sum(samples_lost_of(step.step, step.samples, step.samples_checksum, per_step) for step in counted)
 
 
-def find_diverged_units(events: Iterable[Event]) -> dict[str, dict[int, int]] | None:
+def find_diverged_units(finished: Iterable[RankFinished]) -> dict[str, dict[int, int]] | None:
     """Units (layers, embedding, head) of which the ranks that hold them end up with different state.
 
-    Returns unit -> {rank: checksum} for those that differ; None when no rank of the main job told its checksums.
+    Returns unit -> {rank: checksum} for those that differ; None when no rank told its checksums.
     """
     held: dict[str, dict[int, int]] = {}
-    for event in events:
-        if event.job == MAIN_JOB and event.kind == "rank_finished" and event.rank is not None:
-            for unit, checksum_of_unit in event.fields.get("checksums", {}).items():
-                held.setdefault(unit, {})[event.rank] = int(checksum_of_unit)
+    for record in finished:
+        if record.rank is not None:
+            for unit, checksum_of_unit in record.checksums.items():
+                held.setdefault(unit, {})[record.rank] = checksum_of_unit
     if not held:
         return None
     return {unit: ranks for unit, ranks in sorted(held.items()) if len(set(ranks.values())) > 1}
 
 
-def compute_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
-    """(CPU seconds, wall seconds) of all compute of the main job's ranks that finished; None when none told."""
-    told = [event.fields for event in events if event.job == MAIN_JOB and event.kind == "rank_finished"]
-    told = [fields for fields in told if "compute_wall_seconds" in fields]
-    if not told:
-        return None
-    cpu_seconds = sum(float(fields["compute_cpu_seconds"]) for fields in told)
-    return cpu_seconds, sum(float(fields["compute_wall_seconds"]) for fields in told)
+def compute_seconds(finished: Iterable[RankFinished]) -> tuple[float, float] | None:
+    """(CPU seconds, wall seconds) of all compute of the ranks that finished; None when none told."""
+    told = [
+        (record.compute_cpu_seconds or 0.0, record.compute_wall_seconds)
+        for record in finished
+        if record.compute_wall_seconds is not None
+    ]
+    return (sum(cpu for cpu, _ in told), sum(wall for _, wall in told)) if told else None
 
 
-def dilation_overrun_ratio(events: Iterable[Event], dilation_ratio: float | None) -> float | None:
+def dilation_overrun_ratio(finished: Iterable[RankFinished], dilation_ratio: float | None) -> float | None:
     """How much longer the ranks' compute took than the dilation says; near 0 when it held.
 
     More means that the machine was too busy: its contention then shows in the throughput. None without dilation, or
     when no rank told.
     """
-    seconds = compute_seconds(events)
+    seconds = compute_seconds(finished)
     if dilation_ratio is None or dilation_ratio <= 1 or seconds is None or not seconds[0]:
         return None
     return seconds[1] / (dilation_ratio * seconds[0]) - 1

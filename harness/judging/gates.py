@@ -26,7 +26,10 @@ from harness.judging.series import find as find_series
 from harness.judging.summary import GateResult, Summary
 from harness.judging.units import SCALES, written
 from mecefo_runtime.planners import stops_on_loss
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.events import MAIN_JOB
+from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import Aborted
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -200,12 +203,12 @@ def evaluate_all(
     summary: Summary,
     builtins: Sequence[str] = BUILTIN_GATES,
     recorded: Recorded | None = None,
-    ended_by: Event | None = None,
+    ended_by: Aborted | None = None,
 ) -> list[GateResult]:
     """The gates of a run and the built-in ones. One that cannot be evaluated is inconclusive, with the reason.
 
-    `ended_by` is the event `aborted`: the gate that it names failed while the run went on. What it says counts where
-    the analysis has no value.
+    `ended_by` tells that the run was aborted: the gate that it names failed while the run went on. What it says counts
+    where the analysis has no value.
     """
     asked = list(dict.fromkeys(expressions))
     results: list[GateResult] = []
@@ -214,8 +217,8 @@ def evaluate_all(
         try:
             gate = Gate.parse(expression)
             result = evaluate(gate, summary, recorded, builtin=builtin)
-            if ended_by is not None and ended_by.fields["gate"] == gate.expression and result.passed is None:
-                result = gate.result(float(ended_by.fields["value"]), False, str(ended_by.fields["reason"]))
+            if ended_by is not None and ended_by.gate == gate.expression and result.passed is None:
+                result = gate.result(ended_by.value, False, str(ended_by.reason))
             results.append(result)
         except Exception as error:  # a checker that crashes knows nothing: never a pass
             results.append(GateResult(expression, None, None, builtin, f"could not be evaluated: {error}"))
@@ -232,18 +235,18 @@ def aggregate(values: Sequence[float], name: str) -> float:
     return low + (high - low) * (position - floor(position))
 
 
-def _step_throughput(event: Event) -> float | None:
-    seconds = float(event.fields["committed_monotonic"]) - float(event.fields["began_monotonic"])
-    return float(event.fields["tokens"]) / seconds if seconds > 0 else None
+def _step_throughput(step: StepCommitted) -> float | None:
+    seconds = _step_duration(step)
+    return step.tokens / seconds if step.tokens is not None and seconds is not None and seconds > 0 else None
 
 
-def _step_duration(event: Event) -> float | None:
-    return float(event.fields["committed_monotonic"]) - float(event.fields["began_monotonic"])
+def _step_duration(step: StepCommitted) -> float | None:
+    return None if step.began_monotonic is None else step.committed_seconds - step.began_monotonic
 
 
-HALT_METRICS: Mapping[str, Callable[[Event], float | None]] = {
-    "training_loss": lambda event: float(event.fields["loss"]),
-    "grad_norm": lambda event: float(event.fields["grad_norm"]),
+HALT_METRICS: Mapping[str, Callable[[StepCommitted], float | None]] = {
+    "training_loss": lambda step: step.loss,
+    "grad_norm": lambda step: step.grad_norm,
     "throughput": _step_throughput,
     "step_seconds": _step_duration,
 }
@@ -280,15 +283,10 @@ class HaltCondition:
             raise _unknown("metric of a step", name, list(HALT_METRICS), f"{expression!r}: ")
         return cls(expression, name, match["operator"], _number(match["number"] or "0", expression))
 
-    def check(self, event: Event) -> bool:
-        """Whether `event` makes the condition true; only committed steps of the main job can."""
-        if event.kind != "step_committed" or event.job != MAIN_JOB:
-            return False
-        try:
-            value = HALT_METRICS[self.metric](event)
-        except KeyError:  # a job that does not tell this figure
-            return False
-        if value is None:
+    def check(self, record: Record) -> bool:
+        """Whether `record` makes the condition true; only committed steps of the main job can that tell the figure."""
+        value = HALT_METRICS[self.metric](record) if isinstance(record, StepCommitted) else None
+        if value is None or record.job != MAIN_JOB:
             return False
         return not isfinite(value) if self.comparison is None else OPERATORS[self.comparison](value, self.threshold)
 

@@ -10,7 +10,7 @@ from harness.analysis import accounting, approximation, diagnosis, integrity, th
 from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
-from harness.analysis.state import state_of
+from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, median_step_seconds
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
@@ -19,9 +19,28 @@ from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import Recorded
 from harness.judging.summary import IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
 from harness.judging.verdict import EXIT_CODES, Verdict, judge
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
-from mecefo_runtime.system.job_records import Detected, LayoutTold, Regrouped, Rejoined, StepCommitted
-from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Verified
+from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.job_records import (
+    Detected,
+    JobEnded,
+    JobStarted,
+    LayoutTold,
+    RankFinished,
+    Regrouped,
+    Rejoined,
+    StepCommitted,
+    StepUnfit,
+)
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import (
+    Aborted,
+    Injected,
+    RepairStarted,
+    RunEnded,
+    RunStarted,
+    Undone,
+    Verified,
+)
 
 T = TypeVar("T")
 _FIGURES_NEED = frozenset(
@@ -44,26 +63,26 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
     if num_unreadable:
         # One of them may have told of a loss, or of something that was not undone.
         problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, and may have said anything")
-    num_runs = sum(event.kind == "run_started" and event.job == MAIN_JOB for event in events)
+    state = state_of(events)
+    num_runs = sum(1 for _ in state.of(RunStarted))
     if num_runs > 1:
         problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
-    state = state_of(events)
     if state.num_unread:
         problems.append(f"{count(state.num_unread, 'event')} of the log cannot be understood, and may say anything")
     is_told = not state.unread.keys() & _FIGURES_NEED
     times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
-    figures = _figures(events, times, problems)
+    figures = _figures(state, times, problems)
     figures = replace(
         figures, caveats=tuple(_attempt("caveats", lambda: caveats(figures, times, num_unreadable), problems) or ())
     )
     gates = evaluate_all(
-        _asked_gates(events),
+        _asked_gates(state),
         figures,
         builtin_gates(figures.runtime, figures.strategy),
         None if times is None else Recorded(state),
-        next((event for event in events if event.kind == "aborted" and event.job == MAIN_JOB), None),
+        state.first_of(Aborted),
     )
-    verdict = _attempt("verdict", lambda: judge(events, times, figures, gates, problems), problems)
+    verdict = _attempt("verdict", lambda: judge(state, times, figures, gates, problems), problems)
     if verdict is None:
         verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], tuple(problems))
     return replace(
@@ -79,47 +98,47 @@ _COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "u
 """Figures that are 0 of nothing, and must not be 0 of what could not be read."""
 
 
-def _figures(events: Sequence[Event], times: Timeline | None, problems: list[str]) -> Summary:
+def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Summary:
     """All that was measured; not judged yet."""
-    known = _identity(events, times)
+    known = _identity(state, times)
     if times is None:
-        known |= _measured(state_of(()).timeline, (), []) | dict.fromkeys(_COUNTS)
+        known |= _measured(RunState(), RunState().timeline, []) | dict.fromkeys(_COUNTS)
     else:
-        known |= _measured(times, events, problems)
-    diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(events), problems)
+        known |= _measured(state, times, problems)
+    finished, steps = tuple(state.of(RankFinished)), times.steps.first if times else ()
+    diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(finished), problems)
     known["diverged_units"] = None if diverged is None else len(diverged)
     known["degraded_share_ratio"] = _attempt(
-        "approximation",
-        lambda: approximation.degraded_share_ratio(events, times.steps.first if times else ()),
-        problems,
+        "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps), problems
     )
-    known["unfit_steps"] = _attempt("unfit steps", lambda: approximation.count_unfit_steps(events), problems)
-    seconds = _attempt("compute", lambda: integrity.compute_seconds(events), problems)
+    known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
+    seconds = _attempt("compute", lambda: integrity.compute_seconds(finished), problems)
     known["compute_cpu_seconds"] = None if seconds is None else seconds[0]
     known["dilation_overrun_ratio"] = _attempt(
-        "dilation", lambda: integrity.dilation_overrun_ratio(events, known["dilation_ratio"]), problems
+        "dilation", lambda: integrity.dilation_overrun_ratio(finished, known["dilation_ratio"]), problems
     )
     return Summary(**known)
 
 
-def _identity(events: Sequence[Event], times: Timeline | None) -> dict[str, Any]:
-    run_started = _fields(events, "run_started")
-    job_started = _fields(events, "job_started")
-    experiment = run_started.get("experiment")
-    experiment = experiment if isinstance(experiment, Mapping) else {}
+def _identity(state: RunState, times: Timeline | None) -> dict[str, Any]:
+    run_started, job_started = state.first_of(RunStarted), state.first_of(JobStarted)
+    ended, twin_ended = state.first_of(JobEnded), state.first_of(JobEnded, TWIN_JOB)
+    run_ended = next((one.reason for one in state.of(RunEnded)), None) if times is None else times.run_ended
+    experiment = run_started.experiment if run_started and isinstance(run_started.experiment, Mapping) else {}
     job = experiment.get("job")
+    dilation = job_started.dilation_ratio if job_started else None
     return {
         "name": experiment.get("name"),
-        "status": (_fields(events, "run_ended").get("reason") if times is None else times.run_ended) or "cut off",
-        "job_outcome": _fields(events, "job_ended").get("outcome"),
-        "twin_outcome": _fields(events, "job_ended", TWIN_JOB).get("outcome"),
-        "seed": run_started.get("seed"),
-        "experiment_hash": run_started.get("experiment_hash"),
-        "runtime": job_started.get("runtime", "mecefo"),
-        "command": job_started.get("command"),
-        "started_in": job_started.get("started_in"),
+        "status": run_ended or "cut off",
+        "job_outcome": ended and ended.outcome,
+        "twin_outcome": twin_ended and twin_ended.outcome,
+        "seed": run_started and run_started.seed,
+        "experiment_hash": run_started and run_started.experiment_hash,
+        "runtime": job_started.runtime if job_started else "mecefo",
+        "command": job_started and job_started.command,
+        "started_in": job_started and job_started.started_in,
         "strategy": job.get("strategy") if isinstance(job, Mapping) else None,
-        "dilation_ratio": job_started.get("dilation_ratio", run_started.get("dilation_ratio")),
+        "dilation_ratio": dilation if dilation is not None else run_started and run_started.dilation_ratio,
         "twin_planned": bool(experiment.get("twin", False)),
         "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
         "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
@@ -137,12 +156,12 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def _measured(times: Timeline, events: Sequence[Event], problems: list[str]) -> dict[str, Any]:
+def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str, Any]:
     speed = _attempt("throughput", lambda: throughput.measure(times), problems)
     losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.twin.first), problems)
     segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
     total = None if segments is None else accounting.account(segments)
-    named = _attempt("diagnoses", lambda: diagnosis.diagnose(events, times), problems)
+    named = _attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times), problems)
     speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
     is_command = times.runtime == COMMAND_RUNTIME
     own: dict[int | None, list[accounting.Segment]] = {}
@@ -170,7 +189,7 @@ def _measured(times: Timeline, events: Sequence[Event], problems: list[str]) -> 
         "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
         "num_loss_steps": losses and losses.num_steps,
         "first_non_finite_loss_step": losses and losses.first_non_finite_step,
-        "group_backends": _group_backends(events),
+        "group_backends": _group_backends(state),
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
         "incidents": tuple(
             _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
@@ -188,10 +207,10 @@ def _measured(times: Timeline, events: Sequence[Event], problems: list[str]) -> 
     }
 
 
-def _group_backends(events: Sequence[Event]) -> tuple[str, ...] | None:
+def _group_backends(state: RunState) -> tuple[str, ...] | None:
     """What carried tensors between ranks in the main job's epochs, each once, in order; None: nobody knows."""
-    told = [event.fields.get("group_backend") for event in events if event.kind == "layout" and event.job == MAIN_JOB]
-    return tuple(dict.fromkeys(backend for backend in told if isinstance(backend, str))) or None
+    told = (layout.group_backend for layout in state.of(LayoutTold))
+    return tuple(dict.fromkeys(backend for backend in told if backend is not None)) or None
 
 
 def _incident(
@@ -253,13 +272,10 @@ def _unplanned(loss: UnplannedLoss, times: Timeline) -> UnplannedLossSummary:
     )
 
 
-def _asked_gates(events: Sequence[Event]) -> list[str]:
-    gates = _fields(events, "run_started").get("gates") or ()
+def _asked_gates(state: RunState) -> list[str]:
+    started = state.first_of(RunStarted)
+    gates = (started and started.gates) or ()
     return [str(gate) for gate in gates] if isinstance(gates, list | tuple) else [str(gates)]
-
-
-def _fields(events: Sequence[Event], kind: str, job: str = MAIN_JOB) -> Mapping[str, Any]:
-    return next((event.fields for event in events if event.kind == kind and event.job == job), {})
 
 
 def _attempt(what: str, compute: Callable[[], T], problems: list[str]) -> T | None:

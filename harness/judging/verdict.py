@@ -8,12 +8,23 @@ from typing import Literal
 
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import find_diverged_units
+from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
 from harness.judging.caveats import unplanned_words
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import JobFailed, RankFinished
+from mecefo_runtime.system.run_records import (
+    Aborted,
+    Halted,
+    Injected,
+    Interrupted,
+    Residue,
+    RunEnded,
+    UndoFailed,
+    Undone,
+)
 
 Outcome = Literal["pass", "fail", "halted", "error", "inconclusive", "dirty"]
 
@@ -39,7 +50,7 @@ class Verdict:
 
 
 def judge(
-    events: Iterable[Event],
+    state: RunState,
     timeline: Timeline | None,
     summary: Summary,
     gates: Sequence[GateResult],
@@ -50,19 +61,18 @@ def judge(
     `timeline` is None when it could not be made out; `problems` are the checks that broke down: either makes the
     verdict inconclusive at best.
     """
-    main = sorted((e for e in events if e.job == MAIN_JOB), key=lambda event: event.monotonic_seconds)
     found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in problems]
-    found += _left_behind(main)
+    found += _left_behind(state)
     losses = summary.unplanned_losses
-    found += _ending(main, timeline, losses)
+    found += _ending(state, timeline, losses)
     found += _gate_reasons(gates, losses)
-    found += _end_by_a_gate(main, gates)
+    found += _end_by_a_gate(state, gates)
     if timeline is not None:
         found += _incident_reasons(timeline, losses)
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
         found += _data_reasons(timeline, summary)
-        found += _divergence(main, summary)
+        found += _divergence(state, summary)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
         hold = f"all {len(gates)} gates hold" if len(gates) > 1 else "the only gate holds"
@@ -72,55 +82,51 @@ def judge(
     return Verdict(verdict, EXIT_CODES[verdict], tuple(dict.fromkeys(sentence for _, sentence in found)))
 
 
-def _left_behind(main: Sequence[Event]) -> Iterable[tuple[Outcome, str]]:
-    audits = [event for event in main if event.kind == "residue"]
+def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
+    audits = list(state.of(Residue))
     if audits:
-        processes, pending = audits[-1].fields.get("processes"), audits[-1].fields.get("undo_pending")
-        left = audits[-1].fields.get("left")
-        if processes:
-            yield "dirty", f"processes were left behind: {_listed(processes)}; `chaos heal` ends them"
-        if pending:
+        audit = audits[-1]
+        if audit.processes:
+            yield "dirty", f"processes were left behind: {_listed(audit.processes)}; `chaos heal` ends them"
+        if audit.undo_pending:
             yield (
                 "dirty",
-                f"not everything was undone: incidents {_listed(pending)}; the run's ledger.jsonl says what it was, "
-                "`chaos heal` tries again",
+                f"not everything was undone: incidents {_listed(audit.undo_pending)}; the run's ledger.jsonl says what "
+                "it was, `chaos heal` tries again",
             )
-        if left:
-            things = [f"{thing.get('kind')} {thing.get('what')}" for thing in left]
+        if audit.left:
+            things = [
+                f"{thing.get('kind')} {thing.get('what')}" if isinstance(thing, Mapping) else str(thing)
+                for thing in audit.left
+            ]
             yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what of it is still there"
-    elif any(event.kind == "injected" for event in main):
+    elif state.num_injected:
         yield "inconclusive", "no audit says whether anything was left behind"
-    for event in main:
-        if event.kind == "undo_failed" and not any(
-            undone.monotonic_seconds >= event.monotonic_seconds
-            and undone.fields.get("incident") == event.fields.get("incident")
-            for undone in main
-            if undone.kind == "undone"
-        ):
-            reason = event.fields.get("reason", "no reason given")
+    undone = list(state.of(Undone))
+    for failed in state.of(UndoFailed):
+        later = (one for one in undone if one.monotonic_seconds >= failed.monotonic_seconds)
+        if not any(one.incident == failed.incident for one in later):
             yield (
                 "dirty",
-                f"incident {event.fields.get('incident')} was not undone: {reason}; "
+                f"incident {failed.incident} was not undone: {failed.reason or 'no reason given'}; "
                 "the run's ledger.jsonl says what it was",
             )
 
 
 def _ending(
-    main: Sequence[Event], timeline: Timeline | None, losses: Sequence[UnplannedLossSummary]
+    state: RunState, timeline: Timeline | None, losses: Sequence[UnplannedLossSummary]
 ) -> Iterable[tuple[Outcome, str]]:
-    run_ended = next((event for event in reversed(main) if event.kind == "run_ended"), None)
-    halted = next((event for event in main if event.kind == "halted"), None)
-    interrupted = next((event for event in main if event.kind == "interrupted"), None)
-    reason = run_ended.fields.get("reason") if run_ended else None
+    ends, halted, interrupted = list(state.of(RunEnded)), state.first_of(Halted), state.first_of(Interrupted)
+    reason = ends[-1].reason if ends else None
     if halted is not None or reason == "halted":
-        yield "halted", f"a halt condition became true: {halted.fields.get('condition') if halted else 'not recorded'}"
+        yield "halted", f"a halt condition became true: {halted.condition if halted else 'not recorded'}"
     if interrupted is not None or reason == "interrupted":
-        signal = interrupted.fields.get("signal") if interrupted else None
+        signal = interrupted.signal if interrupted else None
         yield "halted", f"the run was interrupted{f' ({signal})' if signal else ''}"
-    failed = next((event for event in main if event.kind == "job_failed"), None)
+    failed = state.first_of(JobFailed)
     if failed is not None:
-        died_of = any(e.kind == "injected" and e.monotonic_seconds <= failed.monotonic_seconds for e in main)
-        said = failed.fields.get("reason", "no reason given")
+        died_of = any(one.monotonic_seconds <= failed.monotonic_seconds for one in state.of(Injected))
+        said = failed.reason
         others = [unplanned_words(loss) for loss in losses if loss.recovery_seconds is None]
         if died_of and others:
             yield "inconclusive", f"the job did not survive: {said}. {others[-1]}"
@@ -129,11 +135,10 @@ def _ending(
         else:
             yield "error", f"the job failed before any fault was injected: {said}"
     elif reason == "failed":
-        message = run_ended.fields.get("message") if run_ended else None
-        yield "error", f"the run failed: {message or 'no message was recorded'}"
+        yield "error", f"the run failed: {ends[-1].message or 'no message was recorded'}"
     elif reason == "completed" and timeline is not None and timeline.outcome != "completed":
         yield "inconclusive", f"the job ended as {timeline.outcome or 'nobody knows'}, not as completed"
-    if run_ended is None:
+    if not ends:
         yield "inconclusive", "the log was cut off: the run did not come to its end"
 
 
@@ -148,11 +153,11 @@ def _gate_reasons(gates: Sequence[GateResult], losses: Sequence[UnplannedLossSum
             yield "fail", f"gate '{gate.expression}' failed: {gate.reason}"
 
 
-def _end_by_a_gate(main: Sequence[Event], gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
-    aborted = next((event for event in main if event.kind == "aborted"), None)
+def _end_by_a_gate(state: RunState, gates: Sequence[GateResult]) -> Iterable[tuple[Outcome, str]]:
+    aborted = state.first_of(Aborted)
     if aborted is None:
         return
-    asked = aborted.fields.get("gate")
+    asked = aborted.gate
     after = f" after step {aborted.step}" if aborted.step else ""
     ended = f"the run was ended{after} by gate '{asked}' (abort_on_fail)"
     if any(gate.expression == asked and gate.passed is False for gate in gates):
@@ -227,11 +232,11 @@ def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[tuple[Outcom
         yield outcome, f"the training loss is not a finite number from step {bad_step} on"
 
 
-def _divergence(main: Sequence[Event], summary: Summary) -> Iterable[tuple[Outcome, str]]:
+def _divergence(state: RunState, summary: Summary) -> Iterable[tuple[Outcome, str]]:
     # Without a count the comparison broke down, and is one of the problems.
     if not summary.diverged_units:
         return
-    units = find_diverged_units(main) or {}
+    units = find_diverged_units(state.of(RankFinished)) or {}
     named = [f"{unit} (ranks {_listed(sorted(ranks))})" for unit, ranks in units.items()]
     more = f" and {len(named) - _NAMED_UNITS} more" if len(named) > _NAMED_UNITS else ""
     yield (

@@ -306,7 +306,7 @@ class Conductor:
             self._injector.on_event(event)
         match record:
             case StepCommitted():
-                self._on_step(event, record)
+                self._on_step(record)
             case Restarting():
                 self._repairs.on_restarting(record.ranks)
             case Regrouped() | JobFailed():
@@ -314,14 +314,14 @@ class Conductor:
             case Injected():
                 self._repairs.on_injected(record.incident, record.step or 0)
 
-    def _on_step(self, event: Event, record: StepCommitted) -> None:
+    def _on_step(self, record: StepCommitted) -> None:
         self._committed_steps = max(step := record.step or 0, self._committed_steps)
         if not record.repeated:
             # One that has gone back is at work again.
             self._last_progress_seconds = asyncio.get_running_loop().time()
         self._repairs.on_step(step)
         for condition in self._halts:
-            if event.job == MAIN_JOB and condition.check(event):
+            if condition.check(record):
                 self._emitter.emit("halted", step=step, condition=condition.text)
                 self._finish("halted", condition.text)
 

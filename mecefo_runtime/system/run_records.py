@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mecefo_runtime.system.record import Record, called, read_values
@@ -223,13 +223,13 @@ class Interrupted(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residue(Record):
-    """What the run left behind."""
+    """What the run left behind, in whatever words: none of it must be lost because it is said in another way."""
 
     KIND: ClassVar[str] = "residue"
 
     processes: tuple[Any, ...] = ()
-    undo_pending: tuple[int, ...] = ()
-    left: tuple[Mapping[str, Any], ...] = field(default=())
+    undo_pending: tuple[Any, ...] = ()
+    left: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,19 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.diagnosis import diagnose
-from harness.analysis.state import build
+from harness.analysis.state import state_of
 from harness.judging.summarize import summarize
 from harness.judging.summary import NamedCause
 from harness.report.wording import diagnosis_words
+from mecefo_runtime.system.record import Record
 from tests.harness.synthetic import DETECT_SECONDS, Fault, run, shifted
 
 pytestmark = pytest.mark.unit
 
 
 def diagnoses_of(events):
-    return diagnose(events, build(events))
+    state = state_of(events)
+    return diagnose(state.of(Record), state.timeline)
 
 
 def renamed(events, **changes):
@@ -90,7 +92,7 @@ def test_who_names_nobody_has_not_diagnosed_it():
 def test_an_accusation_before_any_fault_is_false():
     events = run()
     early = next(event for event in events if event.kind == "detected")
-    early = replace(early, monotonic_seconds=build(events).started_seconds)
+    early = replace(early, monotonic_seconds=state_of(events).timeline.started_seconds)
     diagnoses = diagnoses_of([shifted(early, how="health"), *events])
     assert diagnoses.num_false == len(early.fields["lost"])
     assert diagnoses.by_incident[0].score == "right"

@@ -9,12 +9,17 @@ from harness.analysis.integrity import (
     dilation_overrun_ratio,
     find_diverged_units,
 )
-from harness.analysis.state import build
+from harness.analysis.state import build, state_of
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import RankFinished
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import SAMPLES_PER_STEP, Fault, loss_of, run, shifted
 
 pytestmark = pytest.mark.unit
+
+
+def told(events: list[Event]) -> list[RankFinished]:
+    return list(state_of(events).of(RankFinished))
 
 
 def changed(events: list[Event], step: int, **changes: object) -> list[Event]:
@@ -135,16 +140,16 @@ def finished(rank: int, checksums: dict[str, int], job: str = "main") -> Event:
 
 def test_holders_that_end_up_equal_have_not_diverged():
     events = [finished(0, {"layer.0": 5, "layer.1": 6}), finished(1, {"layer.0": 5}), finished(2, {"layer.1": 6})]
-    assert find_diverged_units(events) == {}
+    assert find_diverged_units(told(events)) == {}
 
 
 def test_a_holder_that_ends_up_different_is_named():
     events = [finished(0, {"layer.0": 5, "layer.1": 6}), finished(1, {"layer.0": 4}), finished(2, {"layer.1": 6})]
-    assert find_diverged_units(events) == {"layer.0": {0: 5, 1: 4}}
+    assert find_diverged_units(told(events)) == {"layer.0": {0: 5, 1: 4}}
 
 
 def test_the_twin_is_another_job_and_silence_is_no_agreement():
-    assert find_diverged_units([finished(0, {"layer.0": 5}, job="twin")]) is None
+    assert find_diverged_units(told([finished(0, {"layer.0": 5}, job="twin")])) is None
 
 
 def test_a_run_whose_holders_diverged_fails():
@@ -160,8 +165,8 @@ def computed(cpu_seconds: float, wall_seconds: float) -> Event:
 
 def test_compute_that_took_longer_than_the_dilation_says_is_an_overrun():
     events = [computed(1.0, 5.0), computed(1.0, 6.0)]
-    assert dilation_overrun_ratio(events, 5.0) == pytest.approx(0.1)
-    assert dilation_overrun_ratio(events, 1.0) is None
+    assert dilation_overrun_ratio(told(events), 5.0) == pytest.approx(0.1)
+    assert dilation_overrun_ratio(told(events), 1.0) is None
     assert dilation_overrun_ratio([], 5.0) is None
 
 

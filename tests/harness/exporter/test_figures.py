@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from harness.analysis import accounting
 from harness.analysis.accounting import BADPUT_CAUSES
 from harness.exporter.figures import Figures
 from mecefo_runtime.system.events import TWIN_JOB, Event
@@ -429,6 +430,24 @@ def test_many_events_are_kept_up_with():
     assert len(state.timeline.steps.first) == 60 + len(more)
     # Three to four times as much on the machines where it was measured: 40,000 events a second.
     assert feeding_seconds < 12 * reading_seconds
+
+
+def test_what_is_long_over_is_not_computed_again(monkeypatch):
+    events = run(steps=1500, twin=False, cut_off_after_step=1500)
+    figures, stretches = Figures(), []
+    for event in events[:-1]:
+        figures.feed(event)
+    before = figures.told_seconds()["productive"]
+    compute = accounting.resolve
+
+    def counted(start, end, *arguments):
+        stretches.append(start)
+        return compute(start, end, *arguments)
+
+    monkeypatch.setattr(accounting, "resolve", counted)
+    figures.feed(events[-1])
+    assert figures.told_seconds()["productive"] > before
+    assert len(stretches) == 1 and stretches[0] > events[len(events) // 2].monotonic_seconds
 
 
 def test_the_histogram_holds_every_step():

@@ -11,6 +11,7 @@ from harness.judging.metrics import METRICS
 from harness.judging.summarize import summarize
 from harness.judging.summary import IncidentSummary, Summary
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.records import parse
 from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -303,17 +304,19 @@ def committed(**fields: Any) -> Event:
     ],
 )
 def test_halt_conditions(condition: str, fields: dict[str, Any], is_true: bool):
-    assert HaltCondition.parse(condition).check(committed(**fields)) is is_true
+    assert HaltCondition.parse(condition).check(parse(committed(**fields))) is is_true
 
 
 def test_a_step_of_no_time_has_no_throughput():
     began = committed().fields["began_monotonic"]
-    assert not HaltCondition.parse("throughput < 100").check(committed(committed_monotonic=began))
+    assert not HaltCondition.parse("throughput < 100").check(parse(committed(committed_monotonic=began)))
 
 
 def test_only_committed_steps_of_the_main_job_halt():
     condition = HaltCondition.parse("training_loss > 0")
-    assert {(e.kind, e.job) for e in run(faults=(Fault(),)) if condition.check(e)} == {("step_committed", "main")}
+    assert {(e.kind, e.job) for e in run(faults=(Fault(),)) if condition.check(parse(e))} == {
+        ("step_committed", "main")
+    }
 
 
 @pytest.mark.parametrize(
