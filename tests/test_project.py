@@ -365,6 +365,16 @@ def test_examples_of_faults_are_accepted(whole, example, capsys, tmp_path):
         assert refused and all(any(reason in line for reason in known) for line in refused), said.err
 
 
+def test_the_architecture_page_names_files_that_exist():
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = [
+        path for path in re.findall(r"`([\w/]+\.py|(?:chaos|harness|mecefo_runtime)/[\w/]*)`", text) if "/" in path
+    ]
+    assert len(named) > 20
+    places = (ROOT, ROOT / "mecefo_runtime", ROOT / "harness")
+    assert not [path for path in named if not any((place / path).exists() for place in places)]
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/experiments.md"])
 def test_experiment_files_in_documents_are_accepted(document, capsys, tmp_path):
     path = tmp_path / "experiment.yaml"
