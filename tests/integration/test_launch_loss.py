@@ -34,6 +34,29 @@ if "mecefo_runtime" in sys.orig_argv and os.environ.get("RANK") != "0":
 """
 
 
+# The leader is lost between "all have the gradients" and its verdict, over a step that it would have refused.
+UNJUDGED_STEP = 8
+LOST_OVER_ITS_VERDICT = f"""import os, sys
+if "mecefo_runtime" in sys.orig_argv:
+    from mecefo_runtime.training import step
+
+    rank, judge, read = os.environ["RANK"], step.judge, step.Stepper._read
+
+    def lose(config, history, number, *told):
+        if rank == "0" and number == {UNJUDGED_STEP}:
+            os.kill(os.getpid(), 9)
+        return judge(config, history, number, *told)
+
+    def distrust(self, state, number, *told):
+        if rank == "1" and number == {UNJUDGED_STEP} and not hasattr(step, "has_differed"):
+            step.has_differed = True
+            self.distrusted |= {{"head"}}
+        return read(self, state, number, *told)
+
+    step.judge, step.Stepper._read = lose, distrust
+"""
+
+
 class Ranks:
     """Every rank by itself, with its output in a file; a context that ends all that it started."""
 
@@ -111,3 +134,14 @@ def test_where_nobody_can_start_it_again_the_others_end_and_say_why(tmp_path):
             said = ranks.output(rank).splitlines()[-1]
             assert said.startswith(f"rank {rank}: there has been no coordinator at 127.0.0.1:")
             assert said.endswith("for 2 s: its process or its host is gone")
+
+
+def test_a_step_whose_leader_is_lost_over_its_verdict_is_judged_all_the_same(tmp_path):
+    with Ranks(tmp_path, patch=LOST_OVER_ITS_VERDICT) as ranks:
+        assert ranks.ends() == [0, 0, 0], [ranks.output(rank) for rank in (1, 2, 3)]
+        said = [event.fields["message"] for event in ranks.of("warning")]
+        assert "judged without a leader: rank 1: parameters differ from the peers'" in said
+        (committed,) = (event for event in ranks.of("step_committed") if event.step == UNJUDGED_STEP)
+        assert (committed.fields["epoch"], committed.fields["repeated"]) == (2, False), "it was computed again"
+        steps = [event.step for event in ranks.of("step_committed") if not event.fields["repeated"]]
+        assert sorted(steps) == list(range(1, NUM_STEPS + 1))
