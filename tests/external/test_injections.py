@@ -49,6 +49,8 @@ class Attending(nn.Module):
 @pytest.fixture(autouse=True)
 def nothing_of_other_tests():
     gc.collect()
+    # What is left is looked at by no collection and no search for models.
+    gc.freeze()
 
 
 def affected(kind, arguments, compute, optimizer, *, phase="forward", steps=4):

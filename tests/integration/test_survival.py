@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.integration.runs import PATIENT, SMALL, assert_survived, run_chaos
+from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, SMALL, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
 
-# Enough steps after the repair for the target to be back long before the end, on a busy machine too.
-STEPS = 80
+STEPS = 40
+PATCH = PATIENT + SLOW_UNTIL_BACK
 NODE_PHASES = ("backward",)
 LEADER_PHASES = ("commit",)
 REPAIRED = ("--repair", "5steps", "--steps", str(STEPS), *SMALL)
@@ -15,7 +15,7 @@ REPAIRED = ("--repair", "5steps", "--steps", str(STEPS), *SMALL)
 
 def test_default_job_loses_a_random_node_and_gets_it_back(tmp_path):
     shape = ("--steps", str(STEPS), "--dilation", "off", "--no-twin")
-    run = run_chaos(tmp_path, "kill-node", "--at", "step=20", "--repair", "10steps", *shape, patch=PATIENT)
+    run = run_chaos(tmp_path, "kill-node", "--at", "step=20", "--repair", "10steps", *shape, patch=PATCH)
     assert_survived(run, STEPS, at=20)
     roles = [process["role"] for process in run.one("injected").fields["processes"]]
     assert sorted(roles) == ["rank", "rank", "supervisor"]
@@ -39,7 +39,7 @@ def test_coordinator_can_be_lost(tmp_path):
 # The others are tried at night; before `forward` the default job loses one, and `checkpoint` is in test_checkpoints.
 @pytest.mark.parametrize("phase", NODE_PHASES)
 def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATIENT)
+    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATCH)
     assert_survived(run, STEPS, at=10, phase=phase)
 
 
@@ -65,7 +65,7 @@ def test_second_loss_one_step_after_the_first(tmp_path):
           - {{kind: kill-process, on: rank=5, at: step=16, repair: 10steps}}
         """
     )
-    run = run_chaos(tmp_path / "run", str(experiment), patch=PATIENT)
+    run = run_chaos(tmp_path / "run", str(experiment), patch=PATCH)
     for incident, at in enumerate((15, 16)):
         assert_survived(run, STEPS, at=at, incident=incident)
     num_members = [len(event.fields["members"]) for event in run.of("regrouped")]

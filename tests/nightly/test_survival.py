@@ -4,14 +4,14 @@ import pytest
 
 from chaos.spec.trigger import PHASES
 from tests.integration.runs import PATIENT, SMALL, assert_survived, paced, run_chaos
-from tests.integration.test_survival import NODE_PHASES, REPAIRED, STEPS
+from tests.integration.test_survival import NODE_PHASES, PATCH, REPAIRED, STEPS
 
 pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES[:-1] if phase not in NODE_PHASES])
 def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATIENT)
+    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATCH)
     assert_survived(run, STEPS, at=10, phase=phase)
 
 
@@ -26,7 +26,7 @@ def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
 
 
 def test_first_node_can_be_lost(tmp_path):
-    run = run_chaos(tmp_path, "kill-node", "--at", "step=10", "--on", "node=0", *REPAIRED, patch=PATIENT)
+    run = run_chaos(tmp_path, "kill-node", "--at", "step=10", "--on", "node=0", *REPAIRED, patch=PATCH)
     assert_survived(run, STEPS, at=10)
     assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([0], [0, 1])
 

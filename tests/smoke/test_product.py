@@ -19,6 +19,7 @@ from tests.integration.runs import (
     PATIENT,
     REPOSITORY,
     RUN_TIMEOUT_SECONDS,
+    SLOW_UNTIL_BACK,
     SMALL,
     ChaosRun,
     Finished,
@@ -66,7 +67,7 @@ def lose_a_node(folder: Path) -> None:
     """The main job, small: with a twin, the default strategy, and a file for CI."""
     job = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--steps", str(STEPS), "--seed", "3")
     fault = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--gate", "loss_deviation < 5%")
-    run_chaos(folder, *fault, *job, "--junit", str(folder / "junit.xml"), patch=PATIENT)
+    run_chaos(folder, *fault, *job, "--junit", str(folder / "junit.xml"), patch=PATIENT + SLOW_UNTIL_BACK)
 
 
 @pytest.fixture(scope="session")
