@@ -41,3 +41,20 @@ def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, tak
     attempts = [(event.fields["unit"], event.rank, event.fields["epoch"]) for event in damaged]
     assert len(set(attempts)) == len(attempts)
     assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
+
+
+def test_a_second_loss_while_state_moves_loses_nothing_that_was_committed(tmp_path):
+    path = tmp_path / "twice.yaml"
+    faults = """faults:
+  - {kind: kill-process, on: rank=2, at: {step: 8}, repair: 8steps}
+  - {kind: kill-process, on: rank=5, at: {step: 8, phase: transfer}, repair: 8steps}
+"""
+    path.write_text((EXPERIMENT % "direct").partition("faults:")[0] + faults)
+    run = run_chaos(tmp_path, str(path), patch=PATIENT)
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert_sound(run, STEPS)
+    layouts = [event.fields for event in run.of("layout")]
+    begun = {event.fields["epoch"] for event in run.of("regrouped")}
+    broken = [layout for layout in layouts if layout["epoch"] not in begun]
+    assert [layout["num_transfers"] > 0 for layout in broken] == [True], "an epoch was told whose transfers broke off"
+    assert run.summary["loss_deviation_ratio"] < 1e-5
