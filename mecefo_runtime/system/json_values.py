@@ -2,7 +2,7 @@
 
 Understood are numbers, strings, booleans, None, enumerations, literals, tuples, frozen sets, mappings whose keys are
 numbers or strings, and dataclasses of such. Missing keys take the field's default; unknown keys are refused, since both
-ends are of one version.
+ends are of one version, unless the class says `MAY_HAVE_MORE = True`: what is stored may be of another one.
 """
 
 from __future__ import annotations
@@ -146,17 +146,21 @@ def _mapping(key_kind: Any, value_kind: Any) -> _Reader:
 def _dataclass(kind: Any) -> _Reader:
     hints = get_type_hints(kind)
     readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    may_have_more = getattr(kind, "MAY_HAVE_MORE", False)
     required = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
 
     def read(raw: object) -> object:
         if not isinstance(raw, dict):
             return _refuse(kind.__name__, raw)
-        if unknown := raw.keys() - readers.keys():
+        unknown = raw.keys() - readers.keys()
+        if unknown and not may_have_more:
             raise JsonTypeError(f"{kind.__name__} has no {sorted(unknown)}")
         if missing := required - raw.keys():
             raise JsonTypeError(f"{kind.__name__} lacks {sorted(missing)}")
         values = {}
         for name, item in raw.items():
+            if name in unknown:
+                continue
             try:
                 values[name] = readers[name](item)
             except JsonTypeError as error:
