@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Self
 from benchmarks.plain.forks import plain_file, rendezvous_file
 from benchmarks.plain.phases import Window, hook_environment, phases_file
 from benchmarks.plain.usage import Memory, cpu_seconds_of, read_memory
-from chaos.injection.agent_sessions import AgentSession
+from chaos.in_process.protocol import AgentSession, FromAgent, Holds, Release
 from harness.control.control_server import ControlServer
 from mecefo_runtime.comm.messages import StopNode
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.wire import Message, new_token
+from mecefo_runtime.system.wire import new_token
 
 START_TIMEOUT_SECONDS = 120.0
 RUN_TIMEOUT_SECONDS = 900.0
@@ -205,22 +205,22 @@ def _last_words(folder: Path, reply: Mapping[str, Any]) -> str:
 class NeverReached:
     """An armed injector as agents see it: every rank is told of one hold, at a step that no job comes to."""
 
-    HOLDS: ClassVar = [(NEVER, "forward")]
+    HOLDS: ClassVar = ((NEVER, "forward"),)
 
     def __init__(self) -> None:
         self.num_held = 0
 
     def connected(self, session: AgentSession) -> None:
-        """See `harness.control.control_server.AgentListener`."""
-        session.send({"holds": self.HOLDS})
+        """See `chaos.in_process.protocol.AgentListener`."""
+        session.send(Holds(self.HOLDS))
 
-    def on_message(self, session: AgentSession, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: FromAgent) -> None:
         """Let it go at once, and remember."""
         self.num_held += 1
-        session.send({"type": "release", "holds": self.HOLDS})
+        session.send(Release(self.HOLDS))
 
     def closed(self, session: AgentSession) -> None:
-        """See `harness.control.control_server.AgentListener`."""
+        """See `chaos.in_process.protocol.AgentListener`."""
 
 
 class _Watch:

@@ -12,8 +12,26 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from chaos.in_process.protocol import (
+    At,
+    Began,
+    Begin,
+    Call,
+    FromAgent,
+    FromInjector,
+    Hold,
+    Lift,
+    Lifted,
+    Refused,
+    Release,
+    Report,
+    from_injector,
+    read_holds,
+    to_wire,
+)
 from chaos.spec.trigger import OUTSIDE_PHASES
 from mecefo_runtime.system.wire import Connection, Message, WireError
 
@@ -31,7 +49,7 @@ class Agent:
         hello: Message = {"token": token, "role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
         hello["pid"] = os.getpid()
         self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)
-        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[FromInjector | None] = queue.SimpleQueue()
         self._effects: dict[int, InProcessFault] = {}
         self._subject: Subject | None = None
         self._holds: set[tuple[int, str]] = set()
@@ -43,7 +61,7 @@ class Agent:
         # What is to be told before the rank is held, and perhaps killed there.
         self.before_hold: Callable[[], None] = lambda: None
         # Before the first step, so that no announcement can come too early to be held.
-        self._set_holds(self._connection.receive()["holds"])
+        self._set_holds(read_holds(self._connection.receive()).holds)
         self._reader: threading.Thread | None = None
         # Whether an announcement has anything to do but to look up its (step, phase).
         self._is_alert = True
@@ -74,7 +92,7 @@ class Agent:
         for effect in list(self._effects.values()):
             effect.announced(step, phase)
         while not self._inbox.empty():
-            self._obey(self._inbox.get(), step, phase)
+            self._obey(self._inbox.get())
         if self._is_wanted(step, phase):
             self._hold(step, phase)
         self._is_alert = bool(self._effects or self._open_holds or self._is_called)
@@ -89,23 +107,23 @@ class Agent:
     def _hold(self, step: int, phase: str) -> None:
         self._is_called = False
         self.before_hold()
-        if not self._send({"type": "at", "step": step, "phase": phase}):
+        if not self._send(At(step, phase)):
             return
         began: list[int] = []
         while True:
             message = self._inbox.get()
-            if message is not None and message["type"] == "begin":
-                began += [message["handle"]] if self._begin(message, step, phase) else []
+            if isinstance(message, Begin):
+                began += [message.handle] if self._begin(message, step, phase) else []
                 continue
-            self._obey(message, step, phase)
-            if message is None or message["type"] == "release":
+            self._obey(message)
+            if message is None or isinstance(message, Release):
                 break
         for handle in began:
             # Unless it was lifted meanwhile.
             if handle in self._effects:
                 self._effects[handle].released()
 
-    def _obey(self, message: Message | None, step: int, phase: str) -> None:
+    def _obey(self, message: FromInjector | None) -> None:
         if message is None:
             # Without an injector there is nothing to wait for, and nobody else to end what it began.
             self._connection = None
@@ -113,54 +131,52 @@ class Agent:
             for handle in list(self._effects):
                 self._effects.pop(handle).lift()
             return
-        match message["type"]:
-            case "call":
+        match message:
+            case Call():
                 self._is_called = True
-            case "release":
-                self._set_holds(message["holds"])
-            case "lift":
-                effect = self._effects.pop(message["handle"], None)
-                told = effect.lift() if effect is not None else {"gone": True}
-                self._send({"type": "lifted", "handle": message["handle"], "told": told})
+            case Release(holds):
+                self._set_holds(holds)
+            case Lift(handle):
+                effect = self._effects.pop(handle, None)
+                self._send(Lifted(handle, effect.lift() if effect is not None else {"gone": True}))
 
-    def _begin(self, message: Message, step: int, phase: str) -> bool:
+    def _begin(self, message: Begin, step: int, phase: str) -> bool:
         from chaos.in_process.base import InProcessFaultRefused
 
-        handle = message["handle"]
-        module, _, name = message["effect"].partition(":")
+        handle = message.handle
+        module, _, name = message.effect.partition(":")
         try:
             effect: InProcessFault = getattr(importlib.import_module(module), name)(
-                message["arguments"], self._subject, lambda told: self._report(handle, told)
+                message.arguments, self._subject, lambda told: self._report(handle, told)
             )
             told = effect.begin(step, phase)
         except InProcessFaultRefused as refusal:
-            self._send({"type": "refused", "handle": handle, "reason": str(refusal)})
+            self._send(Refused(handle, str(refusal)))
             return False
         except Exception as error:
             # The rank must not die of a fault that did not happen.
-            self._send({"type": "refused", "handle": handle, "reason": f"{type(error).__name__}: {error}"})
+            self._send(Refused(handle, f"{type(error).__name__}: {error}"))
             return False
         self._effects[handle] = effect
         self.num_begun += 1
-        self._send({"type": "began", "handle": handle, "told": told})
+        self._send(Began(handle, told))
         return True
 
     def _report(self, handle: int, told: Mapping[str, Any]) -> None:
-        self._send({"type": "report", "handle": handle, "told": dict(told)})
+        self._send(Report(handle, dict(told)))
 
-    def _set_holds(self, holds: Iterable[tuple[int | None, str]]) -> None:
-        wanted = [(step, str(phase)) for step, phase in holds]
-        self._holds = {(int(step), phase) for step, phase in wanted if phase not in OUTSIDE_PHASES and step is not None}
+    def _set_holds(self, holds: Iterable[Hold]) -> None:
+        self._holds = {(step, phase) for step, phase in holds if phase not in OUTSIDE_PHASES and step is not None}
         self._open_holds = {}
-        for step, phase in wanted:
+        for step, phase in holds:
             if phase in OUTSIDE_PHASES:
                 self._open_holds[phase] = min(step or 0, self._open_holds.get(phase, step or 0))
 
-    def _send(self, message: Message) -> bool:
+    def _send(self, message: FromAgent) -> bool:
         if self._connection is None:
             return False
         try:
-            self._connection.send(message)
+            self._connection.send(to_wire(message))
         except OSError:
             # The reader finds the same and says so.
             return False
@@ -168,10 +184,9 @@ class Agent:
 
     def _read(self, connection: Connection) -> None:
         while True:
-            try:
-                message = connection.receive()
-            except WireError:
-                message = None
+            message: FromInjector | None = None
+            with suppress(WireError):
+                message = from_injector(connection.receive())
             self._inbox.put(message)
             self._is_alert = True
             if message is None:

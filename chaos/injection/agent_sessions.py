@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError
-from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.wire import Message
+from chaos.in_process.protocol import AgentSession, Began, Begin, Call, Lift, Lifted, Refused, Report
 
 # An effect that begins may have to read all of a rank's state.
 BEGIN_TIMEOUT_SECONDS = 30.0
@@ -25,36 +24,26 @@ class _Running:
     reports: asyncio.Queue[dict[str, Any] | None] = field(default_factory=asyncio.Queue)
 
 
-@dataclass(slots=True)
-class AgentSession:
-    """One agent's connection. `attempt` and `process` tell it from those of the rank's earlier and later processes."""
-
-    rank: int
-    node: int
-    attempt: int
-    process: ProcessId | None
-    send: Callable[[Message], None]
-    is_held: bool = False
-    running: dict[int, _Running] = field(default_factory=dict)
-
-
 class AgentSessions:
     """All agents of a run; what they send comes in by `on_message`."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, AgentSession] = {}
+        # By session and handle.
+        self._running: dict[AgentSession, dict[int, _Running]] = {}
         self._handles = itertools.count(1)
 
     def connected(self, session: AgentSession) -> None:
         """An agent said hello."""
         self._sessions[session.rank] = session
+        self._running[session] = {}
 
     def closed(self, session: AgentSession) -> None:
         """An agent's connection ended: nothing more will be heard of what went on in its rank."""
         if self._sessions.get(session.rank) is session:
             del self._sessions[session.rank]
         session.is_held = False
-        for running in session.running.values():
+        for running in self._running.pop(session, {}).values():
             running.reports.put_nowait(None)
             if not running.began.done():
                 running.began.set_exception(InjectionError(f"rank {session.rank} ended before the effect began"))
@@ -68,23 +57,25 @@ class AgentSessions:
         session = self._sessions.get(rank)
         if session is None:
             return False
-        session.send({"type": "call"})
+        session.send(Call())
         return True
 
-    def on_message(self, session: AgentSession, message: Message) -> None:
-        """An answer or a report of an agent (anything but `at`)."""
-        running = session.running.get(int(message["handle"]))
+    def on_message(self, session: AgentSession, message: Began | Refused | Report | Lifted) -> None:
+        """An answer or a report of an agent."""
+        running = self._running.get(session, {}).get(message.handle)
         if running is None:
             return
-        match message["type"]:
-            case "began" if not running.began.done():
-                running.began.set_result(message["told"])
-            case "refused" if not running.began.done():
-                running.began.set_exception(InjectionError(f"rank {session.rank}: {message['reason']}"))
-            case "report":
-                running.reports.put_nowait(message["told"])
-            case "lifted" if not running.lifted.done():
-                running.lifted.set_result(message["told"])
+        match message:
+            case Began(told=told) if not running.began.done():
+                running.began.set_result(told)
+            case Refused(reason=reason) if not running.began.done():
+                running.began.set_exception(InjectionError(f"rank {session.rank}: {reason}"))
+            case Report(told=told):
+                running.reports.put_nowait(told)
+            case Lifted(told=told) if not running.lifted.done():
+                running.lifted.set_result(told)
+            case _:
+                pass
 
     # ---- what faults ask (`chaos.faults.base.InsideHost`) ----
 
@@ -96,8 +87,8 @@ class AgentSessions:
             raise InjectionError(f"rank {rank} {what}, so nothing can be done inside it")
         handle = next(self._handles)
         loop = asyncio.get_running_loop()
-        running = session.running[handle] = _Running(loop.create_future(), loop.create_future())
-        session.send({"type": "begin", "handle": handle, "effect": effect, "arguments": dict(arguments)})
+        running = self._running[session][handle] = _Running(loop.create_future(), loop.create_future())
+        session.send(Begin(handle, effect, dict(arguments)))
         try:
             return handle, await asyncio.wait_for(running.began, BEGIN_TIMEOUT_SECONDS)
         except TimeoutError:
@@ -105,7 +96,7 @@ class AgentSessions:
 
     async def report(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
         """See `chaos.faults.base.InsideHost.report`."""
-        running = self._running(rank, handle)
+        running = self._of(rank, handle)
         try:
             told = None if running is None else await asyncio.wait_for(running.reports.get(), timeout_seconds)
         except TimeoutError:
@@ -116,16 +107,15 @@ class AgentSessions:
 
     async def lift(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
         """See `chaos.faults.base.InsideHost.lift`."""
-        session = self._sessions.get(rank)
-        if session is None or handle not in session.running:
+        session, running = self._sessions.get(rank), self._of(rank, handle)
+        if session is None or running is None:
             return {"gone": True}
-        running = session.running[handle]
-        session.send({"type": "lift", "handle": handle})
+        session.send(Lift(handle))
         try:
             return await asyncio.wait_for(asyncio.shield(running.lifted), timeout_seconds)
         except TimeoutError:
             raise HealError(f"rank {rank} did not end its effect within {timeout_seconds:g} s") from None
 
-    def _running(self, rank: int, handle: int) -> _Running | None:
+    def _of(self, rank: int, handle: int) -> _Running | None:
         session = self._sessions.get(rank)
-        return None if session is None else session.running.get(handle)
+        return None if session is None else self._running.get(session, {}).get(handle)

@@ -17,7 +17,8 @@ from typing import Any
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
-from chaos.injection.agent_sessions import AgentSession, AgentSessions
+from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, Release
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
 from chaos.injection.order import UndoOrder
@@ -25,7 +26,6 @@ from chaos.plan.incident import Incident
 from chaos.spec.trigger import Duration
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.wire import Message
 
 # Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
 # the first one did are waiting for a held one.
@@ -115,7 +115,7 @@ class Injector:
         if session.attempt > self._attempt:
             self._attempt = session.attempt
             self._arm_again()
-        session.send({"holds": self._holds_for(session.rank)})
+        session.send(Holds(self._holds_for(session.rank)))
         for armed in self._armed:
             if armed.is_due and armed.fired is None and session.rank in armed.witnesses:
                 self._sessions.call(session.rank)
@@ -124,18 +124,18 @@ class Injector:
         """An agent is gone, and is held no longer."""
         self._sessions.closed(session)
 
-    def on_message(self, session: AgentSession, message: Message) -> None:
+    def on_message(self, session: AgentSession, message: FromAgent) -> None:
         """An agent said something."""
-        if message["type"] != "at":
+        if not isinstance(message, At):
             self._sessions.on_message(session, message)
             return
-        rank, step, phase = session.rank, int(message["step"]), str(message["phase"])
+        rank, step, phase = session.rank, message.step, message.phase
         wanted = [armed for armed in self._armed if armed.wants(rank, step, phase)]
         session.is_held = True
 
         def release() -> None:
             session.is_held = False
-            session.send({"type": "release", "holds": self._holds_for(rank)})
+            session.send(Release(self._holds_for(rank)))
 
         let_go = last_of(len(wanted), release)
         if not wanted:
@@ -149,13 +149,13 @@ class Injector:
             elif armed.timer is None or armed.is_due:
                 armed.timer = asyncio.get_running_loop().call_later(HOLD_GRACE_SECONDS, self._fire, armed)
 
-    def _holds_for(self, rank: int) -> list[tuple[int | None, str]]:
+    def _holds_for(self, rank: int) -> tuple[Hold, ...]:
         """Where `rank` is to be held, incidents that have fired left out."""
-        return [
+        return tuple(
             (armed.incident.trigger.step, armed.incident.trigger.phase)
             for armed in self._armed
             if armed.fired is None and rank in armed.witnesses and armed.incident.trigger.at_seconds is None
-        ]
+        )
 
     def _arm_again(self) -> None:
         """A new attempt of the job's launcher begins: what is to fire at each of them, or K, is armed once more.

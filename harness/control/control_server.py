@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.errors import EnvironmentFailure
-from chaos.injection.agent_sessions import AgentSession
+from chaos.in_process.protocol import AgentListener, AgentSession, FromInjector, Holds, from_agent, to_wire
 from harness.control.pid_namespaces import HostPids
 from harness.control.socket_file import SocketFile
 from mecefo_runtime.comm.messages import ToSupervisor, to_wire
@@ -25,22 +25,6 @@ from mecefo_runtime.system.wire import LOOPBACK, MAX_LINE_BYTES, UNIX, Message, 
 
 # struct ucred: pid, uid, gid (unix(7)).
 _CREDENTIALS = "=iII"
-
-
-class AgentListener(Protocol):
-    """Who talks with agents; see `chaos.injection.injector.Injector`."""
-
-    def connected(self, session: AgentSession) -> None:
-        """An agent said hello, and waits to be told where it is to be held."""
-        ...
-
-    def on_message(self, session: AgentSession, message: Message) -> None:
-        """An agent is held, or says how something went."""
-        ...
-
-    def closed(self, session: AgentSession) -> None:
-        """An agent's connection ended."""
-        ...
 
 
 class NodeListener(Protocol):
@@ -158,12 +142,12 @@ class ControlServer:
         listener = self.agents
         if listener is None:
             # Without an injector nobody is held: training goes on when the connection ends.
-            writer.write(encode({"holds": []}))
+            writer.write(encode(to_wire(Holds())))
             return
 
-        def send(message: Message) -> None:
+        def send(message: Holds | FromInjector) -> None:
             if not writer.is_closing():
-                writer.write(encode(message))
+                writer.write(encode(to_wire(message)))
 
         with suppress(ProcessLookupError):
             process = ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid)
@@ -172,7 +156,7 @@ class ControlServer:
             listener.connected(session)
             try:
                 while line := await reader.readline():
-                    listener.on_message(session, decode(line))
+                    listener.on_message(session, from_agent(decode(line)))
             finally:
                 listener.closed(session)
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.injection.agent_sessions import AgentSession
+from chaos.in_process.protocol import (
+    AgentSession,
+    At,
+    Began,
+    FromAgent,
+    Holds,
+    Refused,
+    Release,
+    from_injector,
+    to_wire,
+)
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.wire import Message
@@ -83,21 +93,21 @@ class TestAgents:
         self._job, self._holds, self._printed, self._on_hold = job, list(holds), printed, on_hold
         self._waiting: dict[int, int] = {}
 
-    def _holds_of(self, rank: int) -> list[tuple[int, str]]:
-        return [(step, phase) for wanted, step, phase in self._holds if wanted == rank]
+    def _holds_of(self, rank: int) -> tuple[tuple[int, str], ...]:
+        return tuple((step, phase) for wanted, step, phase in self._holds if wanted == rank)
 
     def connected(self, session: AgentSession) -> None:
         self._job.hellos.append((session.rank, session.node, session.attempt))
-        session.send({"holds": self._holds_of(session.rank)})
+        session.send(Holds(self._holds_of(session.rank)))
 
-    def on_message(self, session: AgentSession, message: Message) -> None:
-        if message["type"] != "at":
-            self._job.answers.append(message)
-            self._waiting[session.rank] = self._waiting.get(session.rank, 0) - (message["type"] in ("began", "refused"))
+    def on_message(self, session: AgentSession, message: FromAgent) -> None:
+        if not isinstance(message, At):
+            self._job.answers.append(to_wire(message))
+            self._waiting[session.rank] = self._waiting.get(session.rank, 0) - isinstance(message, Began | Refused)
             if not self._waiting[session.rank]:
-                session.send({"type": "release", "holds": self._holds_of(session.rank)})
+                session.send(Release(self._holds_of(session.rank)))
             return
-        held = Held(session.rank, int(message["step"]), str(message["phase"]), self._printed(), session)
+        held = Held(session.rank, message.step, message.phase, self._printed(), session)
         self._job.held.append(held)
         # Once.
         self._holds = [place for place in self._holds if place != held.place]
@@ -107,10 +117,10 @@ class TestAgents:
         begins = self._on_hold(held)
         if begins is STAY:
             return
-        begun = [session.send(begin) for begin in begins]
+        begun = [session.send(from_injector(begin)) for begin in begins]
         self._waiting[session.rank] = len(begun)
         if not begun:
-            session.send({"type": "release", "holds": self._holds_of(session.rank)})
+            session.send(Release(self._holds_of(session.rank)))
 
     def closed(self, session: AgentSession) -> None:
         return

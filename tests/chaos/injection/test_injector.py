@@ -10,7 +10,8 @@ import chaos.injection.injector
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
-from chaos.injection.agent_sessions import AgentSession, AgentSessions
+from chaos.in_process.protocol import AgentSession, At, Holds, Release
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
@@ -114,7 +115,7 @@ class Stage:
     def arrive(self, rank, step=5, phase="backward"):
         """`rank` comes to a hold."""
         self.connect(rank)
-        self.injector.on_message(self._sessions[rank], {"type": "at", "step": step, "phase": phase})
+        self.injector.on_message(self._sessions[rank], At(step, phase))
 
     def connect(self, rank):
         """The agent of `rank` says hello, unless it has."""
@@ -123,10 +124,10 @@ class Stage:
             self.injector.connected(self._sessions[rank])
 
     def _hear(self, rank, message):
-        if message.get("type") == "release":
+        if isinstance(message, Release):
             self.trace.append(f"release {rank}")
-        if "holds" in message:
-            self.holds[rank] = message["holds"]
+        if isinstance(message, Holds | Release):
+            self.holds[rank] = list(message.holds)
 
     def play(self, *acts):
         """Run `acts`, each followed by a turn of the loop, then the end of the job."""

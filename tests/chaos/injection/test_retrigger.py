@@ -7,7 +7,8 @@ import pytest
 
 from chaos.faults.base import FaultContext
 from chaos.faults.watch import Watch
-from chaos.injection.agent_sessions import AgentSession, AgentSessions
+from chaos.in_process.protocol import AgentSession, At
+from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
@@ -50,9 +51,9 @@ def play(folder, retrigger, num_attempts, *, num_held=99):
                 told = []
                 session.send = told.append
                 injector.connected(session)
-                holds.append(told[0]["holds"])
-                if told[0]["holds"] and attempt <= num_held:
-                    injector.on_message(session, {"type": "at", "step": STEP, "phase": PHASE})
+                holds.append(list(told[0].holds))
+                if list(told[0].holds) and attempt <= num_held:
+                    injector.on_message(session, At(STEP, PHASE))
                     while session.is_held:
                         await asyncio.sleep(0)
                 injector.closed(session)

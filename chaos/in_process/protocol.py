@@ -1,0 +1,192 @@
+"""What agents and the injector say to each other: one frozen dataclass a message, the session, and who listens.
+
+On the wire a message is an object with its word as `type` and the fields as keys; the first one to an agent that said
+hello, where it is to be held, has no type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.wire import Message, WireError
+
+Hold = tuple[int | None, str]
+"""At which phase of which step; of a phase outside of steps, from which step on."""
+_MessageT = TypeVar("_MessageT")
+
+
+# ---- from the injector ----
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Where the rank is to be held, said when the agent has said hello."""
+
+    holds: tuple[Hold, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Be held at your next announcement, whatever that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin `effect` (`module:class`), which is called `handle` from now on. Only to who is held."""
+
+    handle: int
+    effect: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """End an effect."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Go on; from now on be held at `holds`."""
+
+    holds: tuple[Hold, ...] = ()
+
+
+# ---- from an agent ----
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The rank is held here."""
+
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The effect has begun, and says what it did."""
+
+    handle: int
+    told: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The effect was not begun."""
+
+    handle: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an effect reports."""
+
+    handle: int
+    told: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """The effect has ended; `{"gone": True}` where there was none."""
+
+    handle: int
+    told: dict[str, Any]
+
+
+FromInjector = Call | Begin | Lift | Release
+FromAgent = At | Began | Refused | Report | Lifted
+_FROM_INJECTOR: Mapping[str, type[FromInjector]] = {"call": Call, "begin": Begin, "lift": Lift, "release": Release}
+_FROM_AGENT: Mapping[str, type[FromAgent]] = {
+    "at": At,
+    "began": Began,
+    "refused": Refused,
+    "report": Report,
+    "lifted": Lifted,
+}
+_WORDS: Mapping[type[Any], str] = {kind: word for word, kind in (*_FROM_INJECTOR.items(), *_FROM_AGENT.items())}
+
+
+def to_wire(message: Holds | FromInjector | FromAgent) -> Message:
+    """`message` as it is sent."""
+    fields: Message = to_json(message)
+    return fields if isinstance(message, Holds) else {"type": _WORDS[type(message)], **fields}
+
+
+def read_holds(raw: Message) -> Holds:
+    """The answer to an agent's hello.
+
+    Raises:
+        WireError: it is something else.
+    """
+    return _read(Holds, raw)
+
+
+def from_injector(raw: Message) -> FromInjector:
+    """What the injector says.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    return _read(_kind(_FROM_INJECTOR, raw), raw)
+
+
+def from_agent(raw: Message) -> FromAgent:
+    """What an agent says.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    return _read(_kind(_FROM_AGENT, raw), raw)
+
+
+def _kind(kinds: Mapping[str, type[_MessageT]], raw: Message) -> type[_MessageT]:
+    word = raw.get("type")
+    kind = kinds.get(word) if isinstance(word, str) else None
+    if kind is None:
+        raise WireError(f"no message of an agent or the injector: type {str(word)[:80]!r}")
+    return kind
+
+
+def _read(kind: type[_MessageT], raw: Message) -> _MessageT:
+    try:
+        return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
+    except JsonTypeError as error:
+        raise WireError(f"no message of an agent or the injector: {error}") from error
+
+
+# ---- who talks ----
+
+
+@dataclass(slots=True, eq=False)
+class AgentSession:
+    """One agent's connection. `attempt` and `process` tell it from those of the rank's earlier and later processes."""
+
+    rank: int
+    node: int
+    attempt: int
+    process: ProcessId | None
+    send: Callable[[Holds | FromInjector], None]
+    is_held: bool = False
+
+
+class AgentListener(Protocol):
+    """Who talks with agents: the injector."""
+
+    def connected(self, session: AgentSession) -> None:
+        """An agent said hello, and waits to be told where it is to be held."""
+        ...
+
+    def on_message(self, session: AgentSession, message: FromAgent) -> None:
+        """An agent is held, or says how something went."""
+        ...
+
+    def closed(self, session: AgentSession) -> None:
+        """An agent's connection ended."""
+        ...
