@@ -17,7 +17,7 @@ from math import fsum, inf
 from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall
-from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed
+from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed, showing_recovery
 from harness.analysis.timeline import Timeline
 
 BADPUT_CAUSES: Mapping[str, str] = {
@@ -335,7 +335,9 @@ def _unplanned_claims(loss: UnplannedLoss, timeline: Timeline) -> Iterable[Claim
     if not loss.ranks:
         return
     since = _last_commit(steps, loss.since) if _is_idle(steps, loss.since) else loss.since
-    until = timeline.ended_seconds if loss.resumed is None else loss.resumed
+    # Of a job that had gone back, when it was where it had been.
+    progress = next(showing_recovery(steps, loss.detected), None)
+    until = timeline.ended_seconds if progress is None else max(progress.began_seconds, loss.resumed or 0.0)
     yield Claim(since, until, Strength.UNPLANNED, UNPLANNED)
     following = None if loss.rejoined is None else _next_commit(steps, loss.rejoined)
     if loss.rejoined is not None and (following is None or following.began_seconds >= loss.rejoined):

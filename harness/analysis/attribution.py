@@ -9,6 +9,9 @@ A fault explains the loss of a rank that it affected while its effect on that ra
 
 Of several such faults the one injected last has it. A rank that the job sends away by its own judgement while a fault
 is at work is the job's answer to that fault, be it right or wrong. Every other loss is unplanned.
+
+Of a command's job the rank that ends first is lost, if all are started again or the job fails of it. Who fails of a
+fault need not be whom it affected: any fault at work explains it, and so does one done in an instant at any time later.
 """
 
 from __future__ import annotations
@@ -26,7 +29,16 @@ from harness.analysis.steps import (
     num_committed,
     showing_recovery,
 )
-from mecefo_runtime.system.job_records import CoordinatorRestarted, Detected, ProcessExited, Regrouped, Rejoined
+from mecefo_runtime.system.job_records import (
+    AttemptStarted,
+    CoordinatorRestarted,
+    Detected,
+    JobFailed,
+    ProcessExited,
+    RankFinished,
+    Regrouped,
+    Rejoined,
+)
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Unverified
 
@@ -140,7 +152,11 @@ class UnplannedLoss:
 class Attribution:
     """The losses of a job and whose they are; `main` holds its records by time."""
 
-    def __init__(self, main: Iterable[Record], steps: Steps) -> None:
+    def __init__(self, main: Iterable[Record], steps: Steps, *, is_command: bool = False) -> None:
+        self._is_command = is_command
+        # By attempt of a command: the rank that ended first, otherwise than it should.
+        self._failed: dict[int, ProcessExited] = {}
+        self._finished_pids: set[int] = set()
         self.effects: dict[int, Effect] = {}
         self.losses: list[Loss] = []
         self._steps = steps.every
@@ -213,6 +229,16 @@ class Attribution:
                 self._inject(record)
             case Undone() | RepairStarted() | Unverified() if record.incident in self.effects:
                 self._tell(self.effects[record.incident], record)
+            case RankFinished():
+                self._finished_pids.add(record.pid)
+            case ProcessExited(role="rank", rank_attempt=int(attempt)) if self._is_command:
+                is_goodbye = record.exit == 0 or (record.exit is None and record.exited_pid in self._finished_pids)
+                if not is_goodbye:
+                    self._failed.setdefault(attempt, record)
+            case AttemptStarted():
+                self._end_attempts(record.attempt_number, at)
+            case JobFailed() if self._is_command:
+                self._end_attempts(inf, None)
             case ProcessExited(exited_rank=int(rank)):
                 self._exit(rank, record)
             case ProcessExited() if takes_coordinator(record):
@@ -277,7 +303,25 @@ class Attribution:
         self._explain(loss)
         self.losses.append(loss)
 
+    def _end_attempts(self, before: float, back: float | None) -> None:
+        """The attempts of a command before that number are over, and what they failed of is known."""
+        for attempt in sorted(number for number in self._failed if number < before):
+            ended = self._failed.pop(attempt)
+            if ended.exited_rank is None:
+                continue
+            self._lose(ended.exited_rank, ended.monotonic_seconds, None, ended)
+            self.losses[-1].back = back
+
+    def _explain_end(self, loss: Loss) -> None:
+        for effect in sorted(self.effects.values(), key=lambda effect: effect.injected):
+            is_instant = not effect.is_loss and not effect.goes_on and effect.injected <= loss.at
+            if is_instant or effect.is_at_work(loss.at):
+                loss.incident = effect.incident
+
     def _explain(self, loss: Loss) -> None:
+        if self._is_command:
+            self._explain_end(loss)
+            return
         latest_first = sorted(self.effects.values(), key=lambda effect: effect.injected, reverse=True)
         own = next((effect for effect in latest_first if effect.explains(loss.lost, loss.at, loss.how)), None)
         if own is not None:

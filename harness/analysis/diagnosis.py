@@ -100,11 +100,18 @@ def diagnose(main: Iterable[Record], timeline: Timeline) -> Diagnoses:
 
 def _unplanned(culprit: Culprit, record: Record, losses: Sequence[Loss]) -> Loss | None:
     """The loss that it tells of, if it is one that no fault explains."""
-    if not isinstance(record, Detected | CoordinatorRestarted):
-        return None
-    lost: Sequence[Culprit] = (record.lost if isinstance(record, Detected) else ()) or [COORDINATOR]
+    lost: Sequence[Culprit]
+    match record:
+        case Detected():
+            lost = record.lost
+        case CulpritNamed():
+            lost = record.ranks
+        case CoordinatorRestarted():
+            lost = [COORDINATOR]
+        case _:
+            return None
     # Of a cut link both ends are named, of which one is lost.
-    told = culprit if culprit in lost else lost[0]
+    told = culprit if culprit in lost or not lost else lost[0]
     loss = next((one for one in reversed(losses) if one.lost == told and one.at <= record.monotonic_seconds), None)
     return loss if loss is not None and loss.incident is None else None
 

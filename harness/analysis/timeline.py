@@ -190,7 +190,7 @@ def read(told: Told) -> Timeline:
     is_command = job_started is not None and job_started.runtime == COMMAND_RUNTIME
     attempts = read_attempts(main, steps.every) if is_command else ()
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
-    attribution = Attribution(main, steps)
+    attribution = Attribution(main, steps, is_command=is_command)
     finished = list(_of(RankFinished, main))
     return Timeline(
         started_seconds=started,

@@ -1,5 +1,6 @@
 """Somebody else's job under `chaos run FAULT -- COMMAND`: what the launcher does about the fault, told and judged."""
 
+import os
 import signal
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.system.process import ProcessId
-from tests.integration.runs import ChaosRun, assert_nothing_left, run_chaos
+from tests.integration.runs import ChaosRun, assert_nothing_left, read_run, run_chaos
 
 pytestmark = pytest.mark.external
 
@@ -83,6 +84,25 @@ class TestAnotherLauncher:
         assert set(summary["throughput_tokens_per_second"].values()) == {None}
         unknown = ("steps_planned", "samples_lost", "strategy", "twin_loss", "final_loss", "layout_changes")
         assert {summary[key] for key in unknown} == {None}
+
+    def test_an_attempt_that_somebody_else_ends_is_charged_to_no_fault(self, tmp_path):
+        command = again_and_again(*FOLLOWER, "400", "--resume-from", str(tmp_path / "step"))
+        with ChaosRun(tmp_path, ["run", "kill-process", "--at", "step=13", "--json"], command=command) as chaos:
+            chaos.wait_for("attempt_started", attempt_number=2)
+            chaos.wait_for("step_committed", step=40)
+            second = chaos.wait_for("process_started", role="rank", rank_attempt=2)
+            os.kill(second.fields["started_pid"], signal.SIGKILL)
+            exit_code = chaos.wait()
+            run = read_run(chaos.folder, exit_code, chaos.stderr)
+            assert_nothing_left(chaos, run.events)
+        assert (exit_code, run.summary["verdict"]) == (0, "pass"), run.summary["reasons"]
+        assert run.summary["attempts"] == 3
+        (loss,) = run.summary["unplanned_losses"]
+        assert (loss["ranks"], loss["mixed_with"]) == ([0], [])
+        (incident,) = run.summary["incidents"]
+        assert (incident["attempt"], incident["recovery_attempt"]) == (1, 2)
+        assert run.summary["badput_seconds"]["unplanned"] > 0
+        assert incident["badput_seconds"]["unplanned"] == 0
 
     def test_a_fault_that_does_nothing_is_inconclusive(self, tmp_path):
         run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=(*FOLLOWER, "20"), patch=NOTHING_APPLIED)

@@ -84,6 +84,65 @@ def test_recovery_is_the_first_commit_and_progress_the_first_new_one():
     )
 
 
+def ended_again(exit_code, *, kind="kill-process", is_loss=True, goodbye=False):
+    """As `restarted`, but at step 20 of the second attempt a rank ends, and all are started a third time."""
+    log = Log()
+    log.at += STARTUP
+    log.attempt(1)
+    log.steps(1, 1, KILLED - 1, samples=64)
+    log.kill(1)
+    for event in log.events:
+        if event.kind == "injected":
+            event.fields.update(fault=kind, is_loss=is_loss)
+    log.at += RESTART
+    log.attempt(2)
+    log.steps(2, RESUMED, 20, samples=64)
+    log.at += STEP / 2
+    if goodbye:
+        log.tell("rank_finished", pid=21)
+    ended = {"role": "rank", "exited_pid": 21, "exited_rank": 1, "exit": exit_code, "rank_attempt": 2}
+    log.tell("process_exited", **ended)
+    others = exit_code if exit_code is None or exit_code == 0 else -15
+    log.tell("rank_finished", pid=20)
+    log.tell("process_exited", **{**ended, "exited_pid": 20, "exited_rank": 0, "exit": others})
+    if others == -15:
+        log.tell("culprit_named", ranks=[1], how="torchrun")
+    log.at += RESTART
+    log.attempt(3)
+    log.steps(3, 21 - 5, LAST, samples=64)
+    return log.end()
+
+
+def test_an_attempt_that_ends_of_no_fault_is_a_loss_of_its_own():
+    quiet, found = summarized(restarted(samples=64)), summarized(ended_again(-9))
+    assert found["verdict"] == "pass", found["reasons"]
+    (loss,) = found["unplanned_losses"]
+    assert (loss["ranks"], loss["step"], loss["exit_codes"], loss["rejoined"]) == ([1], 20, [-9], True)
+    assert any("Rank 1 was lost after step 20 (killed by SIGKILL)" in caveat for caveat in found["caveats"])
+    # Half a step, the restart, and the five steps that were done again.
+    assert found["badput_seconds"]["unplanned"] == pytest.approx(RESTART + 5.5 * STEP)
+    assert found["badput_seconds"]["restart"] == pytest.approx(quiet["badput_seconds"]["restart"])
+    assert found["false_accusations"] == 0
+    for key in ("recovery_seconds", "progress_seconds", "diagnosis"):
+        assert found["incidents"][0][key] == quiet["incidents"][0][key]
+    assert found["productive_seconds"] + sum(found["badput_seconds"].values()) == pytest.approx(
+        found["wall_clock_seconds"]
+    )
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"exit_code": 0},
+        {"exit_code": None, "goodbye": True},
+        # What an instant did to its numbers may end a script at any time later.
+        {"exit_code": 1, "kind": "flip-bits", "is_loss": False},
+    ],
+)
+def test_who_says_goodbye_or_may_fail_of_the_fault_is_not_lost_to_something_else(knobs):
+    assert summarized(ended_again(**knobs))["unplanned_losses"] == []
+
+
 def test_the_time_of_a_restart_is_a_restart_and_all_of_it_adds_up():
     summary = summarized(restarted(samples=64))
     badput = summary["badput_seconds"]
