@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +256,14 @@ def schema() -> int:
 def _said(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:
     from chaos.experiment.reading import read_options
 
-    return read_options(subject, {key: value for key, value in options.items() if value not in (None, ())})
+    given = {key: value for key, value in options.items() if value not in (None, ())}
+    return read_options(subject, given, violations=_violations)
+
+
+def _violations(experiment: Experiment, is_sound: Callable[..., bool]) -> list[UsageError]:
+    from harness.run.preparation import violations
+
+    return violations(experiment, is_sound)
 
 
 def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:

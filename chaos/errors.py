@@ -19,12 +19,15 @@ The number is the exit code with which the command ends when nothing worse happe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 # Longer ones are cut: an error names the value, it does not repeat the file.
 _MAX_SHOWN_CHARACTERS = 60
 _MAX_SHOWN_PROBLEMS = 20
+# A setting that a message names: between characters that no quoted text of a user contains.
+_SETTING = re.compile("\x02(.*?)\x03")
 
 
 class ChaosError(Exception):
@@ -70,7 +73,7 @@ class UsageError(ChaosError):
         if self.line is not None:
             place = f"{self.path}:{self.line}" if self.path else f"line {self.line}"
         hint = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
-        return ": ".join([*filter(None, (place, self.key)), f"{self.message}{hint}"])
+        return ": ".join([*filter(None, (place, self.key)), f"{in_terms(self.message)}{hint}"])
 
 
 def all_of(problems: Sequence[UsageError]) -> UsageError:
@@ -115,6 +118,24 @@ class JobFailed(ChaosError):
     """The training job cannot go on."""
 
     exit_code = 1
+
+
+def setting(key: str, value: object = None) -> str:
+    """A setting of the experiment in a message: told as a key of a file or as an option, as the user said the rest."""
+    return f"\x02{key}\x03" if value is None else f"\x02{key}={value}\x03"
+
+
+def in_terms(message: str, option_of: Callable[[str], str | None] = lambda key: None) -> str:
+    """`message` with each `setting` as its option, or, where `option_of` knows none, as the key in a file."""
+
+    def written(match: re.Match[str]) -> str:
+        key, _, value = match[1].partition("=")
+        option = option_of(key)
+        if option is not None:
+            return f"{option} {value}".rstrip()
+        return f"{key}: {value}" if value else key
+
+    return _SETTING.sub(written, message)
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ from benchmarks.peers.comparison import Outcome, Way, name_recovery, outcome_of
 from benchmarks.peers.job import Peer, PeerJob
 from benchmarks.peers.processes import run_peer
 from chaos.experiment.experiment import Experiment
-from harness.run.execute import check
+from harness.run.preparation import check
 from mecefo_runtime.job.config import JobConfig
 
 NOTES = (

@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import click
 
 from chaos.errors import UsageError
+
+
+class _Number(click.ParamType[Any]):
+    """A number; what is none is refused when the whole experiment is judged, with all else that is wrong."""
+
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or else the text."""
+        try:
+            return self._read(value)
+        except ValueError:
+            return value
+
+
+NUMBER = _Number("integer", int)
+REAL = _Number("float", float)
+
+
+class Word(click.Choice[str]):
+    """One of some words; another one is refused when the whole experiment is judged, with all else that is wrong."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word."""
+        return value
 
 
 class CommandOfAJob(click.Command):
@@ -79,7 +106,7 @@ def experiment_options(command: Any) -> Any:
         ),
         click.option("--every", metavar="PERIOD", help="Again and again: every 50steps or 10s, first at --at."),
         click.option("--rate", metavar="RATE", help="At random, from the seed: 0.5/min or 2/100steps in the mean."),
-        click.option("--count", type=int, metavar="K", help="With --every or --rate: at most so many times."),
+        click.option("--count", type=NUMBER, metavar="K", help="With --every or --rate: at most so many times."),
         click.option(
             "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
         ),
@@ -101,28 +128,28 @@ def experiment_options(command: Any) -> Any:
             metavar="KEY=VALUE",
             help="A parameter of the fault's own, e.g. delay=50ms. Repeatable.",
         ),
-        click.option("--nodes", type=int, help="Nodes. Default: 4."),
-        click.option("--nodes-per-rack", type=int, help="Nodes that `--on rack=0` strikes together."),
-        click.option("--gpus-per-node", type=int, help="Ranks per node. Default: 2."),
-        click.option("--data-parallel", type=int, metavar="D", help="Replicas of the model."),
-        click.option("--pipeline", type=int, metavar="P", help="Pipeline stages of a replica."),
+        click.option("--nodes", type=NUMBER, help="Nodes. Default: 4."),
+        click.option("--nodes-per-rack", type=NUMBER, help="Nodes that `--on rack=0` strikes together."),
+        click.option("--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2."),
+        click.option("--data-parallel", type=NUMBER, metavar="D", help="Replicas of the model."),
+        click.option("--pipeline", type=NUMBER, metavar="P", help="Pipeline stages of a replica."),
         click.option("--model", help="Model preset. Default: llama-tiny."),
         click.option(
             "--data",
             type=click.Path(),
             help="Text file or folder to train on. Default: the Python standard library's sources.",
         ),
-        click.option("--steps", type=int, help="Training steps. Default: 560."),
+        click.option("--steps", type=NUMBER, help="Training steps. Default: 560."),
         click.option(
             "--strategy", help="Who takes over lost layers, and how: mecefo, ndb, exact, checkpoint. Default: mecefo."
         ),
         click.option(
-            "--checkpoint-every", type=int, metavar="STEPS", help="Write a checkpoint so often. Default: none."
+            "--checkpoint-every", type=NUMBER, metavar="STEPS", help="Write a checkpoint so often. Default: none."
         ),
         click.option(
             "--checkpoint-folder", metavar="DIRECTORY", help="Where checkpoints go. Default: into the run's folder."
         ),
-        click.option("--seed", type=int, help="Seed of everything random. Default: 0."),
+        click.option("--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
         click.option(
             "--dilation",
             metavar="auto|off|X",
@@ -149,17 +176,17 @@ def experiment_options(command: Any) -> Any:
         ),
         click.option(
             "--backend",
-            type=click.Choice(["local", "docker"]),
+            type=Word(["local", "docker"]),
             help="What nodes are: process groups of this machine, or containers. Default: local.",
         ),
         click.option(
             "--image", metavar="IMAGE", help="With docker: what a node's container is. Default: mecefo-chaos."
         ),
-        click.option("--node-cpus", type=float, metavar="CORES", help="With docker: a node's share of the cores."),
+        click.option("--node-cpus", type=REAL, metavar="CORES", help="With docker: a node's share of the cores."),
         click.option("--node-memory", metavar="BYTES", help="With docker: a node's memory, such as 2GiB."),
         click.option(
             "--network",
-            type=click.Choice(["auto", "namespaces", "loopback"]),
+            type=Word(["auto", "namespaces", "loopback"]),
             help="What connects ranks on this machine. Default: auto, namespaces where a fault needs links.",
         ),
     ]

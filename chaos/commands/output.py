@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 def print_plan(experiment: Experiment, as_json: bool) -> None:
     """What a run of `experiment` would do."""
     from chaos.experiment.gate_spec import AbortingGate
-    from harness.run.execute import prepare
+    from harness.run.preparation import prepare
 
-    job, plan = prepare(experiment)
+    prepared = prepare(experiment)
+    job, plan = prepared.job, prepared.plan
+    for warning in prepared.warnings:
+        click.echo(f"chaos: warning: {warning}", err=True)
     if as_json:
         print_json({"experiment": experiment.model_dump(mode="json"), **plan.to_dict()})
         return

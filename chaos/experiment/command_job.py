@@ -25,6 +25,8 @@ _ACCELERATE = ("accelerate", "accelerate.commands.launch")
 _OPTION = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?", re.DOTALL)
 # The launcher's own options end with the script.
 _SCRIPT = re.compile(r".*\.py")
+_PYTHON = re.compile(r"python[0-9.]*")
+_PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def _argument(text: object) -> str:
@@ -129,6 +131,7 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
         if folder.resolve() == Path("/"):
             message = "a container has a root of its own: start the command in a folder, which is mounted there"
             raise UsageError(message, key="job.folder")
+        _check_script(job.command, folder, is_in_containers=True)
         return
     program = job.command[0]
     path = job.environment.get("PATH", os.environ.get("PATH"))
@@ -136,6 +139,50 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
     where = str(folder / program) if os.sep in program else program
     if shutil.which(where, path=path) is None:
         raise UsageError(f"there is no program {shown(program)} that could be started", key="job.command")
+    _check_script(job.command, folder, is_in_containers=False)
+
+
+def _check_script(command: Sequence[str], folder: Path, *, is_in_containers: bool) -> None:
+    script = script_of_command(command)
+    # What lies elsewhere may be in the image.
+    if script is None or (is_in_containers and Path(script).is_absolute()):
+        return
+    if not (folder / script).exists():
+        message = f"there is no file {shown(script)} in the folder {shown(str(folder.absolute()))} for it to start"
+        raise UsageError(message, key="job.command")
+
+
+def script_of_command(command: Sequence[str]) -> str | None:
+    """The script that python, torchrun or accelerate is told to start; None: it starts a module, or nobody can tell."""
+    words = list(command)
+    while words:
+        program = Path(words.pop(0)).name
+        is_python = _PYTHON.fullmatch(program) is not None
+        if not is_python and program not in (*_TORCHRUN, *_ACCELERATE):
+            return None
+        if program == "accelerate" and words[:1] == ["launch"]:
+            words.pop(0)
+        while words and words[0].startswith("-"):
+            option = words.pop(0)
+            if option in ("-m", "--module") and is_python:
+                break
+            if option in ("-c", "-m", "--module", "--no-python", "--no_python", "-"):
+                return None
+            if is_python and option in _PYTHON_OPTIONS_WITH_VALUE:
+                del words[:1]
+        else:
+            if is_python:
+                return words[0] if words else None
+            # Options of launchers have values, or none: the script is what ends like one.
+            following = iter(words)
+            for word in following:
+                if word in ("-m", "--module", "--no-python", "--no_python"):
+                    return None
+                if _SCRIPT.fullmatch(word) and not word.startswith("-"):
+                    return word
+            return None
+        # A module that is started: a launcher is one, too.
+    return None
 
 
 def command_text(command: Sequence[str]) -> str:

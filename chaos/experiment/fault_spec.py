@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_serializer, model_validator
 
-from chaos.errors import UsageError
+from chaos.errors import UsageError, setting
 from chaos.experiment.fields import DurationText, RateText, RepairText, RetriggerText, Said, TargetText, TriggerText
 from chaos.spec.recurrence import MAX_INCIDENTS, Rate, Recurrence, default_first
 from chaos.spec.trigger import Duration, Trigger
@@ -15,6 +15,8 @@ from chaos.spec.validation_errors import said
 
 # What can be said of every fault. A fault's own parameters have other names.
 FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger", "draw")
+
+PARAMETERS = "parameters"
 
 
 class FaultSpec(Said):
@@ -50,7 +52,10 @@ class FaultSpec(Said):
         if self.every is None and self.rate is None:
             for key in ("count", "within"):
                 if getattr(self, key) is not None:
-                    raise UsageError(f"{key} ends what fires again and again: write every or rate, too", key=key)
+                    raise UsageError(
+                        f"{key} ends what fires again and again: write {setting('every')} or {setting('rate')}, too",
+                        key=key,
+                    )
             return None
         return Recurrence(self.at, self.every, self.rate, self.count, self.within)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from chaos.errors import UsageError
+from chaos.errors import UsageError, setting
 from chaos.experiment.fields import MAX_RANKS, DilationText, HeartbeatText, ModelName, Said, Text, require_few_ranks
 from chaos.spec.quantities import BytesText
 from chaos.spec.trigger import Duration
@@ -125,10 +125,12 @@ class Job(Said):
         if not wanted:
             given = {"data_parallel": self.data_parallel, "pipeline": self.pipeline}
             shapes = ", ".join(f"{d} x {p}" for d, p in fitting)
-            asked = " and ".join(f"{key} {value}" for key, value in given.items() if value is not None)
+            asked = " and ".join(
+                f"{setting(f'job.{key}')} {value}" for key, value in given.items() if value is not None
+            )
             raise UsageError(
                 f"{asked} cannot be shared out over {self.num_ranks} ranks ({self.nodes} nodes x {self.gpus_per_node}) "
-                f"and {num_layers} layers: data_parallel x pipeline can be {shapes}",
+                f"and {num_layers} layers: {setting('job.data_parallel')} x {setting('job.pipeline')} can be {shapes}",
                 key=next(key for key, value in given.items() if value is not None),
             )
         return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
@@ -188,7 +190,7 @@ class Job(Said):
     def violation_about_checkpoint_of(self, step: int | None) -> str | None:
         """Why a fault cannot be injected in the phase `checkpoint` of `step`; None if it can."""
         if self.checkpoint is None:
-            return "the job writes no checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})"
+            return f"the job writes no checkpoints: give it {setting('job.checkpoint.every_steps', 20)}"
         every = self.checkpoint.every_steps
         if step is not None and step % every:
             return f"step {step} writes no checkpoint: choose a multiple of {every}"

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from chaos.errors import UsageError, shown
 from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.spec.validation_errors import Problems
 from chaos.spec.yaml_lines import plain
 
 if TYPE_CHECKING:
@@ -20,31 +21,32 @@ def named(key: str) -> str:
     return key if key.isidentifier() else shown(key)
 
 
-def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None) -> dict[str, Any]:
+def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None, problems: Problems) -> dict[str, Any]:
     """The parameters that `pairs` give, each as a file would have it; as text where a fault of `kind` takes only that.
 
-    Raises:
-        UsageError: one of them is no KEY=VALUE, there twice, or of every fault. What else is wrong is said when the
-            experiment is judged.
+    What is no KEY=VALUE, there twice, or of every fault is one of the `problems`. What else is wrong is said when the
+    experiment is judged.
     """
     found: dict[str, Any] = {}
     texts: dict[str, str] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        label = f"--param {shown(pair)}"
+        wrong: str | None = None
         if not key or not equals:
-            raise UsageError("write KEY=VALUE, such as delay=50ms", key=label)
-        if key in FAULT_KEYS:
-            message = f"{key} is said of every fault: write --{key} {text}"
+            wrong = "write KEY=VALUE, such as delay=50ms"
+        elif key in FAULT_KEYS:
+            wrong = f"{key} is said of every fault: write --{key} {text}"
             if kind is not None and kind.Parameters.model_fields:
-                message += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
-            raise UsageError(message, key=label)
-        if key in texts:
-            raise UsageError(f"{key} is there twice", key=label)
-        try:
-            found[key], texts[key] = plain(text), text
-        except UsageError as error:
-            raise UsageError(error.message, key=label) from error
+                wrong += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
+        elif key in texts:
+            wrong = f"{key} is there twice"
+        else:
+            try:
+                found[key], texts[key] = plain(text), text
+            except UsageError as error:
+                wrong = error.message
+        if wrong is not None:
+            problems.note(("faults", 0, key), UsageError(wrong, key=f"--param {shown(pair)}"))
     try:
         if kind is not None:
             kind.Parameters.model_validate(found)
@@ -55,5 +57,7 @@ def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None) -> dict[st
         pass
     for key, text in texts.items():
         if not text and found[key] is None:
-            raise UsageError("has no value: write KEY=VALUE, such as delay=50ms", key=f"--param {named(key)}")
+            message = "has no value: write KEY=VALUE, such as delay=50ms"
+            problems.note(("faults", 0, key), UsageError(message, key=f"--param {named(key)}"))
+            del found[key]
     return found

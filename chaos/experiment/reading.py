@@ -5,7 +5,7 @@ Each judges the experiment as a whole and reports every mistake in it at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,25 @@ from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.experiment.command_job import CommandJob, refusal
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
-from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.job import Approximation, Checkpoint, Containers, Health, Job, with_checkpoints
 from chaos.experiment.limits import Limits
 from chaos.experiment.parameter_pairs import named, read_pairs
 from chaos.experiment.profile import ProfileSpec
-from chaos.spec.validation_errors import Source, explain
-from chaos.spec.yaml_lines import KeyPath, read
+from chaos.experiment.salvage import Salvage, salvaged
+from chaos.experiment.terms import CHECKPOINT_OPTIONS, CONTAINER_OPTIONS, TERMS, option_name
+from chaos.spec.validation_errors import Problems, Source, explain, key_path
+from chaos.spec.yaml_lines import KeyPath, Mistake, read
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault
 
     Registry = Mapping[str, type[Fault[Any]]]
 
+
+Violations = Callable[[Experiment, Callable[..., bool]], Sequence[UsageError]]
+"""What else is wrong with an experiment, of whose keys a function says whether they are sound; by key, not by place."""
 
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     (): tuple(Experiment.model_fields),
@@ -40,9 +45,7 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     ("limits",): tuple(Limits.model_fields),
     ("containers",): tuple(Containers.model_fields),
 }
-_CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
 _GATE_OPTIONS = {"gates": "--gate", "abort_unless": "--abort-unless"}
-_CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
 
 
 def load(path: Path, *, registry: Registry | None = None, strategies: Collection[str] | None = None) -> Experiment:
@@ -51,8 +54,10 @@ def load(path: Path, *, registry: Registry | None = None, strategies: Collection
     Raises:
         UsageError: it cannot be read or does not make sense; all mistakes at once, with their lines.
     """
-    document = read(path)
-    return _judge(document.values, Source(document.path, document.lines), registry, strategies)
+    mistakes: list[Mistake] = []
+    document = read(path, mistakes)
+    problems = Problems(Source(document.path, document.lines), mistakes)
+    return _judge(document.values, problems, registry, strategies)
 
 
 def from_mapping(
@@ -70,7 +75,7 @@ def from_mapping(
     Raises:
         UsageError: it does not make sense; all mistakes at once.
     """
-    return _judge(raw, Source(path, lines or {}), registry, strategies)
+    return _judge(raw, Problems(Source(path, lines or {})), registry, strategies)
 
 
 def from_options(
@@ -90,6 +95,7 @@ def read_options(
     *,
     registry: Registry | None = None,
     strategies: Collection[str] | None = None,
+    violations: Violations | None = None,
 ) -> tuple[Experiment, Source]:
     """An experiment from a command line: of one fault, or of a file, of which `options` replace what they name.
 
@@ -97,26 +103,35 @@ def read_options(
 
     `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's, and of
     `parameters`, each a text KEY=VALUE, the fault gets its own. `abort_unless` are gates as well, with abort_on_fail;
-    `abort_on_fail` is of all gates. With a `profile` the subject may be None.
+    `abort_on_fail` is of all gates. With a `profile` the subject may be None. `violations` is asked what else is wrong
+    with an experiment that is going to be refused.
 
     Raises:
         UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
     """
     kinds = installed_faults() if registry is None else registry
-    if subject is None:
-        return _of_profile(options, kinds, strategies)
     labels: dict[KeyPath, str] = {}
-    if subject not in kinds and _is_path(subject):
-        document = read(Path(subject))
-        values, source = dict(document.values), Source(document.path, document.lines, labels)
-    elif subject in kinds:
-        values, source = {"name": subject, "faults": [{"kind": subject}]}, Source(options=labels)
-        labels[("faults", 0)] = ""
-        labels.update({("faults", 0, key): _label(key) for key in FAULT_KEYS if key not in ("kind", "draw")})
-        labels.update({("faults", 0, key): f"--param {key}" for key in kinds[subject].Parameters.model_fields})
+    mistakes: list[Mistake] = []
+    source = Source(options=labels, terms=TERMS)
+    values: dict[str, Any]
+    if subject is None:
+        values = _of_profile(options, kinds, source, mistakes)
+        subject = "the profile"
+    elif subject not in kinds and _is_path(subject):
+        document = read(Path(subject), mistakes)
+        values, source = dict(document.values), Source(document.path, document.lines, labels, TERMS)
     else:
-        raise _no_fault(subject, kinds, ", or write the path of a .yaml file")
-    return _with_options(subject, values, options, source, labels, kinds, strategies)
+        values = {"name": subject, "faults": [{"kind": subject}]}
+        labels[("faults", 0)] = ""
+        labels.update({("faults", 0, key): option_name(key) for key in FAULT_KEYS if key not in ("kind", "draw")})
+        if subject in kinds:
+            labels.update({("faults", 0, key): f"--param {key}" for key in kinds[subject].Parameters.model_fields})
+        else:
+            values["name"] = "unnamed"
+            mistakes.append((("faults", 0, "kind"), _no_fault(subject, kinds, ", or write the path of a .yaml file")))
+    problems = Problems(source, mistakes)
+    _put_options(subject, values, options, problems, labels, kinds)
+    return _judge(values, problems, kinds, strategies, violations), source
 
 
 def _no_fault(kind: str, kinds: Registry, or_else: str = "") -> UsageError:
@@ -131,33 +146,30 @@ def _is_path(subject: str) -> bool:
     return False
 
 
-def _of_profile(
-    options: Mapping[str, Any], kinds: Registry, strategies: Collection[str] | None
-) -> tuple[Experiment, Source]:
+def _of_profile(options: Mapping[str, Any], kinds: Registry, source: Source, mistakes: list[Mistake]) -> dict[str, Any]:
+    """What is said of an experiment by naming no fault and no file, but a profile."""
     if "profile" not in options:
         raise UsageError(f"which fault? there are {', '.join(kinds)}; or write the path of a .yaml file, or --profile")
-    of_a_fault = [option for option in (*FAULT_KEYS, "parameters") if option in options]
-    if of_a_fault:
-        raise UsageError("it is of one fault, but none is named", key=_label(of_a_fault[0]))
-    labels: dict[KeyPath, str] = {}
+    for option in (*FAULT_KEYS, "parameters"):
+        if option in options:
+            error = UsageError("it is of one fault, but none is named", key=option_name(option))
+            mistakes.append((("faults", 0, option), error))
     try:
-        profile = ProfileSpec.parse(options["profile"])
-    except UsageError as error:
-        raise UsageError(error.message, key="--profile", suggestion=error.suggestion) from error
-    values = {"name": f"profile-{profile.name}"}
-    return _with_options("the profile", values, options, Source(options=labels), labels, kinds, strategies)
+        return {"name": f"profile-{ProfileSpec.parse(options['profile']).name}"}
+    except UsageError:
+        # Which is said when the profile itself is judged.
+        return {"name": "profile"}
 
 
-def _with_options(
+def _put_options(
     subject: str,
     values: dict[str, Any],
     options: Mapping[str, Any],
-    source: Source,
+    problems: Problems,
     labels: dict[KeyPath, str],
     kinds: Registry,
-    strategies: Collection[str] | None,
-) -> tuple[Experiment, Source]:
-    """`values` with what `options` say instead, judged; `labels`, which `source` reads, gets the place of each."""
+) -> None:
+    """Put into `values` what `options` say instead, and into `labels`, which the source reads, the place of each."""
     for option, value in options.items():
         if option in _GATE_OPTIONS:
             gates = values.setdefault("gates", [])
@@ -172,95 +184,128 @@ def _with_options(
             continue
         if option == "abort_on_fail":
             continue
-        label = _label(option)
+        label = option_name(option)
         if option == "command":
             label, value = "-- COMMAND", list(value)
             _put(values, ("job", "runtime"), "command")
         where: KeyPath = (option,) if option in Experiment.model_fields else ("job", option)
-        if option in _CHECKPOINT_OPTIONS:
-            where = ("job", "checkpoint", _CHECKPOINT_OPTIONS[option])
-            if source.path is None:
+        if option in CHECKPOINT_OPTIONS:
+            where = ("job", "checkpoint", CHECKPOINT_OPTIONS[option])
+            if problems.source.path is None:
                 labels[where[:-1]] = label
                 labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
-        if option in _CONTAINER_OPTIONS:
-            where = ("containers", _CONTAINER_OPTIONS[option])
+        if option in CONTAINER_OPTIONS:
+            where = ("containers", CONTAINER_OPTIONS[option])
         if option in FAULT_KEYS or option == "parameters":
             where = ("faults", 0, option)
-            faults = values.get("faults")
+            faults = values.get("faults", [])
+            if not problems.are_sound(where):
+                continue
             if isinstance(faults, list) and len(faults) != 1:
-                raise UsageError(
-                    f"it is of one fault, but {subject} has {len(faults)}: change it in the file", key=label
-                )
+                message = f"it is of one fault, but {subject} has {len(faults)}: change it in the file"
+                problems.errors.append(UsageError(message, key=label))
+                continue
         if option == "parameters":
-            faults = values.get("faults")
-            fault = faults[0] if isinstance(faults, list) and faults else None
-            kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
-            for key, said in read_pairs(value, kind).items():
-                _put(values, ("faults", 0, key), said)
-                labels["faults", 0, key] = f"--param {named(key)}"
+            _put_parameters(values, value, problems, labels, kinds)
             continue
         _put(values, where, value)
         labels[where] = label
     gates = values.get("gates")
     if options.get("abort_on_fail") and not gates:
-        raise UsageError("there is no gate: write one with --gate, or in the file", key="--abort-on-fail")
-    if options.get("abort_on_fail") and isinstance(gates, list):
+        error = UsageError("there is no gate: write one with --gate, or in the file", key="--abort-on-fail")
+        problems.errors.append(error)
+    elif options.get("abort_on_fail") and isinstance(gates, list):
         values["gates"] = aborting(gates)
-    return _judge(values, source, kinds, strategies), source
 
 
-def _label(option: str) -> str:
-    return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
+def _put_parameters(
+    values: dict[str, Any],
+    pairs: Collection[str],
+    problems: Problems,
+    labels: dict[KeyPath, str],
+    kinds: Registry,
+) -> None:
+    faults = values.get("faults")
+    fault = faults[0] if isinstance(faults, list) and faults else None
+    kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
+    for key, said in read_pairs(pairs, kind, problems).items():
+        _put(values, ("faults", 0, key), said)
+        labels["faults", 0, key] = f"--param {named(key)}"
 
 
 def _judge(
-    raw: Mapping[str, Any], source: Source, registry: Registry | None, strategies: Collection[str] | None
+    raw: Mapping[str, Any],
+    problems: Problems,
+    registry: Registry | None,
+    strategies: Collection[str] | None,
+    violations: Violations | None = None,
 ) -> Experiment:
+    source = problems.source
     if not isinstance(raw, Mapping):
         raise source.problem((), f"an experiment is a mapping, not {shown(raw)}")
     kinds = installed_faults() if registry is None else registry
-    problems: list[UsageError] = []
     values = dict(raw)
     if isinstance(values.get("faults"), list):
-        faults = enumerate(values["faults"])
-        values["faults"] = [_gather_parameters(fault, ("faults", i), kinds, source, problems) for i, fault in faults]
+        values["faults"] = [
+            _gather_parameters(fault, ("faults", index), kinds, problems)
+            for index, fault in enumerate(values["faults"])
+        ]
     job = values.get("job")
     if isinstance(job, Mapping) and runtime_of(job) == "command":
-        job = values["job"] = _without_ours(job, source, problems)
+        job = values["job"] = _without_ours(job, problems)
     strategy = job.get("strategy") if isinstance(job, Mapping) else None
     planners = installed_planners() if strategies is None else strategies
     if isinstance(strategy, str) and strategy not in planners:
         message = f"there is no strategy {shown(strategy)}: there are {', '.join(planners)}"
-        problems.append(source.problem(("job", "strategy"), message, nearest(strategy, planners)))
+        where: KeyPath = ("job", "strategy")
+        problems.note(where, source.problem(where, message, nearest(strategy, planners)))
+    keys = {**_KEYS, ("job",): tuple(CommandJob.model_fields)} if runtime_of(job) == "command" else _KEYS
     try:
-        experiment = Experiment.model_validate(values)
+        Experiment.model_validate(values)
     except ValidationError as error:
-        keys = {**_KEYS, ("job",): tuple(CommandJob.model_fields)} if runtime_of(job) == "command" else _KEYS
-        raise all_of([*problems, *explain(error, source, keys)]) from error
-    problems = problems or contradictions(experiment, kinds, source)
-    if isinstance(experiment.job, CommandJob) and values.get("twin"):
-        problems.append(source.problem(("twin",), refusal("twin")))
-    if problems:
-        raise all_of(problems)
+        found = explain(error, source, keys)
+        # Of what could not even be read it has been said.
+        for place, mistake in [one for one in found if problems.are_sound(one[0])]:
+            problems.note(place, mistake)
+    rest = salvaged(values, problems.places)
+    if rest is None:
+        raise all_of(problems.errors)
+    contradictions(rest.experiment, kinds, problems, rest.indices["faults"])
+    if isinstance(rest.experiment.job, CommandJob) and values.get("twin") is True:
+        problems.add(("twin",), refusal("twin"))
+    if problems.errors:
+        if violations is not None:
+            told = violations(rest.experiment, lambda *keys: problems.are_sound(*map(key_path, keys)))
+            problems.errors += [_told_where_said(error, rest, source) for error in told]
+        raise all_of(problems.errors)
+    return _filled(rest.experiment)
+
+
+def _told_where_said(error: UsageError, rest: Salvage, source: Source) -> UsageError:
+    key = None if error.key is None else rest.said_key(error.key)
+    return source.located(UsageError(error.message, key=key, suggestion=error.suggestion))
+
+
+def _filled(experiment: Experiment) -> Experiment:
+    """With what is derived where nothing is said."""
     if isinstance(experiment.job, CommandJob):
         return experiment.model_copy(update={"job": experiment.job.filled(), "twin": False})
     data_parallel, pipeline = experiment.job.shape()
-    job_of_ours = with_checkpoints(experiment.job)
-    shaped = job_of_ours.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
+    job = with_checkpoints(experiment.job)
+    shaped = job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
     return experiment.model_copy(update={"job": shaped})
 
 
-def _without_ours(job: Mapping[str, Any], source: Source, problems: list[UsageError]) -> dict[str, Any]:
+def _without_ours(job: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
     """The job of a command without what only a job of our runtime can have, each of which is a problem."""
     ours = [key for key in job if key in Job.model_fields and key not in CommandJob.model_fields]
     for key in ours:
-        problems.append(source.problem(("job", key), f"the job is a command, whose {key.replace('_', ' ')} is its own"))
+        message = f"the job is a command, whose {key.replace('_', ' ')} is its own"
+        problems.note(("job", key), problems.source.problem(("job", key), message))
     return {key: value for key, value in job.items() if key not in ours}
 
 
-def _gather_parameters(
-    fault: object, where: KeyPath, kinds: Registry, source: Source, problems: list[UsageError]
-) -> object:
+def _gather_parameters(fault: object, where: KeyPath, kinds: Registry, problems: Problems) -> object:
     """A fault as FaultSpec takes it: whatever is not said of every fault is a parameter of this kind."""
     if not isinstance(fault, Mapping):
         return fault
@@ -269,17 +314,23 @@ def _gather_parameters(
     kind = common.get("kind")
     if not isinstance(kind, str):
         return common
+    source = problems.source
     if kind not in kinds:
-        error = _no_fault(kind, kinds)
-        problems.append(source.problem((*where, "kind"), error.message, error.suggestion))
+        if problems.are_sound((*where, "kind")):
+            error = _no_fault(kind, kinds)
+            problems.note((*where, "kind"), source.problem((*where, "kind"), error.message, error.suggestion))
         return common
     parameters = kinds[kind].Parameters
     try:
         return {**common, "parameters": parameters.model_validate(own).model_dump(mode="json")}
     except ValidationError as error:
-        problems += explain(error, source, {("faults",): (*FAULT_KEYS, *parameters.model_fields)}, where)
+        words: Mapping[tuple[str, ...], Collection[str]] = {("faults",): (*FAULT_KEYS, *parameters.model_fields)}
+        found = explain(error, source, words, where)
+        for place, mistake in [one for one in found if problems.are_sound(one[0])]:
+            problems.note(place, mistake)
     except UsageError as error:
-        problems.append(source.placed(error, where))
+        problems.errors.append(source.placed(error, where))
+    problems.distrust((*where, PARAMETERS))
     return common
 
 

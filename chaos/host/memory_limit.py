@@ -25,6 +25,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # A group that its last process has just left can be busy for a moment.
 REMOVED_WITHIN_SECONDS = 2.0
 POLL_SECONDS = 0.02
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # No machine has so much: version 1 writes "no limit" as the largest number of pages.
 _NO_LIMIT_BYTES = 2**60
 
@@ -220,9 +221,32 @@ def _data_bytes(pid: int) -> int:
     raise ProcessLookupError(f"pid {pid} is gone")
 
 
+def usable_bytes() -> int:
+    """What there is in all: the machine's memory, or as much of it as this container may use."""
+    limits = [_memory_line("MemTotal"), container_limit_bytes()]
+    return min(limit for limit in limits if limit is not None)
+
+
+def container_limit_bytes() -> int | None:
+    """The limit on the control group that this container is; None: there is none."""
+    limits = [int(text) for path in _CONTAINER_LIMITS if (text := _text(path)).isdigit()]
+    return min((limit for limit in limits if limit < _NO_LIMIT_BYTES), default=None)
+
+
 def available_bytes() -> int:
     """What the machine can give without swapping."""
+    return _memory_line("MemAvailable")
+
+
+def _memory_line(name: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise EnvironmentFailure("/proc/meminfo does not say how much memory is available")
+    raise EnvironmentFailure(f"/proc/meminfo does not say {name}")
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

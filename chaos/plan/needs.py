@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from chaos.errors import UsageError, nearest
+from chaos.errors import UsageError, nearest, setting
 
+_CHECKPOINTS = f"a job that writes checkpoints: give it {setting('job.checkpoint.every_steps', 20)}"
 # Need -> what would have to be there.
 NEEDS: Mapping[str, str] = {
-    "checkpoints": "a job that writes checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})",
-    "checkpoint-phase": "a job that writes checkpoints: give it --checkpoint-every 20 (checkpoint: {every_steps: 20})",
+    "checkpoints": _CHECKPOINTS,
+    "checkpoint-phase": _CHECKPOINTS,
     "cuda": "a job whose ranks run on CUDA devices",
     "links": "ranks with networks of their own",
     "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",

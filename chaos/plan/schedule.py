@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from chaos.errors import UsageError
+from chaos.errors import UsageError, setting
 from chaos.experiment.command_job import CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FaultSpec
@@ -171,7 +171,8 @@ def _failures(
     notes.append(f"profile {profile.name}: {profile.source}")
     num_steps = experiment.job.steps
     if num_steps is None:
-        raise UsageError("a profile is spread over the job's steps: say how many they are with --steps", key=_PROFILE)
+        message = f"a profile is spread over the job's steps: say how many they are: {setting('job.steps', 560)}"
+        raise UsageError(message, key=_PROFILE)
     is_command = isinstance(experiment.job, CommandJob)
     covered = coverage(profile, registry, capabilities, num_nodes=experiment.job.nodes or 1)
     missing = "; ".join(f"{failure.name} {failure.count}: {why}" for failure, why in covered.left_out)

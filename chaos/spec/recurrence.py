@@ -10,7 +10,7 @@ from itertools import count as counting
 from itertools import islice, takewhile
 from random import Random
 
-from chaos.errors import UsageError, shown
+from chaos.errors import UsageError, setting, shown
 from chaos.spec.trigger import DEFAULT_PHASE, Duration, Trigger
 
 # A rate in time says nothing about when to stop drawing, and how long the job will take is not known beforehand.
@@ -75,19 +75,20 @@ class Recurrence:
             raise UsageError("a period is more than 0s", key="every")
         in_steps = (self.every or self._per).steps is not None
         if in_steps and self.first.at_seconds is not None:
-            message = f"{name} counts steps, but at is a time: write at: step=..., or {name} in seconds"
+            message = f"{name} counts steps, but at is a time: write {setting('at', 'step=...')}, or {name} in seconds"
             raise UsageError(message, key="at")
         if not in_steps and self.first.at_seconds is None:
-            message = f"{name} is in seconds, but at is not a time: write at: time=..., or {name} in steps"
+            message = (
+                f"{name} is in seconds, but at is not a time: write {setting('at', 'time=...')}, or {name} in steps"
+            )
             raise UsageError(message, key="at")
         if self.within is not None and (self.within.steps is not None) != in_steps:
             message = f"{name} counts {'steps' if in_steps else 'seconds'}: within must do so, too"
             raise UsageError(message, key="within")
         end, first = _amount(self.horizon), _begin(self.first)
         if first > end:
-            message = (
-                f"fires first at {self.first}, but only within {self.horizon} of the start: say otherwise with within"
-            )
+            how = f"say otherwise with {setting('within')}"
+            message = f"fires first at {self.first}, but only within {self.horizon} of the start: {how}"
             raise UsageError(message, key="within")
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from chaos.errors import UsageError, nearest, shown
+from chaos.errors import UsageError, nearest, setting, shown
 from chaos.spec.trigger import split_pairs, whole_number
 from mecefo_runtime.job.layout import Cluster
 
@@ -225,7 +225,7 @@ def _draw(target: Target, candidates: Sequence[int], total: int, noun: str, rng:
 
 def _check_ranges(target: Target, cluster: Cluster, nodes_per_rack: int | None) -> None:
     if target.rack is not None and nodes_per_rack is None:
-        raise UsageError(f"{target}, but the job has no racks: give it job: {{nodes_per_rack: 2}}")
+        raise UsageError(f"{target}, but the job has no racks: give it {setting('job.nodes_per_rack', 2)}")
     sizes = {
         "rank": cluster.num_ranks,
         "node": cluster.nodes,

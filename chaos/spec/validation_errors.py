@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from chaos.errors import UsageError, all_of, nearest, shown
-from chaos.spec.yaml_lines import KeyPath, shown_key
+from chaos.errors import UsageError, all_of, in_terms, nearest, shown
+from chaos.spec.yaml_lines import KeyPath, Mistake, shown_key
 
 _USAGE = "usage"
 # As `_key_text` writes a place, options (`--at`) not among them.
@@ -25,15 +25,18 @@ T = TypeVar("T")
 class Source:
     """Where an experiment was said: in a file, of which `lines` gives the places, or by command-line `options`.
 
-    An option that is empty is one that need not be named: of the only fault, say.
+    An option that is empty is one that need not be named: of the only fault, say. `terms` are the options by which a
+    command line says what a file says by keys: what a message advises is told in them where there is no file.
     """
 
     path: str | None = None
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     options: Mapping[KeyPath, str] = field(default_factory=dict)
+    terms: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self, where: KeyPath, message: str, suggestion: str | None = None) -> UsageError:
         """The mistake at key path `where`, with the option or else the line and the key where it was said."""
+        message = in_terms(message, self._option_of)
         outwards = [where[:end] for end in range(len(where), -1, -1)]
         option = next((self.options[place] for place in outwards if place in self.options), None)
         if option is not None:
@@ -41,26 +44,70 @@ class Source:
         line = next((self.lines[place] for place in outwards if place in self.lines), None)
         return UsageError(message, path=self.path, line=line, key=_key_text(where), suggestion=suggestion)
 
+    def _option_of(self, key: str) -> str | None:
+        """By which option the setting `key` was said, or would be."""
+        return self.options.get(key_path(key)) or (self.terms.get(key) if self.path is None else None)
+
     @contextmanager
     def locating(self) -> Iterator[None]:
         """What is refused meanwhile by its key alone, by whoever was given the experiment, gets its place."""
         try:
             yield
         except UsageError as error:
-            raise all_of([self._located(problem) for problem in error.problems]) from error
+            raise all_of([self.located(problem) for problem in error.problems]) from error
 
-    def _located(self, problem: UsageError) -> UsageError:
-        if problem.key is None or problem.path is not None or problem.line is not None:
+    def located(self, problem: UsageError) -> UsageError:
+        """`problem` with its place, unless it has one or names no key of an experiment."""
+        if problem.path is not None or problem.line is not None:
             return problem
-        if not _KEY_TEXT.fullmatch(problem.key):
-            return problem
-        parts = re.findall(r"[^.\[\]]+", problem.key)
-        where = tuple(int(part) if part.isdigit() else part for part in parts)
-        return self.problem(where, problem.message, problem.suggestion)
+        if problem.key is None or not _KEY_TEXT.fullmatch(problem.key):
+            message = in_terms(problem.message, self._option_of)
+            return UsageError(message, key=problem.key, suggestion=problem.suggestion)
+        return self.problem(key_path(problem.key), problem.message, problem.suggestion)
 
     def placed(self, error: UsageError, where: KeyPath) -> UsageError:
         """`error`, of which nobody has said yet where it is: at `where`, or at the part of it that it names."""
         return self.problem((*where, error.key) if error.key else where, error.message, error.suggestion)
+
+
+class Problems:
+    """The mistakes found so far in what a `source` says. What rests on something mistaken is not judged."""
+
+    def __init__(self, source: Source, mistakes: Sequence[Mistake] = ()) -> None:
+        self.source = source
+        self.errors: list[UsageError] = []
+        self.places: set[KeyPath] = set()
+        # Everything around one of them.
+        self._around: set[KeyPath] = set()
+        for where, error in mistakes:
+            self.note(where, error)
+
+    def note(self, where: KeyPath, error: UsageError) -> None:
+        """Take in the `error`, which has its place, about what stands at `where`."""
+        self.errors.append(error)
+        self.distrust(where)
+        if error.suggestion is not None:
+            # Probably it is that which was to be said.
+            self.distrust((*where[:-1], error.suggestion))
+
+    def distrust(self, where: KeyPath) -> None:
+        """Judge nothing by what stands there."""
+        self.places.add(where)
+        self._around.update(where[:end] for end in range(len(where)))
+
+    def add(
+        self, where: KeyPath, message: str, suggestion: str | None = None, *, rests_on: Sequence[KeyPath] = ()
+    ) -> None:
+        """Something contradicts what stands at each of `rests_on`: told at `where`, if all of that could be read."""
+        if self.are_sound(where, *rests_on):
+            self.errors.append(self.source.problem(where, message, suggestion))
+
+    def are_sound(self, *places: KeyPath) -> bool:
+        """Whether no mistake is noted at one of them, within it or around it."""
+        return not any(
+            place in self._around or any(place[:end] in self.places for end in range(len(place) + 1))
+            for place in places
+        )
 
 
 def said(parse: Callable[[object], T]) -> Callable[[object], T]:
@@ -78,18 +125,21 @@ def said(parse: Callable[[object], T]) -> Callable[[object], T]:
 
 def explain(
     error: ValidationError, source: Source, words: Mapping[tuple[str, ...], Collection[str]], prefix: KeyPath = ()
-) -> list[UsageError]:
-    """One UsageError for each finding of pydantic.
+) -> list[Mistake]:
+    """One mistake for each finding of pydantic.
 
     `words` gives the keys that a mapping may have, by the path of the mapping without the indices of lists.
     """
-    return [_explain(details, source, words, prefix) for details in error.errors(include_url=False)]
+    return [
+        (where, _explain(details, source, words, where))
+        for details in error.errors(include_url=False)
+        for where in [(*prefix, *said_at(details["loc"]))]
+    ]
 
 
 def _explain(
-    details: ErrorDetails, source: Source, words: Mapping[tuple[str, ...], Collection[str]], prefix: KeyPath
+    details: ErrorDetails, source: Source, words: Mapping[tuple[str, ...], Collection[str]], where: KeyPath
 ) -> UsageError:
-    where = (*prefix, *_said_at(details["loc"]))
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] == _USAGE:
         return source.placed(
@@ -104,7 +154,8 @@ def _explain(
         # The model that found it is the one of our own runtime, which knows no other.
         return source.problem(where, f"must be 'mecefo' or 'command', not {shown(details['input'])}")
     if details["type"] == "literal_error":
-        return source.problem(where, f"must be {context['expected']}, not {shown(details['input'])}")
+        guess = nearest(str(details["input"]), re.findall(r"'([^']+)'", context["expected"]))
+        return source.problem(where, f"must be {context['expected']}, not {shown(details['input'])}", guess)
     wanted = _WANTED.get(details["type"])
     if details["type"] == "missing":
         return source.problem(where, f"is missing{_EXAMPLES.get(where[-1], '')}")
@@ -113,8 +164,8 @@ def _explain(
     return source.problem(where, f"must be {wanted.format(**context)}, not {shown(details['input'])}")
 
 
-def _said_at(location: Sequence[str | int]) -> Sequence[str | int]:
-    """Where the user said it: pydantic puts the name of the model that it chose for the job behind `job`."""
+def said_at(location: Sequence[str | int]) -> Sequence[str | int]:
+    """Where the user said what pydantic found there: it puts the name of the model that it chose behind `job`."""
     return (location[0], *location[2:]) if location[:1] == ("job",) and len(location) > 1 else location
 
 
@@ -149,6 +200,12 @@ _EXAMPLES: Mapping[str | int, str] = {
     "kind": ": say which fault; `chaos faults` lists them",
     "name": ": give the experiment a name",
 }
+
+
+def key_path(text: str) -> KeyPath:
+    """The place that a key names: ("faults", 0, "on") for `faults[0].on`."""
+    parts = re.findall(r"[^.\[\]]+", text)
+    return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
 def _key_text(where: Sequence[str | int]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from chaos.errors import UsageError, shown
+from chaos.errors import UsageError, all_of, shown
 
 # An experiment is a page of text. What is beyond these is a mistake or an attack (deep nesting, exponential aliases).
 MAX_BYTES = 128 * 1024
@@ -25,6 +25,8 @@ _INT = re.compile(r"[-+]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", re.IGNORECASE)
 
 KeyPath = tuple[str | int, ...]
+Mistake = tuple[KeyPath, UsageError]
+"""Where something is wrong, and what."""
 
 _TAG = "tag:yaml.org,2002:"
 _CORE_SCHEMA = (
@@ -80,8 +82,8 @@ for _class in (_Loader, Dumper):
         _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_pattern})$"), _first)
 
 
-def read(path: Path) -> Document:
-    """Read a file.
+def read(path: Path, mistakes: list[Mistake] | None = None) -> Document:
+    """Read a file; see `parse` for `mistakes`.
 
     Raises:
         UsageError: there is no such file, it cannot be read, or it is not a YAML mapping that makes sense.
@@ -92,14 +94,16 @@ def read(path: Path) -> Document:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read the file: {reason}", path=str(path)) from error
-    return parse(content, str(path))
+    return parse(content, str(path), mistakes)
 
 
-def parse(content: bytes | str, path: str | None = None) -> Document:
+def parse(content: bytes | str, path: str | None = None, mistakes: list[Mistake] | None = None) -> Document:
     """Read the content of a file that is called `path`.
 
+    A single key or scalar that makes no sense is left out and added to `mistakes`, so that the rest can be judged.
+
     Raises:
-        UsageError: it is not a YAML mapping that makes sense.
+        UsageError: it is not a YAML mapping, or nobody wants to know its `mistakes` and it has some: all of them.
     """
     text = _decode(content.encode(errors="surrogatepass") if isinstance(content, str) else content, path)
     try:
@@ -116,7 +120,12 @@ def parse(content: bytes | str, path: str | None = None) -> Document:
     reader = _Reader(path)
     if not isinstance(root, yaml.MappingNode):
         raise reader.refused(root, "an experiment is a mapping: lines of the form `name: my-experiment`")
-    return Document(reader.read(root, ()), reader.lines, path)
+    document = Document(reader.read(root, ()), reader.lines, path)
+    if mistakes is not None:
+        mistakes += reader.mistakes
+    elif reader.mistakes:
+        raise all_of([error for _, error in reader.mistakes])
+    return document
 
 
 def shown_key(key: str) -> str:
@@ -131,12 +140,22 @@ def plain(text: str) -> Any:
     Raises:
         UsageError: it cannot be used in a file.
     """
-    tag = _Loader("").resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    nowhere = yaml.Mark("", 0, 0, 0, None, 0)
-    try:
-        return _Reader(None).read(yaml.ScalarNode(tag, text, nowhere, nowhere), ())
-    except UsageError as error:
-        raise UsageError(error.message) from error
+    return _value_of(_Loader("").resolve(yaml.ScalarNode, text, (True, False)), text)  # type: ignore[no-untyped-call]
+
+
+def _value_of(tag: str, text: str) -> Any:
+    match tag.removeprefix(_TAG):
+        case "str" if not any("\ud800" <= character <= "\udfff" for character in text):
+            return text
+        case "null" if not text or text.lower() in ("~", "null"):
+            return None
+        case "bool" if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        case "int" if _INT.fullmatch(text):
+            return int(text)
+        case "float" if _FLOAT.fullmatch(text):
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    raise UsageError(f"{shown(text)} cannot be used here: write plain text or a number")
 
 
 def _decode(content: bytes, path: str | None) -> str:
@@ -157,6 +176,8 @@ class _Reader:
         self._num_values = 0
         self._depth = 0
         self.lines: dict[KeyPath, int] = {}
+        self.mistakes: list[Mistake] = []
+        self._noted: set[str] = set()
 
     def refused(self, node: yaml.Node, message: str, key: str | None = None) -> UsageError:
         """The error that refuses `node`."""
@@ -180,7 +201,7 @@ class _Reader:
             if isinstance(node, yaml.SequenceNode):
                 return [self.read(item, (*where, index)) for index, item in enumerate(node.value)]
             assert isinstance(node, yaml.ScalarNode)
-            return self._scalar(node)
+            return self._scalar(node, where)
         finally:
             self._depth -= 1
 
@@ -197,28 +218,32 @@ class _Reader:
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":
                 continue
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            try:
+                key = _value_of(key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            except UsageError:
+                key = None
             if not isinstance(key, str):
                 written = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
-                raise self.refused(key_node, f"a key must be text, not {shown(written)}")
+                self._note((*where, str(written)), self.refused(key_node, f"a key must be text, not {shown(written)}"))
+                continue
+            place = (*where, key)
             if key in own:
-                first = self.lines[(*where, key)]
-                raise self.refused(key_node, f"the key is there twice; the first is in line {first}", key)
-            self.lines[(*where, key)] = key_node.start_mark.line + 1
-            own[key] = self.read(value_node, (*where, key))
+                message = f"the key is there twice; the first is in line {self.lines[place]}"
+                self._note(place, self.refused(key_node, message, key))
+                continue
+            self.lines[place] = key_node.start_mark.line + 1
+            own[key] = self.read(value_node, place)
         return {**inherited, **own}
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        text: str = node.value
-        match node.tag.removeprefix(_TAG):
-            case "str" if not any("\ud800" <= character <= "\udfff" for character in text):
-                return text
-            case "null" if not text or text.lower() in ("~", "null"):
-                return None
-            case "bool" if text.lower() in ("true", "false"):
-                return text.lower() == "true"
-            case "int" if _INT.fullmatch(text):
-                return int(text)
-            case "float" if _FLOAT.fullmatch(text):
-                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        raise self.refused(node, f"{shown(text)} cannot be used here: write plain text or a number")
+    def _scalar(self, node: yaml.ScalarNode, where: KeyPath) -> Any:
+        try:
+            return _value_of(node.tag, node.value)
+        except UsageError as error:
+            self._note(where, self.refused(node, error.message))
+            return None
+
+    def _note(self, where: KeyPath, mistake: UsageError) -> None:
+        # What an alias or a merge reads again is one mistake.
+        if str(mistake) not in self._noted:
+            self._noted.add(str(mistake))
+            self.mistakes.append((where, mistake))

@@ -22,9 +22,6 @@ MIN_DISK_BYTES = 1 << 30
 # What NCCL and loaders of data easily take; a container is given 64 MiB unless told otherwise.
 MIN_SHARED_BYTES = 256 << 20
 SHARED_FOLDER = Path("/dev/shm")
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-# What version 1 says for "no limit" is the greatest number of pages.
-_NO_LIMIT_BYTES = 1 << 60
 
 SYSTEM = Check("Linux", "faults act on processes by what Linux offers", EVERY_BACKEND)
 PYTHON = Check("Python", "runs chaos and the training job", EVERY_BACKEND)
@@ -66,8 +63,7 @@ def cores() -> Finding:
 def memory() -> Finding:
     """What can still be used, by what the kernel says and by the limit on this container."""
     free_bytes = memory_limit.available_bytes()
-    limits = [int(text) for path in _CGROUP_LIMITS if (text := _read(path)).isdigit()]
-    limit_bytes = min((limit for limit in limits if limit < _NO_LIMIT_BYTES), default=None)
+    limit_bytes = memory_limit.container_limit_bytes()
     usable_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
     found = f"{_gigabytes(usable_bytes)} available"
     if usable_bytes < MIN_MEMORY_BYTES:
@@ -148,13 +144,6 @@ def earlier_runs() -> Finding:
         return EARLIER.wrong(f"cut off: {', '.join(map(str, dead))}", "chaos heal")
     num_under_way = sum(not run.is_elsewhere() for run in runs)
     return EARLIER.ok(f"{num_under_way} under way" if num_under_way else "nothing left behind")
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ _DEFAULTS = ("backend", "nodes", "gpus_per_node", "steps", "seed", "strategy")
 """What `--resilience-...` says where the marker does not."""
 _OWN = ("fault", "experiment", "check", "gate", "param", "for_")
 _EXIT_USAGE = UsageError.exit_code
+_OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
 
 
 class MarkedRun:
@@ -203,7 +205,9 @@ def _sentence(problem: UsageError) -> str:
     key = key.replace("-", "_") if key.replace("-", "").isalpha() else key
     guess = f" (did you mean {problem.suggestion!r}?)" if problem.suggestion else ""
     where = "".join(f"{part}:" for part in (problem.path, problem.line) if part) + (" " if problem.path else "")
-    return f"{where}{f'{key}: ' if key else ''}{problem.message}{guess}"
+    # Advice names options, too, which are keywords here.
+    message = _OPTION.sub(lambda option: option[1].replace("-", "_"), problem.message)
+    return f"{where}{f'{key}: ' if key else ''}{message}{guess}"
 
 
 def _refuse(sentence: str) -> NoReturn:

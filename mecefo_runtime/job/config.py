@@ -37,6 +37,14 @@ class ModelConfig:
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
 
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, embedding and head included."""
+        hidden = self.hidden_size
+        key_value_size = self.num_key_value_heads * self.head_size
+        block = 2 * hidden * (hidden + key_value_size) + 3 * hidden * self.intermediate_size + 2 * hidden
+        return self.num_layers * block + 2 * self.vocab_size * hidden + hidden
+
 
 # 60m to 1b: GaLore's LLaMA shapes (arXiv 2403.03507, Table 6), which MeCeFO trains too; 7b: LLaMA (arXiv 2302.13971).
 # The tokenizer of ours is bytes, the shapes keep the published vocabulary so that costs and memory are the published

@@ -191,11 +191,3 @@ def _empty_unit(unit: str, config: ModelConfig, device: torch.device, dtype: tor
         raise ValueError(f"{unit!r} is no unit of a model of {config.num_layers} layers")
     with device:
         return kind(config).to(dtype)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Parameters of the whole model, embedding and head included."""
-    hidden = config.hidden_size
-    key_value_size = config.num_key_value_heads * config.head_size
-    block = 2 * hidden * (hidden + key_value_size) + 3 * hidden * config.intermediate_size + 2 * hidden
-    return config.num_layers * block + 2 * config.vocab_size * hidden + hidden

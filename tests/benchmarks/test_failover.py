@@ -22,7 +22,7 @@ def failover(**fault):
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_runs_differ_in_their_targets(kind):
-    from harness.run.execute import check
+    from harness.run.preparation import check
 
     targets = {str(check(experiment_of(kind, seed, quick=False))[1][0].target) for seed in range(10)}
     assert len(targets) > 1

@@ -30,7 +30,7 @@ from benchmarks.peers.job import PeerJob
 from benchmarks.peers.processes import ROOT, run_peer, running, watch
 from benchmarks.peers.records import Attempt, Kill, Recorder, find_recovery, read_records, usual_step_seconds
 from benchmarks.peers.rounds import Entry, peer_entries, run_rounds
-from harness.run.execute import check
+from harness.run.preparation import check
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.model.data import samples_of_step
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
+from chaos.errors import EffectNotSeen, TargetNotFound, UsageError, setting
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess, RunContext
 from chaos.faults.process._processes import Exits, ProcessFault, ending
@@ -86,7 +86,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 raise UsageError(
                     f"{bytes_text(wanted_bytes)} more than {'its rank has' if num_ranks == 1 else 'its ranks have'} "
                     f"cannot be leaked on node {node}, which may use {bytes_text(node_bytes)} in all: choose a smaller "
-                    "limit, or raise --node-memory",
+                    f"limit, or raise {setting('containers.memory')}",
                     key="limit",
                 )
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
+from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, setting
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.host import small_disk
 from chaos.host.undo_record import UndoRecord
@@ -84,7 +84,8 @@ class FillDisk(Fault[FillParameters]):
         if not run.sees_mounts:
             raise UsageError(
                 "containers here do not see the small disk that is put over the checkpoint folder: let them, with "
-                "`mount --make-rshared /`, or choose a --checkpoint-folder on a small filesystem of its own"
+                "`mount --make-rshared /`, or put the checkpoints on a small filesystem of their own with "
+                f"{setting('job.checkpoint.folder')}"
             )
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:

@@ -129,13 +129,13 @@ MISTAKES = {
     "unknown phase": (("run", "kill-node", "--at", "step=5,phase=foward"), ["foward", "did you mean 'forward'"]),
     "node that is not there": (("run", *KILL, "--on", "node=7"), ["node=7", "nodes 0 to 3"]),
     "rank that is not there": (("run", *KILL, "--on", "rank=8"), ["rank=8", "ranks 0 to 7"]),
-    "rack without racks": (("run", *KILL, "--on", "rack=0"), ["--on", "rack=0", "nodes_per_rack"]),
+    "rack without racks": (("run", *KILL, "--on", "rack=0"), ["--on", "rack=0", "--nodes-per-rack 2"]),
     "link for a fault of nodes": (("run", *KILL, "--on", "link=1-4"), ["--on", "link=1-4", "nodes"]),
     "role that there is not": (("run", *KILL, "--on", "role=store"), ["--on", "store", "coordinator"]),
     "lifetime of what has none": (("run", *KILL, "--for", "3s"), ["--for", "kill-node has no lifetime", "repair"]),
     "rate that is none": (("run", "kill-node", "--rate", "5"), ["--rate", "0.5/min"]),
     "period and rate": (("run", "kill-node", "--every", "5s", "--rate", "1/min"), ["every", "rate", "contradict"]),
-    "count of what fires once": (("run", *KILL, "--count", "3"), ["--count", "every or rate"]),
+    "count of what fires once": (("run", *KILL, "--count", "3"), ["--count", "--every or --rate"]),
     "unknown parameter": (("run", *KILL, "-p", "dely=3"), ["--param dely", "unknown key"]),
     "parameter that is none": (
         ("run", "slow-link", "--at", "step=5", "-p", "rate=1mbit"),
@@ -151,7 +151,7 @@ MISTAKES = {
     "everybody": (("run", *KILL, "--on", "random:4"), ["none of the job's 8 ranks"]),
     "shape that does not fit": (
         ("run", *KILL, "--data-parallel", "3", "--pipeline", "2"),
-        ["data_parallel 3", "8 ranks", "4 x 2"],
+        ["--data-parallel 3", "8 ranks", "4 x 2"],
     ),
     "no nodes": (("run", *KILL, "--nodes", "0"), ["--nodes", "0"]),
     "steps that are no number": (("run", *KILL, "--steps", "many"), ["--steps", "many"]),
@@ -176,7 +176,7 @@ MISTAKES = {
     "two targets of one fault": (("run", *KILL, "--on", "node=1", "--on", "node=2"), ["--on: is there twice"]),
     "repair of whom a cut link leaves alive": (
         ("run", "drop-link", "--at", "step=5", "--on", "link=0-2", "--network", "namespaces", "--repair", "10s"),
-        ["chaos: --repair: drop-link has no repair", "for says how long it goes on"],
+        ["chaos: --repair: drop-link has no repair", "--for says how long it goes on"],
     ),
     "repair of what goes on for a time": (
         ("run", "slow-rank", "--at", "step=5", "--repair", "none"),
@@ -184,7 +184,7 @@ MISTAKES = {
     ),
     "repair of what is over at once": (
         ("run", "bit-flip", "--at", "step=5", "--repair", "3steps"),
-        ["chaos: --repair: bit-flip has no repair: it is over at once: leave repair out"],
+        ["chaos: --repair: bit-flip has no repair: it is over at once: leave --repair out"],
     ),
     "gate that is none": (("run", *KILL, "--gate", "throughput_drop below 4"), ["throughput_drop below 4"]),
     "gate on an unknown metric": (
@@ -252,6 +252,35 @@ MISTAKES = {
     "parameter that cannot be shown": (("run", *KILL, "-p", "\u202e=1"), ["--param '\\u202e'", "unknown key"]),
     "gate that nothing can fail": (("run", *KILL, "--gate", "steps_lost < 1e400"), ["1e400"]),
     "ledger of too long a name": (("heal", f"{'x' * 5000}/ledger.jsonl"), ["there is no run"]),
+    "repair after the end": (
+        ("run", *KILL, "--steps", "30", "--repair", "40steps"),
+        ["--repair", "step 50", "30 steps", "raise --steps", "--repair none"],
+    ),
+    "ranks for which there is no memory": (
+        ("run", *KILL, "--model", "7b", "--nodes", "500"),
+        ["--nodes", "1000 ranks take", "this machine has", "choose a smaller --nodes"],
+    ),
+    "script that is not there": (
+        ("run", "raise", "--at", "step=5", "--", sys.executable, "train.py"),
+        ["-- COMMAND", "there is no file 'train.py'"],
+    ),
+    "script of a launcher that is not there": (
+        (
+            "run",
+            "raise",
+            "--at",
+            "step=5",
+            "--",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "1",
+            "a.py",
+        ),
+        ["-- COMMAND", "there is no file 'a.py'"],
+    ),
+    "backend that is none": (("run", *KILL, "--backend", "dokcer"), ["--backend", "did you mean 'docker'"]),
     "junit without a name": (("run", *KILL, "--junit", ""), ["--junit", "name a file"]),
     "junit into nowhere": (("run", *KILL, "--junit", "nowhere/junit.xml"), ["--junit", "nowhere"]),
 }
@@ -326,12 +355,105 @@ def test_what_is_found_when_it_is_planned_has_its_line_too(chaos):
     assert "bad.yaml:3: job.data: " in chaos("run", path, "--dry-run")[2]
 
 
-def test_all_mistakes_in_a_file_at_once(chaos):
-    text = "name: x\njob: {steps: 50, model: big}\nfaults:\n  - {kind: kill-node, at: step=5, on: nobody=1}\n"
-    code, _, err = chaos("plan", write("bad.yaml", text))
-    assert code == 4
-    assert "bad.yaml:2" in err
-    assert "bad.yaml:4" in err
+# Each line that is wrong names the key that must be told, and nothing else is.
+MISTAKEN = """\
+name: x
+seed: 99999999999999999999 # seed
+job:
+  steps: 50
+  nodes: -4 # job.nodes
+  modle: llama-tiny # job.modle
+  data: nowhere # job.data
+faults:
+- kind: kill-node
+  on: nod=1 # faults[0].on
+  at: step=60 # faults[0].at.step
+- kind: kill-node
+  at: step=5
+  repair: 60steps # faults[1].repair
+- kind: slow-link
+  at: step=5
+  dely: 50ms # faults[2].dely
+  delay: 50ms
+  for: 1parsec # faults[2].for
+- kind: kil-node # faults[3].kind
+  at: step=5
+gates:
+- steps_lost == # gates[0]
+- goodput >= 50%
+- reecovery < 5 # gates[2]
+- 7 # gates[3]
+halt:
+- training_loss is nan
+- a is b # halt[1]
+twin: true
+twin: false # twin
+"""
+
+
+def told_places(err):
+    """The places `LINE: KEY` of a message about bad.yaml."""
+    return re.findall(r"bad\.yaml:(\d+: [\w.\[\]]+): ", err)
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(chaos):
+    wrong = [(number, line) for number, line in enumerate(MISTAKEN.splitlines(), 1) if "#" in line]
+    wanted = [f"{number}: {line.partition('# ')[2]}" for number, line in wrong]
+    code, out, err = chaos("run", write("bad.yaml", MISTAKEN), "--dry-run")
+    assert (code, out) == (4, "")
+    # A number that is none is told without its key, by its line alone.
+    assert told_places(err) == [place for place in wanted if not place.endswith("seed")]
+    assert "bad.yaml:2: '99999999999999999999' cannot be used here" in err
+    for guess in ("'model'", "'node'", "'delay'", "'kill-node'", "'recovery'"):
+        assert f"did you mean {guess}?" in err
+
+
+def test_all_mistakes_of_a_command_line_are_told_at_once(chaos):
+    line = "run kill-node --at step=700 --on nod=1 --steps 3x --nodes many --node-cpus few --backend dokcer --gate a<1"
+    code, out, err = chaos(*line.split(), "--data", "nowhere", "-p", "force", "--count", "0.5")
+    assert (code, out) == (4, "")
+    told = re.findall(r"^  (--[\w-]+)", err, re.MULTILINE)
+    assert sorted(told) == sorted(
+        ["--on", "--steps", "--nodes", "--node-cpus", "--backend", "--gate", "--data", "--param", "--count"]
+    )
+
+
+def test_what_rests_on_a_mistake_is_not_called_one(chaos):
+    text = "name: x\njob: {steps: fifty, nodes: x}\nfaults:\n- {kind: kill-node, at: step=900, on: node=70}\n"
+    assert set(told_places(chaos("plan", write("bad.yaml", text))[2])) == {"2: job.steps", "2: job.nodes"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "in_a_file", "as_options"),
+    [
+        ("at: step=700", ("--at", "step=700"), "raise job.steps", "raise --steps"),
+        ("on: rack=0", ("--on", "rack=0"), "job.nodes_per_rack: 2", "--nodes-per-rack 2"),
+        ("for: 5s", ("--for", "5s"), "write repair", "write --repair"),
+    ],
+)
+def test_advice_is_in_the_terms_in_which_the_experiment_was_said(chaos, changes, arguments, in_a_file, as_options):
+    fault = "kind: kill-node, at: step=5" if not changes.startswith("at") else "kind: kill-node"
+    path = write("bad.yaml", f"name: x\nfaults:\n- {{{fault}, {changes}}}\n")
+    of_the_file = chaos("plan", path)[2]
+    assert in_a_file in of_the_file and "--" not in of_the_file
+    given = arguments if arguments[0] == "--at" else (*arguments, "--at", "step=5")
+    assert as_options in chaos("plan", "kill-node", *given)[2]
+
+
+def test_what_a_checkpoint_needs_is_told_in_the_same_terms(chaos):
+    path = write("bad.yaml", "name: x\nfaults:\n- {kind: hide-checkpoint, at: step=5}\n")
+    assert "job.checkpoint.every_steps: 20" in chaos("plan", path)[2]
+    assert "--checkpoint-every 20" in chaos("plan", "hide-checkpoint", "--at", "step=5")[2]
+
+
+def test_many_ranks_on_few_cores_are_warned_of(chaos, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("harness.run.preparation.usable_bytes", lambda: 64 * 2**30)
+    code, out, err = chaos("run", *KILL, "--nodes", "500", "--dry-run")
+    assert (code, "500 nodes x 2 ranks" in out) == (0, True)
+    for words in ("warning: 1000 ranks", "2 cores", "64.0 GiB"):
+        assert words in err
+    assert chaos("run", *KILL, "--dry-run")[2] == ""
 
 
 class TestPlan:

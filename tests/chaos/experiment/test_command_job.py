@@ -115,7 +115,7 @@ def test_a_mistake_is_named_where_it_is(job, message):
 
 def test_a_command_that_does_not_tell_its_ranks_is_said_how_they_are_told():
     shell = ("sh", "-c", "torchrun --nproc-per-node 2 train.py")
-    how = "rank=1 does not exist: the job has only rank 0; the command does not tell: nodes and gpus_per_node do"
+    how = "rank=1 does not exist: the job has only rank 0; the command does not tell: --nodes and --gpus-per-node do"
     assert how in violations(command=shell, on="rank=1")
     assert options(*shell, on="rank=1", gpus_per_node=2).cluster().num_ranks == 2
     assert "does not tell" not in violations(on="rank=2")

@@ -157,7 +157,7 @@ class TestResolve:
             ("stage=2", "stage=2 does not exist: the job has stages 0 to 1"),
             ("replica=4", "replica=4 does not exist: the job has replicas 0 to 3"),
             ("node=1+7", "node=7 does not exist: the job has nodes 0 to 3"),
-            ("rack=0", "rack=0, but the job has no racks: give it job: {nodes_per_rack: 2}"),
+            ("rack=0", "rack=0, but the job has no racks: give it job.nodes_per_rack: 2"),
             ("link=0-1", "link=0-1, but the fault strikes ranks: write one of rank=3, node=1, random"),
             ("rank=3,node=0", "rank=3,node=0 matches no rank: rank 3 is on node 1, replica 3, stage 1"),
             ("random:9", "random:9 asks for 9, but only 8 ranks can be drawn"),

@@ -115,7 +115,7 @@ def test_an_old_python_is_told(monkeypatch):
 )
 def test_memory_is_what_kernel_and_container_leave(monkeypatch, tmp_path, free_gib, limit, outcome):
     (tmp_path / "memory.max").write_text(limit or "max")
-    monkeypatch.setattr(machine, "_CGROUP_LIMITS", (str(tmp_path / "memory.max"), "/nowhere"))
+    monkeypatch.setattr(machine.memory_limit, "_CONTAINER_LIMITS", (str(tmp_path / "memory.max"), "/nowhere"))
     monkeypatch.setattr(machine.memory_limit, "available_bytes", lambda: int(free_gib * 2**30))
     assert machine.memory().outcome == outcome
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import PRESETS, ModelConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.model.model import Attention, Block, Embedding, Head, build_unit, num_parameters
+from mecefo_runtime.model.model import Attention, Block, Embedding, Head, build_unit
 from mecefo_runtime.model.segments import segments
 from tests.examples import FEW
 
@@ -44,13 +44,13 @@ def build_block(config: ModelConfig = TINY, dtype: torch.dtype = torch.float64) 
     [("60m", 58e6), ("130m", 134e6), ("350m", 368e6), ("1b", 1.34e9), ("7b", 6.74e9)],
 )
 def test_presets_have_the_published_sizes(preset: str, published: float) -> None:
-    assert num_parameters(PRESETS[preset]) == pytest.approx(published, rel=0.005)
+    assert PRESETS[preset].num_parameters == pytest.approx(published, rel=0.005)
 
 
 @pytest.mark.parametrize("config", [TINY, GROUPED, PRESETS["7b"]], ids=["tiny", "grouped", "7b"])
 def test_the_size_is_that_of_the_units(config: ModelConfig) -> None:
     built = [build_unit(unit, config, 0, device="meta") for unit in units(config)]
-    assert num_parameters(config) == sum(parameter.numel() for unit in built for parameter in unit.parameters())
+    assert config.num_parameters == sum(parameter.numel() for unit in built for parameter in unit.parameters())
 
 
 @FEW

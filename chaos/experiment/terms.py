@@ -1,0 +1,37 @@
+"""By which option the command line says what a file says by a key, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chaos.experiment.fault_spec import FAULT_KEYS
+
+_OF_THE_JOB = (
+    "data",
+    "data_parallel",
+    "dilation",
+    "gpus_per_node",
+    "model",
+    "nodes",
+    "nodes_per_rack",
+    "pipeline",
+    "steps",
+    "strategy",
+)
+_OF_THE_EXPERIMENT = ("backend", "network", "profile", "seed")
+CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
+CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
+
+
+def option_name(option: str) -> str:
+    """The option of that name as it is written."""
+    return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
+
+
+TERMS: Mapping[str, str] = {
+    **{f"job.{key}": option_name(key) for key in _OF_THE_JOB},
+    **{key: option_name(key) for key in (*_OF_THE_EXPERIMENT, *FAULT_KEYS) if key not in ("kind", "draw")},
+    **{f"job.checkpoint.{key}": option_name(option) for option, key in CHECKPOINT_OPTIONS.items()},
+    **{f"containers.{key}": option_name(option) for option, key in CONTAINER_OPTIONS.items()},
+}
+"""Key -> option; what stands beside every fault by its bare key."""

@@ -1,0 +1,271 @@
+"""What can be refused before anything is started: all of it at once; and what is warned of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.errors import UsageError, all_of, setting
+from chaos.experiment.command_job import CommandConfig, CommandJob, check_command
+from chaos.experiment.experiment import Experiment
+from chaos.faults import registry
+from chaos.faults.base import RunContext
+from chaos.host.memory_limit import usable_bytes
+from chaos.plan.incident import Incident, Plan
+from chaos.plan.needs import NEEDS, capabilities_of, check_needs
+from chaos.plan.schedule import make_plan
+from harness.analysis.words import count, name_bytes
+from harness.backends.base import AnyConfig
+from harness.backends.docker.settings import is_shared
+from harness.judging.early_end import check_gates
+from harness.judging.gates import GateError, HaltCondition
+from harness.network.machine import why_no_networks
+from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import LayoutError
+from mecefo_runtime.model.data import DataError, read_corpus
+from mecefo_runtime.system.devices import num_devices
+from mecefo_runtime.system.dilation import NO_DILATION, automatic_ratio
+
+IsSound = Callable[..., bool]
+"""Whether nothing was found wrong with any of some keys of the experiment."""
+
+# A process with torch in it has more than that to itself: one of the smallest model has 28 MiB (measured).
+_MIN_RANK_BYTES = 24 * 2**20
+# Parameters, gradients and both moments of the optimizer, in fp32.
+_STATE_BYTES_PER_PARAMETER = 16
+# Ranks for each core, above which a run says more of the machine than of the job. The default job has 4 on two cores.
+_MANY_RANKS_PER_CORE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an experiment comes to on this machine: the job, the incidents, and what is unwise about it."""
+
+    job: AnyConfig
+    plan: Plan
+    warnings: tuple[str, ...] = ()
+
+
+def check(experiment: Experiment) -> tuple[AnyConfig, tuple[Incident, ...]]:
+    """The job and the incidents of `experiment`.
+
+    Raises:
+        UsageError: the experiment cannot be run, and why.
+    """
+    prepared = prepare(experiment)
+    return prepared.job, prepared.plan.incidents
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Everything that can be refused before anything is started.
+
+    Raises:
+        UsageError: the experiment cannot be run, and all that is against it.
+    """
+    prepared, problems = _examine(experiment, lambda *keys: True)
+    if prepared is None or problems:
+        raise all_of(problems)
+    return prepared
+
+
+def violations(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
+    """What `prepare` would refuse besides, of an experiment of which some is wrong already."""
+    return _examine(experiment, is_sound)[1]
+
+
+def _examine(experiment: Experiment, is_sound: IsSound) -> tuple[Prepared | None, list[UsageError]]:
+    problems = _conditions(experiment, is_sound)
+    warnings: list[str] = []
+    if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
+        problems.append(UsageError(reason, key="network"))
+    job: AnyConfig | None = None
+    plan: Plan | None = None
+    if is_sound("job", "backend"):
+        with _collecting(problems):
+            job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))
+    if isinstance(experiment.job, CommandJob):
+        if isinstance(job, CommandConfig):
+            with _collecting(problems):
+                check_command(job, is_in_containers=experiment.backend == "docker")
+    elif is_sound("job.data", "job.sequence_length"):
+        with _collecting(problems):
+            _check_data(experiment.job.data, experiment.job.sequence_length)
+    if job is None:
+        return None, problems
+    with _collecting(problems):
+        warnings += _check_machine(job, experiment)
+    if isinstance(job, JobConfig) and job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
+        with _collecting(problems):
+            newest_durable(job)
+    if is_sound("faults", "limits", "profile", "seed", "network"):
+        with _collecting(problems):
+            capabilities = _capabilities(experiment, job)
+            plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
+            with _collecting(problems):
+                _check_needs(plan, experiment, capabilities)
+            _check_faults(plan, job, experiment)
+    return None if plan is None else Prepared(job, plan, tuple(warnings)), problems
+
+
+@contextmanager
+def _collecting(problems: list[UsageError]) -> Iterator[None]:
+    """What is refused meanwhile is added to `problems`."""
+    try:
+        yield
+    except UsageError as error:
+        problems += error.problems
+    except (LayoutError, MismatchedCheckpoint) as error:
+        problems.append(UsageError(str(error)))
+
+
+def _check_data(data: str | None, sequence_length: int) -> None:
+    try:
+        read_corpus(data, sequence_length=sequence_length)
+    except DataError as error:
+        raise UsageError(str(error), key="job.data") from error
+
+
+def _check_machine(job: AnyConfig, experiment: Experiment) -> list[str]:
+    """What is unwise about so many ranks on this machine.
+
+    Raises:
+        UsageError: its memory cannot hold them.
+    """
+    num_ranks, num_cores, memory_bytes = job.nodes * job.gpus_per_node, len(os.sched_getaffinity(0)), usable_bytes()
+    wanted_bytes = num_ranks * _MIN_RANK_BYTES
+    if isinstance(job, JobConfig) and (job.device == "cpu" or not num_devices()):
+        wanted_bytes += job.data_parallel * job.model.num_parameters * _STATE_BYTES_PER_PARAMETER
+    if isinstance(job, JobConfig) or num_ranks > 1:
+        has = f"this machine has {count(num_cores, 'core')} and {name_bytes(memory_bytes)} of memory"
+        if wanted_bytes > memory_bytes:
+            fewer = f"{setting('job.nodes')}, {setting('job.gpus_per_node')}"
+            model = f" or {setting('job.model')}" if isinstance(job, JobConfig) else ""
+            raise UsageError(
+                f"{count(num_ranks, 'rank')} take {name_bytes(wanted_bytes)} of memory or more, and {has}: "
+                f"choose a smaller {fewer}{model}",
+                key=_said_of_size(experiment),
+            )
+        if num_ranks > _MANY_RANKS_PER_CORE * num_cores:
+            return [
+                f"{count(num_ranks, 'rank')} will take turns on few cores, and {name_bytes(wanted_bytes)} of memory or "
+                f"more: {has}. Expect long steps, and silence that is taken for loss"
+            ]
+    return []
+
+
+def _said_of_size(experiment: Experiment) -> str:
+    """Where it was said how many ranks there are."""
+    job = experiment.job
+    return "job.gpus_per_node" if (job.gpus_per_node or 1) > (job.nodes or 1) else "job.nodes"
+
+
+def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
+    """What faults can count on: what the experiment offers, and this machine."""
+    has_checkpoints = isinstance(job, JobConfig) and job.checkpoint is not None
+    offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=has_checkpoints)
+    is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
+    of_machine = {
+        "root": os.geteuid() == 0,
+        "cuda": not is_on_cpu and num_devices() > 0,
+        "links": experiment.backend == "local"
+        and _may_need_links(experiment)
+        and experiment.network != "loopback"
+        and why_no_networks() is None,
+    }
+    return offered | {need for need, is_there in of_machine.items() if is_there}
+
+
+def _may_need_links(experiment: Experiment) -> bool:
+    """Whether it matters that ranks have links: to find out takes a moment."""
+    kinds = registry()
+    return experiment.profile is not None or any("links" in kinds[fault.kind].needs for fault in experiment.faults)
+
+
+def _conditions(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
+    """What is wrong with the gates and halt conditions that cannot be understood."""
+    problems = []
+    for index, gate in enumerate(experiment.gates):
+        try:
+            check_gates([gate], has_twin=experiment.twin or not is_sound("twin"))
+        except GateError as error:
+            problems.append(UsageError(str(error), key=f"gates[{index}]"))
+    for index, condition in enumerate(experiment.halt):
+        try:
+            HaltCondition.parse(condition)
+        except GateError as error:
+            problems.append(UsageError(str(error), key=f"halt[{index}]"))
+    return problems
+
+
+def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str]) -> None:
+    """Let faults pass that have what they need.
+
+    Raises:
+        UsageError: some have not; each of those at once, where it is said first.
+    """
+    kinds = registry()
+    first_keys: dict[str, str] = {}
+    for incident, key in zip(plan.incidents, plan.keys, strict=True):
+        first_keys.setdefault(incident.fault, key)
+    problems = []
+    for fault, key in first_keys.items():
+        for violation in check_needs({fault: kinds[fault].needs}, capabilities):
+            problems.append(UsageError(_with_reason(violation.message, experiment), key=key))
+    if problems:
+        raise all_of(problems)
+
+
+def _with_reason(violation: str, experiment: Experiment) -> str:
+    """A violation about links says why there are none."""
+    if NEEDS["links"] not in violation:
+        return violation
+    reason = "with network: loopback they share one" if experiment.network == "loopback" else why_no_networks()
+    return f"{violation}, and {reason}"
+
+
+def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
+    """Let every fault refuse what it can know to be impossible.
+
+    Raises:
+        UsageError: one of them does.
+    """
+    checkpoint = job.checkpoint if isinstance(job, JobConfig) else None
+    folder = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder else None
+    run = RunContext(
+        job.cluster(),
+        folder,
+        sees_mounts=experiment.backend == "local" or is_shared(folder or Path.cwd()),
+        ranks_are_hosts=isinstance(job, CommandConfig) and experiment.backend == "local",
+        node_memory_bytes=experiment.containers.memory,
+    )
+    for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
+        kind = registry()[incident.fault]
+        try:
+            kind(kind.Parameters.model_validate(dict(incident.parameters))).check(incident.target, run)
+        except UsageError as error:
+            key = of_fault + (f".{error.key}" if error.key else "")
+            raise UsageError(error.message, key=key, suggestion=error.suggestion) from error
+
+
+def _dilation_ratio(experiment: Experiment) -> float:
+    """What a rank's CPU time is padded to; a rank that computes on a GPU has none to pad."""
+    job = experiment.job
+    if isinstance(job, CommandJob):
+        return NO_DILATION
+    uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
+    match job.dilation:
+        case "auto" if not uses_gpus:
+            return automatic_ratio(job.nodes * job.gpus_per_node, len(os.sched_getaffinity(0)))
+        case "auto" | "off":
+            return NO_DILATION
+        case ratio:
+            if uses_gpus and float(ratio) > NO_DILATION:
+                raise UsageError(
+                    f"{ratio:g} pads CPU time, and the ranks compute on GPUs: leave it on auto, or choose device cpu",
+                    key="job.dilation",
+                )
+            return float(ratio)
