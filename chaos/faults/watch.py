@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.records import parse
 
 _KEPT_STEPS = 1000
 
@@ -44,7 +47,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
-        self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
+        self._waiting: list[tuple[Callable[[Record], bool], asyncio.Future[Record]]] = []
 
     @property
     def last_step(self) -> int:
@@ -52,22 +55,28 @@ class Watch:
         return self.steps[-1].step if self.steps else 0
 
     def feed(self, event: Event) -> None:
-        """Take in one event of the job."""
-        if event.kind == "step_committed" and event.step is not None and event.step > self.last_step:
-            fields = event.fields
-            committed = float(fields.get("committed_monotonic", event.monotonic_seconds))
-            self.steps.append(SeenStep(event.step, float(fields.get("began_monotonic", committed)), committed))
+        """Take in one event of the job; one that makes no sense is nobody's."""
+        if event.kind != StepCommitted.KIND and not self._waiting:
+            return
+        try:
+            record = parse(event)
+        except ValueError:
+            return
+        if isinstance(record, StepCommitted) and record.step is not None and record.step > self.last_step:
+            committed = record.committed_seconds
+            began = committed if record.began_monotonic is None else record.began_monotonic
+            self.steps.append(SeenStep(record.step, began, committed))
         for is_wanted, future in list(self._waiting):
-            if not future.done() and is_wanted(event):
-                future.set_result(event)
+            if not future.done() and is_wanted(record):
+                future.set_result(record)
 
-    async def wait_for(self, is_wanted: Callable[[Event], bool], timeout_seconds: float | None) -> Event:
-        """The next event for which `is_wanted`. Without a time-out the caller has to be ready to cancel it.
+    async def wait_for(self, is_wanted: Callable[[Record], bool], timeout_seconds: float | None) -> Record:
+        """The record of the next event for which `is_wanted`. Without a time-out the caller has to be ready to cancel.
 
         Raises:
             TimeoutError: none came within the time.
         """
-        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
         entry = (is_wanted, future)
         self._waiting.append(entry)
         try:
@@ -83,5 +92,5 @@ class Watch:
         """
         if self.last_step < step:
             await self.wait_for(
-                lambda event: event.kind == "step_committed" and (event.step or 0) >= step, timeout_seconds
+                lambda record: isinstance(record, StepCommitted) and (record.step or 0) >= step, timeout_seconds
             )

@@ -1,4 +1,4 @@
 """The one reader of the event log: what events mean, in steps, incidents, seconds and ratios.
 
-No files, no views, no verdicts.
+`state` is fed and asked, the rest are functions of what it keeps. No files, no views, no verdicts.
 """

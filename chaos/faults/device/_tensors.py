@@ -16,7 +16,8 @@ from chaos.errors import EffectNotSeen
 from chaos.faults._inside import InsideFault, ParametersT
 from chaos.faults.base import Act, FaultContext
 from chaos.spec.trigger import PHASES
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import StepUnfit
+from mecefo_runtime.system.record import Record
 
 Where = Literal["parameters", "gradients", "activations", "optimizer"]
 
@@ -70,8 +71,8 @@ class TensorFault(InsideFault[ParametersT]):
 
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)
-        self._rejected: list[Event] = []
-        self._listening: asyncio.Task[Event] | None = None
+        self._rejected: list[StepUnfit] = []
+        self._listening: asyncio.Task[Record] | None = None
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Begin it in each rank, and listen from before it can have consequences."""
@@ -87,10 +88,10 @@ class TensorFault(InsideFault[ParametersT]):
 
     # ---- what came of it ----
 
-    def _note(self, event: Event) -> bool:
+    def _note(self, record: Record) -> bool:
         """Keep what the judge of steps says; never what is waited for, so that no event between two waits is lost."""
-        if event.kind == "step_unfit":
-            self._rejected.append(event)
+        if isinstance(record, StepUnfit):
+            self._rejected.append(record)
         return False
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,23 +108,27 @@ class TensorFault(InsideFault[ParametersT]):
             case "consumed" | "masked":
                 return {"summary": f"{where}; {use_text(told)}", **told}
             case "left" | "unchanged" | "restored":
-                event = await self._judgement(int(told.get("step") or 0), is_healed=outcome == "restored")
-                if event is None:
+                found = await self._judgement(int(told.get("step") or 0), is_healed=outcome == "restored")
+                if found is None:
                     raise EffectNotSeen(f"{where}; {_NOT_USED[outcome]}, and nobody judged the step")
-                fields = event.fields
-                verdict = f"step {event.step} was judged unfit: {fields['verdict']} ({fields['reason']})"
-                judgement = {key: fields[key] for key in ("verdict", "suspects", "reason")} | {"step": event.step}
+                verdict = f"step {found.step} was judged unfit: {found.verdict} ({found.reason})"
+                judgement = {
+                    "verdict": found.verdict,
+                    "suspects": list(found.suspects),
+                    "reason": found.reason,
+                    "step": found.step,
+                }
                 return {"summary": f"{where}; {verdict}", **told, "judgement": judgement}
             case _:
                 why = "whether it was used is not known" if outcome == "failed" and told.get("struck") else outcome
                 raise EffectNotSeen(f"{where}; {_NOT_USED.get(why, why)}{_because(told)}")
 
-    async def _judgement(self, step: int, *, is_healed: bool) -> Event | None:
+    async def _judgement(self, step: int, *, is_healed: bool) -> StepUnfit | None:
         """What the job's judge of steps said about `step` (or, of a state that was healed, about any step)."""
         for _ in range(int(JUDGEMENT_SECONDS / 0.05)):
-            for event in self._rejected:
-                if event.step == step or (is_healed and event.fields.get("verdict") == "heal"):
-                    return event
+            for found in self._rejected:
+                if found.step == step or (is_healed and found.verdict == "heal"):
+                    return found
             await asyncio.sleep(0.05)
         return None
 

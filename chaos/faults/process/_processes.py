@@ -16,6 +16,7 @@ from chaos.faults.base import Act, Fault, FaultContext, Fidelity, OwnedProcess, 
 from chaos.host.process_table import exited
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget
+from mecefo_runtime.system.job_records import ProcessExited
 from mecefo_runtime.system.process import ProcessId
 
 
@@ -76,11 +77,11 @@ class Exits:
 
 
 async def _exit_code(owned: OwnedProcess, context: FaultContext) -> int | None:
-    event = await context.watch.wait_for(
-        lambda event: event.kind == "process_exited" and event.fields.get("exited_pid") == owned.process.pid, None
+    record = await context.watch.wait_for(
+        lambda record: isinstance(record, ProcessExited) and record.exited_pid == owned.process.pid, None
     )
-    code = event.fields.get("exit")
-    return None if code is None else int(code)
+    assert isinstance(record, ProcessExited)
+    return record.exit
 
 
 async def see_exits(

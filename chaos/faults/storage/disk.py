@@ -26,7 +26,8 @@ from chaos.host import small_disk
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import Warned
+from mecefo_runtime.system.record import Record
 
 _FILL_BYTES = 1 << 24
 # What the runtime says of a checkpoint that it could not write, and what it says of one for which it had no time.
@@ -133,8 +134,8 @@ class FillDisk(Fault[FillParameters]):
         ballast = Path(record.ballast)
         last_steps: list[int] = []
 
-        def is_failure(event: Event) -> bool:
-            if not self._is_failed_checkpoint(event):
+        def is_failure(record: Record) -> bool:
+            if not isinstance(record, Warned) or not self._is_failed_checkpoint(record):
                 return False
             # Now: when the task that waits for it goes on, the step after it may have been committed.
             last_steps.append(context.watch.last_step)
@@ -146,8 +147,9 @@ class FillDisk(Fault[FillParameters]):
             if refusal != errno.ENOSPC:
                 said = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
                 raise EffectNotSeen(f"a write of 1 byte to {ballast.parent} {said}: its disk is not full")
-            event = await failure
-            step = max(event.step or 0, last_steps[0]) + 1
+            told = await failure
+            assert isinstance(told, Warned)
+            step = max(told.step or 0, last_steps[0]) + 1
             await context.watch.wait_for_step(step, timeout_seconds)
             status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
         except TimeoutError:
@@ -165,13 +167,13 @@ class FillDisk(Fault[FillParameters]):
         return {
             "summary": (
                 f"disk of {bytes_text(total)} full, a write of 1 byte fails with ENOSPC; the checkpoint of step "
-                f"{event.step} failed on rank {event.rank}, and step {step} was committed after it"
+                f"{told.step} failed on rank {told.rank}, and step {step} was committed after it"
             ),
             "total_bytes": total,
             "free_bytes": free,
             "ballast_bytes": ballast_bytes,
             "own_disk": record.disk is not None,
-            "checkpoint_failed": {"step": event.step, "rank": event.rank, "message": event.fields["message"]},
+            "checkpoint_failed": {"step": told.step, "rank": told.rank, "message": told.message},
             "step_committed_after": step,
         }
 
@@ -194,10 +196,9 @@ class FillDisk(Fault[FillParameters]):
             raise HealError(f"the disk of {ballast.parent} is still full, though nothing of ours is on it any more")
         return {"undone": "a write of 1 byte succeeds again", "folder": str(ballast.parent), "returned": returned}
 
-    def _is_failed_checkpoint(self, event: Event) -> bool:
-        message = str(event.fields.get("message", ""))
-        is_failed = event.kind == "warning" and message.startswith(_NOT_WRITTEN) and _NO_TIME not in message
-        return is_failed and (event.step or 0) > self._last_step
+    def _is_failed_checkpoint(self, told: Warned) -> bool:
+        is_failed = told.message.startswith(_NOT_WRITTEN) and _NO_TIME not in told.message
+        return is_failed and (told.step or 0) > self._last_step
 
     def _is_small(self, folder: Path | None, run_folder: Path | None = None) -> bool:
         """Whether `folder` is on a filesystem that is small, and not one that the machine or the run lives on."""
