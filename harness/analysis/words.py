@@ -164,6 +164,10 @@ class Narrator:
         # A model that is corrupted for good corrupts every step from then on.
         return f"{sentence}; {number} times in a row now" if number & (number - 1) == 0 else None
 
+    def _tell_transfer_damaged(self, event: Event, fields: Mapping[str, Any]) -> str:
+        unit = str(fields.get("unit")).replace("layer.", "layer ")
+        return f"the state of {unit} reached rank {event.rank} damaged; rank {fields.get('source_rank')} had sent it"
+
     def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first that failed"
 

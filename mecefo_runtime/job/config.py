@@ -93,7 +93,8 @@ class HealthConfig:
     the median of the last `window_steps`. `repeat` computes it again, `max_repeats` times; if that does not help, a
     step that is not finite is skipped, and an outlier is committed for what it is. `skip` leaves it out at once.
     `evict` repeats too, and then evicts the rank that corrupted it; if it is not known, it does as `repeat`. `commit`
-    looks away. `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
+    looks away. With `nonfinite: evict` a rank that sends damaged state repeatedly has to go, too.
+    `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
     """
 
     nonfinite: RejectedStepPolicy = "repeat"

@@ -184,6 +184,11 @@ def test_a_repair_of_one_or_of_several(nodes, ranks, said):
     assert told == f"repair: {said} again"
 
 
+def test_damaged_state_is_told_with_both_of_its_ends():
+    told = Narrator().tell(replace(event("transfer_damaged", epoch=2, unit="layer.3", source_rank=0), rank=5))
+    assert told == "the state of layer 3 reached rank 5 damaged; rank 0 had sent it"
+
+
 def test_steps_that_go_on_being_rejected_are_told_less_and_less():
     narrator = Narrator()
     found = [
