@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.integration.runs import RUN_TIMEOUT_SECONDS, ChaosRun, assert_nothing_left
+from tests.integration.runs import PATIENT, RUN_TIMEOUT_SECONDS, ChaosRun, assert_nothing_left
 
 pytestmark = pytest.mark.integration
 
@@ -19,7 +19,7 @@ TWICE = ("--strategies", "exact,checkpoint", "-K", "1", *FAULT)
 
 
 def chaos(folder: Path, *arguments: str, out: Path) -> tuple[int, str, str]:
-    with ChaosRun(folder, arguments, out=out) as run:
+    with ChaosRun(folder, arguments, out=out, patch=PATIENT) as run:
         code = run.wait(RUN_TIMEOUT_SECONDS)
         assert "Traceback" not in run.stderr, run.stderr
         assert_nothing_left(run)
@@ -95,7 +95,7 @@ def test_a_run_with_more_steps_lost_than_its_baseline_fails(compared):
 
 def test_interrupted_it_keeps_what_is_done(tmp_path):
     arguments = ["compare", "--strategies", "exact,ndb", "-K", "2", *FAULT]
-    with ChaosRun(tmp_path, arguments) as run:
+    with ChaosRun(tmp_path, arguments, patch=PATIENT) as run:
         run.wait_for("run_ended")
         run.wait_for("step_committed", step=2)
         # The second run is under way, or about to be.

@@ -10,7 +10,7 @@ import pytest
 
 from dashboards import DASHBOARDS, as_values
 from tests.dashboards.reading import Query, all_queries, asked, misspelt, selectors
-from tests.integration.runs import RUN_TIMEOUT_SECONDS, ChaosRun
+from tests.integration.runs import PATIENT, RUN_TIMEOUT_SECONDS, ChaosRun
 from tests.prometheus import Prometheus, needs_prometheus
 
 pytestmark = [pytest.mark.integration, needs_prometheus]
@@ -57,7 +57,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     out = folder / "out"
     with Prometheus(folder / "prometheus", targets=out / "prometheus.json") as prometheus:
         start_seconds = time.time()
-        with ChaosRun(folder / "run", ["run", str(experiment), "--metrics", "auto"], out=out) as run:
+        with ChaosRun(folder / "run", ["run", str(experiment), "--metrics", "auto"], out=out, patch=PATIENT) as run:
             assert run.wait(RUN_TIMEOUT_SECONDS) == _FAILED, run.stderr
             stored = str(run.folder)
         # As in docker/compose.yaml: what was over too soon to be scraped can be looked at again.

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.runs import REPOSITORY, SMALL, ChaosRun, assert_nothing_left, environment_of_run, read_run
+from tests.integration.runs import (
+    PATIENT,
+    REPOSITORY,
+    SMALL,
+    ChaosRun,
+    assert_nothing_left,
+    environment_of_run,
+    read_run,
+)
 from tests.prometheus import Prometheus
 
 pytestmark = pytest.mark.integration
@@ -45,7 +53,7 @@ def recorded(tmp_path_factory):
     experiment = folder / "recorded.yaml"
     experiment.write_text(RECORDED)
     with Prometheus(folder / "prometheus", targets, scrape_seconds=SCRAPE_SECONDS) as prometheus:
-        with ChaosRun(folder / "run", ["run", str(experiment), "--json"], out=out) as run:
+        with ChaosRun(folder / "run", ["run", str(experiment), "--json"], out=out, patch=PATIENT) as run:
             while run.process.poll() is None:
                 if targets.exists() and (text := targets.read_text()) and (not given or given[-1] != text):
                     given.append(text)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.runs import IN_RANKS, Finished, assert_sound, paced, run_chaos
+from tests.integration.runs import IN_RANKS, PATIENT, SLOW_UNTIL_BACK, Finished, assert_sound, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
-STEPS = 80
+STEPS = 40
 # Longer than the heartbeat's time-out.
 SILENT_SECONDS = 4.0
 SILENT = {"for": f"{SILENT_SECONDS:g}s"}
@@ -22,7 +22,7 @@ IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
 DO_NOTHING = "\n    async def do_nothing(self, act, host):\n        pass\n"
 
 
-def run_fault(folder, *, steps=STEPS, dilation="off", patch="", **fault) -> Finished:
+def run_fault(folder, *, steps=STEPS, dilation="off", patch=PATIENT + SLOW_UNTIL_BACK, **fault) -> Finished:
     """Run one fault on the small job, as an experiment file says it."""
     job = {"nodes": 2, "gpus_per_node": 2, "strategy": "ndb", "dilation": dilation, "steps": steps}
     experiment = folder / "experiment.yaml"

@@ -47,7 +47,7 @@ def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
 @pytest.mark.parametrize("phase", LEADER_PHASES)
 def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
     run = run_chaos(
-        tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATIENT
+        tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATCH
     )
     assert_survived(run, STEPS, at=10, phase=phase)
     assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([], [0])
