@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
@@ -53,10 +54,12 @@ from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules
 from mecefo_runtime.planners import find, stops_on_loss
 from mecefo_runtime.system.events import Emitter
-from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, decode, encode, token_matches
+from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
 
 T = TypeVar("T")
 
+# Whoever connects says at once who it is.
+HELLO_TIMEOUT_SECONDS = 10.0
 # After the end: how long ranks may take to hear of it and hang up.
 FAREWELL_SECONDS = 2.0
 # Turns of the event loop until what lies in the sockets has been acted upon: to poll, to hand over, to read.
@@ -150,7 +153,7 @@ class Coordinator:
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                raw = decode(await reader.readline())
+                raw = decode(await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT_SECONDS))
                 if not token_matches(raw, self._token):
                     return
                 del raw["token"]
@@ -291,6 +294,9 @@ async def _messages(reader: asyncio.StreamReader, read: Callable[[Message], T]) 
             if not line:
                 return
             message = read(decode(line))
+        except WireError as error:
+            print(f"connection ended: {error}", file=sys.stderr)
+            return
         except (OSError, ValueError):
             return
         yield message

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.comm.coordinator_client import CoordinatorClient
+from mecefo_runtime.comm.coordinator_client import CoordinatorClient, CoordinatorLost
 from mecefo_runtime.comm.messages import (
     CutOff,
     Evicted,
@@ -170,6 +170,16 @@ def test_orders_that_come_on_another_way_are_a_call_to_leave_it():
     assert not client.must_leave
 
 
+def test_who_needs_a_coordinator_that_stays_away_gives_up_in_time_and_who_trains_does_not():
+    client = CoordinatorClient(NOWHERE, HELLO, 1.0, Idle(), coordinator_timeout_seconds=0.01)
+    client.check()
+    for wait in (client.park, client.wait_farewell):
+        with pytest.raises(CoordinatorLost, match=f"no coordinator at {NOWHERE.address} for 0.01 s"):
+            wait()
+    patient = CoordinatorClient(NOWHERE, HELLO, 1.0, Idle())
+    patient.require_coordinator()
+
+
 class SentAway:
     """A rank that was sent away from rank 1, and a coordinator that names it and rank 2; what is tried, and told."""
 
@@ -271,6 +281,26 @@ def test_junk_on_the_coordinators_socket_ends_its_connection_and_nothing_else(ju
         )
         assert decode(await asyncio.wait_for(reader.readline(), DEADLINE_SECONDS)) == to_wire(Value("k", "v"))
         writer.write(encode({"type": "Committed", "step": "one"}))
+        assert await asyncio.wait_for(reader.read(), DEADLINE_SECONDS) == b""
+        writer.close()
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(run())
+    listener.close()
+
+
+def test_whoever_connects_and_does_not_say_who_it_is_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("mecefo_runtime.membership.coordinator.HELLO_TIMEOUT_SECONDS", 0.05)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    host, port = listener.getsockname()
+
+    async def run() -> None:
+        serving = asyncio.create_task(Coordinator(JobConfig(), listener, "t", Emitter(print, "coordinator")).serve())
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b'{"token":')
         assert await asyncio.wait_for(reader.read(), DEADLINE_SECONDS) == b""
         writer.close()
         assert not serving.done()
