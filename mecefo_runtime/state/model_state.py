@@ -16,8 +16,8 @@ from torch import Tensor
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import HEAD, Layout
-from mecefo_runtime.model.optimizer import EagerAdamW
-from mecefo_runtime.state.units import CPU, Slice, UnitState
+from mecefo_runtime.state.unit_optimizer import UnitOptimizer
+from mecefo_runtime.state.units import CPU, UnitState
 
 _NORM_PIECE_ELEMENTS = 1 << 16
 
@@ -51,7 +51,6 @@ class ModelState:
         *,
         to_come: Collection[str] = (),
     ) -> None:
-        self._config = config
         self.device = device
         self._layout = layout
         self._background = background or Background()
@@ -79,21 +78,14 @@ class ModelState:
             offset += unit.num_parameters
         self._stats_size = stats_size
         self.enter_step(0)
-        self._left_out: set[tuple[str, Slice]] = set()
-        self._optimizer = self._build_optimizer()
+        self.optimizer = UnitOptimizer(config, self.units, {name: self._gradient_of(name) for name in self.units})
 
     def release(self) -> None:
         """Let go of the units, the gradients and the optimizer, whoever still knows this state: its epoch is over."""
         # Replaced, where others may know them; cleared, where this state alone does.
         self.units, self.computed, self.holders, self.buckets = {}, (), {}, ()
         self.gradients = self.stats = self.gradients.new_empty(0)
-        self._segments.clear()
-        self._optimizer.state.clear()
-        self._optimizer.param_groups.clear()
-
-    def leave_out(self, name: str, parts: Iterable[Slice]) -> None:
-        """The optimizer is to leave these parts of a unit as they are: in this epoch they get no gradient."""
-        self._left_out.update((name, part) for part in parts)
+        self.optimizer.release()
 
     def enter_step(self, step: int) -> None:
         """Shadows take part from their first step on: know with whom each unit is reduced in `step`."""
@@ -117,33 +109,6 @@ class ModelState:
             last = names[index - 1]
             end = self.offsets[last] + self.units[last].num_parameters
             yield Bucket(self.offsets[names[first]], end + (self._stats_size if last == HEAD else 0), holders)
-
-    def _build_optimizer(self) -> EagerAdamW:
-        groups: dict[bool, list[Tensor]] = {True: [], False: []}
-        self._segments: list[tuple[str, Slice, Tensor, Tensor]] = []
-        moments: dict[Tensor, dict[str, Tensor]] = {}
-        for name, unit in self.units.items():
-            for index, part in enumerate(unit.slices):
-                flat = unit.parameters[part.first : part.end]
-                gradient = self.gradients[self.offsets[name] + part.first : self.offsets[name] + part.end]
-                groups[part.is_decayed].append(flat)
-                moments[flat] = {
-                    "step": unit.step_counts[index],
-                    "exp_avg": unit.first_moments[part.first : part.end],
-                    "exp_avg_sq": unit.second_moments[part.first : part.end],
-                }
-                self._segments.append((name, part, flat, gradient))
-        optimizer = EagerAdamW(
-            [
-                {"params": groups[True], "weight_decay": self._config.weight_decay},
-                {"params": groups[False], "weight_decay": 0.0},
-            ],
-            lr=self._config.learning_rate,
-            betas=self._config.betas,
-            fused=True,
-        )
-        optimizer.state.update(moments)
-        return optimizer
 
     @property
     def has_live_stats(self) -> bool:
@@ -176,28 +141,14 @@ class ModelState:
     def _gradient_of(self, name: str) -> Tensor:
         return self.gradients[self.offsets[name] : self.offsets[name] + self.units[name].num_parameters]
 
-    def updater(self, name: str, element: int) -> tuple[torch.optim.Optimizer, Tensor, int]:
-        """Who updates `element` of a unit's parameters: the optimizer, the tensor as it knows it, its place there."""
-        flats = [flat for unit_name, _, flat, _ in self._segments if unit_name == name]
-        for part, flat in zip(self.units[name].slices, flats, strict=True):
-            if part.first <= element < part.end:
-                return self._optimizer, flat, element - part.first
-        raise LookupError(f"{name} has no element {element}")
-
     def apply(self, learning_rate: float, clip_ratio: float) -> None:
         """One AdamW step with gradients scaled by `clip_ratio`.
 
-        What is left out has no gradient anywhere: it stays as it is, moments included. So does a shadow before its
-        first step.
+        A shadow stays as it is before its first step.
         """
         if clip_ratio < 1.0:
             self.gradients.mul_(clip_ratio)
-        for name, part, flat, gradient in self._segments:
-            has_none = name not in self.holders or (name, part) in self._left_out
-            flat.grad = None if has_none else gradient
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        self.optimizer.step(learning_rate, self.holders)
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:

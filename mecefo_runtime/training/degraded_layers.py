@@ -47,7 +47,7 @@ class DegradedLayers:
         }
         for name, share in self._shares.items():
             if share.scale is None:
-                state.leave_out(name, [part for part in state.units[name].slices if part.is_attention])
+                state.optimizer.leave_out(name, [part for part in state.units[name].slices if part.is_attention])
         self._degrade()
         self.bases: dict[str, Bases] = {}
         if self._config.average_rest:

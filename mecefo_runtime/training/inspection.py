@@ -62,5 +62,5 @@ class Inspection:
             parameter = dict(unit.module.named_parameters(prefix=unit_name)).get(name)
             if parameter is not None:
                 first = int(parameter.storage_offset() - unit.parameters.storage_offset())
-                return self._state.updater(unit_name, first)
+                return self._state.optimizer.updater(unit_name, first)
         raise LookupError(f"no unit of this rank has a parameter {name}")

@@ -1,0 +1,68 @@
+"""The optimizer of a rank's units: AdamW, whose moments lie where the unit's state lies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.model.optimizer import EagerAdamW
+from mecefo_runtime.state.units import Slice, UnitState
+
+
+class UnitOptimizer:
+    """Updates `units` by their reduced `gradients`, which are flat, by unit."""
+
+    def __init__(self, config: JobConfig, units: Mapping[str, UnitState], gradients: Mapping[str, Tensor]) -> None:
+        groups: dict[bool, list[Tensor]] = {True: [], False: []}
+        moments: dict[Tensor, dict[str, Tensor]] = {}
+        # Of every slice of every unit: the tensor that the optimizer knows, and its gradient.
+        self._slices: list[tuple[str, Slice, Tensor, Tensor]] = []
+        for name, unit in units.items():
+            for index, part in enumerate(unit.slices):
+                flat = unit.parameters[part.first : part.end]
+                groups[part.is_decayed].append(flat)
+                moments[flat] = {
+                    "step": unit.step_counts[index],
+                    "exp_avg": unit.first_moments[part.first : part.end],
+                    "exp_avg_sq": unit.second_moments[part.first : part.end],
+                }
+                self._slices.append((name, part, flat, gradients[name][part.first : part.end]))
+        self._left_out: set[tuple[str, Slice]] = set()
+        self._adamw = EagerAdamW(
+            [
+                {"params": groups[True], "weight_decay": config.weight_decay},
+                {"params": groups[False], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=config.betas,
+            fused=True,
+        )
+        self._adamw.state.update(moments)
+
+    def leave_out(self, name: str, parts: Iterable[Slice]) -> None:
+        """Leave these parts of a unit as they are, moments included: in this epoch they get no gradient."""
+        self._left_out.update((name, part) for part in parts)
+
+    def step(self, learning_rate: float, names: Collection[str]) -> None:
+        """One step of the units `names`; the others, and what is left out, stay as they are."""
+        for name, part, flat, gradient in self._slices:
+            flat.grad = gradient if name in names and (name, part) not in self._left_out else None
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+
+    def updater(self, name: str, element: int) -> tuple[torch.optim.Optimizer, Tensor, int]:
+        """Who updates `element` of a unit's parameters: the optimizer, the tensor as it knows it, its place there."""
+        for unit, part, flat, _ in self._slices:
+            if unit == name and part.first <= element < part.end:
+                return self._adamw, flat, element - part.first
+        raise LookupError(f"{name} has no element {element}")
+
+    def release(self) -> None:
+        """Let go of all tensors."""
+        self._slices.clear()
+        self._adamw.state.clear()
+        self._adamw.param_groups.clear()
