@@ -253,8 +253,8 @@ def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: T
         if step is None or reference is None or not timeline.is_degraded(steps[step]):
             yield segment
             continue
-        is_unplanned = timeline.lacks_unplanned(steps[step])
-        slow, owner = (UNPLANNED, None) if is_unplanned else ("degraded_speed", segment.incident)
+        lacks = timeline.lacks_unplanned(steps[step])
+        slow, owner = (UNPLANNED, None) if lacks else ("degraded_speed", segment.incident)
         allowed = left_over.get(step, reference)
         left_over[step] = max(0.0, allowed - segment.seconds)
         turn = segment.start_seconds + allowed
@@ -340,8 +340,8 @@ def _unplanned_claims(loss: UnplannedLoss, timeline: Timeline) -> Iterable[Claim
     until = timeline.ended_seconds if progress is None else max(progress.began_seconds, loss.resumed or 0.0)
     yield Claim(since, until, Strength.UNPLANNED, UNPLANNED)
     following = None if loss.rejoined is None else _next_commit(steps, loss.rejoined)
-    if loss.rejoined is not None and (following is None or following.began_seconds >= loss.rejoined):
-        yield Claim(_last_commit(steps, loss.rejoined), loss.rejoined, Strength.UNPLANNED, UNPLANNED)
+    if (back := loss.rejoined) is not None and (following is None or following.began_seconds >= back):
+        yield Claim(_last_commit(steps, back), back, Strength.UNPLANNED, UNPLANNED)
 
 
 def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int | None) -> Iterable[Claim]:
@@ -351,11 +351,9 @@ def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int |
 
 
 def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:
-    for stall in timeline.stalls:
-        yield stall.began_seconds, stall.ended_seconds
-    for incident in timeline.incidents:
-        if incident.injected is not None and incident.detected is not None:
-            yield incident.injected, incident.detected
+    yield from ((stall.began_seconds, stall.ended_seconds) for stall in timeline.stalls)
+    times = ((incident.injected, incident.detected) for incident in timeline.incidents)
+    yield from ((since, until) for since, until in times if since is not None and until is not None)
 
 
 def _overlaps(

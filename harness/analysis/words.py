@@ -255,15 +255,8 @@ class Narrator:
         return f"interrupted by {fields.get('signal')}; cleaning up"
 
     def _tell_residue(self, event: Event, fields: Mapping[str, Any]) -> str | None:
-        left = [
-            count(_size(fields.get(key)), noun)
-            for key, noun in (
-                ("processes", "process"),
-                ("undo_pending", "fault not undone"),
-                ("left", "thing"),
-            )
-            if _size(fields.get(key))
-        ]
+        nouns = {"processes": "process", "undo_pending": "fault not undone", "left": "thing"}
+        left = [count(size, noun) for key, noun in nouns.items() if (size := _size(fields.get(key)))]
         return f"left behind: {', '.join(left)}. ledger.jsonl and events.jsonl say which" if left else None
 
     def _tell_run_ended(self, event: Event, fields: Mapping[str, Any]) -> str | None:
