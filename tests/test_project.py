@@ -334,6 +334,7 @@ def test_examples_in_the_readme_are_accepted(line, capsys, tmp_path, monkeypatch
     # The programs that come with the packages, torchrun among them.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "node-loss.yaml").write_text(blocks(README, "yaml")[0])
+    (tmp_path / "train.py").touch()
     arguments = shlex.split(line)[1:]
     behind = arguments.index("--") if "--" in arguments else len(arguments)
     code = run_cli([*arguments[:behind], "--dry-run", *arguments[behind:]])

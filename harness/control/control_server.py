@@ -18,7 +18,8 @@ from chaos.errors import EnvironmentFailure
 from chaos.in_process.protocol import AgentListener, AgentSession, FromInjector, Holds, from_agent, to_wire
 from harness.control.pid_namespaces import HostPids
 from harness.control.socket_file import SocketFile
-from mecefo_runtime.comm.messages import ToSupervisor, to_wire
+from mecefo_runtime.comm import messages
+from mecefo_runtime.comm.messages import ToSupervisor
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import LOOPBACK, MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
@@ -97,7 +98,7 @@ class ControlServer:
         writer = self._supervisors.get(node)
         if writer is None:
             return False
-        writer.write(encode(to_wire(order)))
+        writer.write(encode(messages.to_wire(order)))
         return True
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
