@@ -3,8 +3,8 @@
 A fault explains the loss of a rank that it affected while its effect on that rank is not over. It is over
 - of a fault that takes ranks away, when the rank is back in the job;
 - of one that goes on for a time, when a step that began after its end is committed;
-- of one that is done in an instant, when a step that began after it is committed; but the numbers that it corrupted may
-  come to light at any time later, and cost the rank its place then;
+- of one that is done in an instant, when a step that began after it is committed;
+- but the numbers that either corrupted may come to light at any time later, and cost the rank its place then;
 - and never before a rank that the job gave up for it is back.
 
 Of several such faults the one injected last has it. A rank that the job sends away by its own judgement while a fault
@@ -82,7 +82,7 @@ class Effect:
             return self.is_of_coordinator and at <= self._over
         if lost not in self.ranks:
             return False
-        if lost in self.gone or (how == FOR_NUMBERS and not self.goes_on):
+        if lost in self.gone or how == FOR_NUMBERS:
             return True
         return at <= (self.back.get(lost, inf) if self.is_loss else max(self._over, self.back.get(lost, 0.0)))
 

@@ -155,6 +155,8 @@ def test_numbers_that_were_corrupted_may_cost_a_rank_its_place_at_any_time_later
     flip = [injected(0, 10.0, [2]), committed(11.0, 12.0)]
     assert owner([*flip, detected(50.0, 2, "health")], 2, 50.0) == 0
     assert owner([*flip, detected(50.0, 2)], 2, 50.0) is None
+    stale = [injected(0, 10.0, [2], goes_on=True), told("undone", 11.0, incident=0), committed(12.0, 13.0)]
+    assert owner([*stale, detected(50.0, 2, "health")], 2, 50.0) == 0
     # An error of the device ends the process before its next step.
     assert owner([injected(0, 10.0, [2]), detected(11.5, 2), committed(12.0, 13.0)], 2, 11.5) == 0
 
