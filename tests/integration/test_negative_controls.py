@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.runs import IN_RANKS, PATIENT, SMALL, run_chaos
+from tests.integration.runs import IN_RANKS, PATIENT, SMALL, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -18,6 +18,12 @@ DO_NOTHING = f"""{IN_COMMAND}
         pass
 
     KillNode.apply = do_nothing
+"""
+# Orders to start ranks again come to nothing.
+NEVER_REPAIR = f"""{IN_COMMAND}
+    from harness.backends.node_job import NodeJob
+
+    NodeJob.repair_rank = lambda self, rank: None
 """
 # The replicas that took over compute one microbatch less than their share ...
 DROP_A_MICROBATCH = f"""{IN_RANKS}
@@ -114,3 +120,11 @@ def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):
     assert len(run.of("regrouped")) == 2
     assert "no step was committed for" in run.of("job_failed")[0].fields["reason"]
     assert run.of("residue")[0].fields["processes"] == []
+
+
+def test_a_repair_that_never_comes_to_its_end_is_no_pass(tmp_path):
+    kill = ("kill-process", "--at", "step=10", "--on", "rank=3", "--repair", "5steps", "--steps", "150", *SMALL)
+    run = run_chaos(tmp_path, *kill, patch=f"{paced(0.05)}\n{NEVER_REPAIR}")
+    assert (run.exit_code, run.summary["verdict"]) == (5, "inconclusive")
+    (reason,) = run.summary["reasons"]
+    assert "its repair began" in reason and reason.endswith("rank 3 was not in the job at its end")
