@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.launch.torchrun import LaunchError, Place, job_of, main
+from mecefo_runtime.launch.torchrun import LauncherEnvironment, LaunchError, job_of, main
 from mecefo_runtime.system import devices
 from mecefo_runtime.system.devices import (
     DeviceError,
@@ -128,7 +128,7 @@ def test_a_job_remembers_its_device():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_the_launcher_refuses_before_anything_is_started():
-    place = Place(0, 2, 2, 1, "127.0.0.1", 1, False)
+    place = LauncherEnvironment(0, 2, 2, 1, "127.0.0.1", 1, False)
 
     def job_for(*arguments: str) -> JobConfig:
         return job_of(place, main.make_context("mecefo_runtime", list(arguments)).params)
