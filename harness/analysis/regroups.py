@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -87,12 +87,12 @@ def own_stalls(
     losses were detected that no fault explains.
     """
     detected = detections.get(incident)
-    every = (*detections.values(), *unplanned)
+    every = sorted((*detections.values(), *unplanned))
     return tuple(
         stall
         for stall in stalls
         if (detected is not None and detected <= stall.ended_seconds)
-        or not any(stall.began_seconds <= at <= stall.ended_seconds for at in every)
+        or bisect_left(every, stall.began_seconds) == bisect_right(every, stall.ended_seconds)
     )
 
 

@@ -119,15 +119,22 @@ def _work_within(steps: Steps, windows: Sequence[tuple[float, float]]) -> float:
         # All steps of a block begin after the last commit before it.
         since = steps.first[first - 1].committed_seconds if first else -inf
         until = steps.first[end - 1].committed_seconds
-        window = bisect_right(starts, since) - 1
-        if window >= 0 and until <= ends[window]:
+        own = range(bisect_right(ends, since), bisect_left(starts, until))
+        within = tuple((max(starts[index], since), min(ends[index], until)) for index in own)
+        if within == ((since, until),):
             work += whole
-        elif window < 0 or since < ends[window] or bisect_right(starts, until) > window + 1:
-            work += _work_of_each_within(steps.first[first:end], starts, ends)
+        elif within:
+            name = "work within", first, end
+            known, found = steps.memo.get(name, ((), 0.0))
+            if known != within:
+                found = _work_of_each_within(steps.first[first:end], within)
+                steps.memo[name] = within, found
+            work += found
     return work
 
 
-def _work_of_each_within(steps: Sequence[CommittedStep], starts: Sequence[float], ends: Sequence[float]) -> float:
+def _work_of_each_within(steps: Sequence[CommittedStep], windows: Sequence[tuple[float, float]]) -> float:
+    starts, ends = [start for start, _ in windows], [end for _, end in windows]
     work = 0.0
     for step in steps:
         last = bisect_right(starts, step.began_seconds) - 1

@@ -7,9 +7,11 @@ from tests.harness.exporter.scrape import assert_agrees, scraped
 from tests.harness.judging.test_restart_figures import event as told
 from tests.harness.judging.test_restart_figures import log as restarted
 from tests.harness.summaries import summarized
-from tests.harness.synthetic import Fault, run
+from tests.harness.synthetic import Fault, Kill, run
 
 pytestmark = pytest.mark.unit
+
+SLOW = (Fault(kind="slow-rank", lasts_steps=10),)
 
 
 def slow_before_the_restart(undone=1.92):
@@ -48,18 +50,24 @@ def test_a_job_that_restarts_all_ranks_with_a_slow_rank_before_it(undone):
         run(cut_off_after_step=30),
         run(jitter_ratio=0.1),
         restarted(),
+        run(faults=SLOW, kills=(Kill(rank=5, step=40),)),
+        run(faults=SLOW, kills=(Kill(rank=5, step=25),)),
+        run(faults=[Fault(step=40)], kills=(Kill(rank=7, step=12, back_at=30),)),
     ],
     ids=[
         *("node lost", "no faults", "coordinator and a node", "second loss in the regroup", "job died", "unverified"),
         *("never fired", "interrupted", "halted", "cut off", "noise", "restarted"),
+        *("a loss that no fault explains", "one under a fault", "one before the fault"),
     ],
 )
 def test_the_last_reading_is_the_summary(events):
     assert_agrees(events, summarized(events))
 
 
-def test_what_is_read_at_every_event_never_takes_back_what_was_told():
-    events = slow_before_the_restart()
+@pytest.mark.parametrize(
+    "events", [slow_before_the_restart(), run(faults=SLOW, kills=(Kill(rank=5, step=25, back_at=40),), twin=False)]
+)
+def test_what_is_read_at_every_event_never_takes_back_what_was_told(events):
     before = {}
     for number in range(len(events)):
         found = scraped(events[: number + 1])
