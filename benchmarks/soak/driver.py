@@ -17,10 +17,9 @@ from benchmarks.soak.plan import Blow, RunPlan
 from benchmarks.soak.shared_backend import SharedBackend, find_by_environment
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
 from harness.backends.node_job import NodeJob
 from harness.control.recorder import Recorder
-from harness.run.conductor import LOGS_FOLDER
-from harness.store.runs import EVENTS_FILE
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from chaos.host.run_files import LOGS_FOLDER
 from harness.backends.local import LocalBackend
 from harness.control.control_server import ControlServer
-from harness.run.conductor import LOGS_FOLDER
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import new_token

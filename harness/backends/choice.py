@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.experiment.command_job import CommandConfig
@@ -21,36 +22,42 @@ from mecefo_runtime.system.events import Emitter
 CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint.checkpoint", "mecefo_runtime.checkpoint.writer")
 
 
-def choose_backend(
-    experiment: Experiment,
-    job: AnyConfig,
-    needs: Iterable[tuple[str, ...]],
-    folder: Path,
-    logs: Path,
-    control: ControlServer,
-    token: str,
-    emitter: Emitter,
-    engine: str | None,
-    ranks_metrics: str,
-) -> Backend:
-    """The backend of a run in `folder`; `needs` are those of each of its incidents' faults.
+@dataclass(frozen=True, slots=True)
+class BackendSetup:
+    """What a run in `folder` gives its backend; `needs` are those of each of its incidents' faults.
 
     `engine` is the address of the Docker engine in which nodes are containers; None: they are on this machine.
     `ranks_metrics` is where the main job's ranks are to serve their metrics (`exporter`), if at all.
     """
-    has_links = wants_networks(experiment, needs)
+
+    experiment: Experiment
+    job: AnyConfig
+    needs: Sequence[tuple[str, ...]]
+    folder: Path
+    logs: Path
+    control: ControlServer
+    token: str
+    emitter: Emitter
+    engine: str | None = None
+    ranks_metrics: str = ""
+
+
+def choose_backend(run: BackendSetup) -> Backend:
+    """The backend of a run."""
+    job, has_links = run.job, wants_networks(run.experiment, run.needs)
     networked = job.cluster() if has_links else None
+    connected = (run.control, run.token, run.logs)
     if isinstance(job, CommandConfig):
-        if engine is None:
-            return CommandBackend(control, token, logs, emitter, networked)
-        spec = container_spec(experiment, job, (folder.resolve(), folder_of(job)), has_links=has_links)
-        return DockerBackend(control, token, logs, emitter, spec, engine)
+        if run.engine is None:
+            return CommandBackend(*connected, run.emitter, networked)
+        spec = container_spec(run.experiment, job, (run.folder.resolve(), folder_of(job)), has_links=has_links)
+        return DockerBackend(*connected, run.emitter, spec, run.engine)
     modules = () if job.checkpoint is None else CHECKPOINT_MODULES
-    if engine is None:
-        return LocalBackend(control, token, logs, job.data, emitter, modules, networked, ranks_metrics)
-    folders = [one.resolve() for one in (folder, *checkpoint_folders(job))]
-    spec = container_spec(experiment, job, folders, has_links=has_links)
-    return DockerBackend(control, token, logs, emitter, spec, engine, modules, ranks_metrics)
+    if run.engine is None:
+        return LocalBackend(*connected, job.data, run.emitter, modules, networked, run.ranks_metrics)
+    folders = [one.resolve() for one in (run.folder, *checkpoint_folders(job))]
+    spec = container_spec(run.experiment, job, folders, has_links=has_links)
+    return DockerBackend(*connected, run.emitter, spec, run.engine, modules, run.ranks_metrics)
 
 
 def checkpoint_folders(job: AnyConfig) -> tuple[Path, ...]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import UsageError
+from chaos.host.run_files import EVENTS_FILE
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.judge import judge
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
 from harness.store.log import legible
-from harness.store.runs import EVENTS_FILE, SET_FILE, find_run
+from harness.store.runs import SET_FILE, find_run
 from mecefo_runtime.system.events import Event
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from chaos.host.run_files import EVENTS_FILE
 from harness.exporter.job import JobExporter
 from harness.judging.judge import judge
 from harness.store.log import LogError, parse_line
-from harness.store.runs import EVENTS_FILE
 
 POLL_SECONDS = 0.25
 

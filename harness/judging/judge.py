@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chaos.host.run_files import EVENTS_FILE
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
 from harness.store.log import read_events
-from harness.store.runs import EVENTS_FILE
 from mecefo_runtime.system.events import Event
 
 

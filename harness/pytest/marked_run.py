@@ -22,6 +22,7 @@ from chaos.experiment.experiment import Experiment, to_yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_options
+from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.analysis.words import one_line
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError
@@ -88,7 +89,7 @@ class MarkedRun:
 
     def events(self) -> list[Event]:
         """The event log."""
-        return list(read_events(self.folder / "events.jsonl")[0])
+        return list(read_events(self.folder / EVENTS_FILE)[0])
 
     def make(self, item: pytest.Item, started_in: Path) -> None:
         """Make the run that `item` is marked with, and fail the test of what the run fails of, unless `check=False`.
@@ -121,10 +122,10 @@ class MarkedRun:
         if exit_code == _EXIT_USAGE:
             pytest.fail(f"{MARKER}: {tail.removeprefix('chaos: ')}", pytrace=False)
         new = sorted(set(_runs_of(out, experiment.name)) - before)
-        if not new or not (new[-1] / "summary.json").is_file():
+        if not new or not (new[-1] / SUMMARY_FILE).is_file():
             pytest.fail(f"chaos run ended with exit code {exit_code}, without a verdict:\n{tail}", pytrace=False)
         self._folder = new[-1]
-        self._summary = json.loads((self._folder / "summary.json").read_text())
+        self._summary = json.loads((self._folder / SUMMARY_FILE).read_text())
 
 
 def said_by(item: pytest.Item) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.faults import registry
 from chaos.faults.base import Fault, FaultContext
 from chaos.faults.watch import Watch
+from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.caps import may_fire
 from chaos.injection.injector import Injector
@@ -28,14 +29,13 @@ from chaos.plan.incident import Incident
 from chaos.undo.guard import Guard
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Outcome, RunningJob
-from harness.backends.choice import checkpoint_folders, choose_backend
+from harness.backends.choice import BackendSetup, checkpoint_folders, choose_backend
 from harness.control.control_server import ControlServer
 from harness.control.recorder import Recorder
 from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
 from harness.run.restarts import Restarts
-from harness.store.runs import EVENTS_FILE
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Emitter, Event
@@ -43,7 +43,6 @@ from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, 
 from mecefo_runtime.system.run_records import Injected
 from mecefo_runtime.system.wire import new_token
 
-LOGS_FOLDER = "logs"
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
 STALL_SECONDS = 60.0
 STALL_STEPS = 50
@@ -87,9 +86,10 @@ class Conductor:
         except OSError as error:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
         needs = [self._faults[incident.fault].needs for incident in incidents]
-        self._backend = choose_backend(
+        setup = BackendSetup(
             experiment, job, needs, folder, logs, self._control, token, self._emitter, engine, ranks_metrics
         )
+        self._backend = choose_backend(setup)
         folders = checkpoint_folders(job)
         self._guard = Guard(
             folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost

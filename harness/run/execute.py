@@ -13,6 +13,7 @@ from typing import TextIO
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.experiment import Experiment, to_yaml
+from chaos.host.run_files import SUMMARY_FILE
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
 from harness.analysis.state import RunState
@@ -28,7 +29,6 @@ from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError, require_device
 
-SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
 JUNIT_FILE = "junit.xml"
 EXPERIMENT_FILE = "experiment.yaml"

@@ -23,10 +23,9 @@ from typing import Any
 import psutil
 
 from chaos.errors import EnvironmentFailure, UsageError
+from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
-EVENTS_FILE = "events.jsonl"
-SUMMARY_FILE = "summary.json"
 SET_FILE = "set.json"
 LATEST = "latest"
 RUNNING = "running"

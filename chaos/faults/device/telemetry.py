@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, InjectionError, TargetNotFound
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
+from chaos.host.run_files import EVENTS_FILE
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
-
-LOG_FILE = "events.jsonl"
 
 
 class EccParameters(BaseModel):
@@ -56,7 +55,7 @@ class EccTelemetry(Fault[EccParameters]):
         """One record for each rank."""
         if context.emit is None:
             raise InjectionError("this run keeps no records that a device's counters could be in")
-        log = context.run_folder / LOG_FILE
+        log = context.run_folder / EVENTS_FILE
         self._log_position = log.stat().st_size if log.exists() else 0
         for rank in act.ranks:
             context.emit("telemetry", rank=rank, record=self._record, **self.parameters.model_dump())
@@ -64,7 +63,7 @@ class EccTelemetry(Fault[EccParameters]):
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Read the records back from the log: an event is written before its emission returns."""
         seen = set()
-        with (context.run_folder / LOG_FILE).open("rb") as log:
+        with (context.run_folder / EVENTS_FILE).open("rb") as log:
             log.seek(self._log_position)
             for line in log:
                 fields = json.loads(line)["fields"] if self._record.encode() in line else {}
@@ -78,7 +77,7 @@ class EccTelemetry(Fault[EccParameters]):
         ranks = ", ".join(map(str, act.ranks))
         return {
             "summary": f"recorded as telemetry of rank {ranks}: {said}; nothing happened to a device",
-            "seen_in": LOG_FILE,
+            "seen_in": EVENTS_FILE,
             "ranks": list(act.ranks),
             **counters,
         }

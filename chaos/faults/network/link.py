@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
 from chaos.faults.base import Act, ConnectionHost, Fault, FaultContext, Fidelity, LinkHost, NoParameters, RunContext
 from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
-from chaos.faults.process.crash import LOGS_FOLDER
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, check_link, name_of
 from chaos.host.links.nccl_transport import read_routes, refuse_what_no_rule_touches
+from chaos.host.run_files import LOGS_FOLDER
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import RateText, SecondsFromZeroText, rate_text
 from chaos.spec.target import ResolvedTarget, Scope

@@ -19,6 +19,7 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess, ParametersT
 from chaos.faults.process._processes import ProcessFault, ending, see_exits
 from chaos.host.process_table import disposition
+from chaos.host.run_files import JOB_LOG, LOGS_FOLDER, job_log_of
 from chaos.spec.target import Scope
 from chaos.spec.validation_errors import said
 
@@ -26,16 +27,8 @@ from chaos.spec.validation_errors import said
 CRASH_SECONDS = 20.0
 ENDING_SECONDS = 10.0
 LIFT_SECONDS = 2.0
-# One log for each rank of our own runtime, one for all that a command prints.
-LOGS_FOLDER = "logs"
-JOB_LOG = "job.log"
 # The last lines of a rank's log, in which the exception that ended it stands.
 LOG_TAIL_BYTES = 16384
-
-
-def job_log_of(node: int) -> str:
-    """The name of the log of what a command prints on `node`, where it is started on several."""
-    return f"job-node-{node}.log"
 
 
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

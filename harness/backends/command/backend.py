@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig, command_text
-from chaos.faults.process.crash import JOB_LOG
 from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.links.nccl_transport import LOG_NAME
+from chaos.host.run_files import JOB_LOG
 from chaos.undo.residue.processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.command.networks import CommandLinks, CommandNetworks

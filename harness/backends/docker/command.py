@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess
-from chaos.faults.process.crash import JOB_LOG, job_log_of
+from chaos.host.run_files import JOB_LOG, job_log_of
 from harness.backends.command.run import CommandRun
 from harness.backends.docker.hints import hint
 from harness.control.control_server import ControlServer

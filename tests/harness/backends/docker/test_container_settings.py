@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.experiment.reading import from_mapping
-from harness.backends.choice import choose_backend
+from harness.backends.choice import BackendSetup, choose_backend
 from harness.backends.docker.command import folder_of
 from harness.backends.docker.container import COORDINATOR
 from harness.backends.docker.settings import (
@@ -123,7 +123,8 @@ def backend_of(job, run):
         raw["job"] = {"runtime": "command", "command": ["true"]}
     control = ControlServer("token", lambda event: None)
     emitter = Emitter(lambda event: None, "conductor")
-    return choose_backend(from_mapping(raw), job, [], run, run / "logs", control, "token", emitter, "unix:///none", "")
+    setup = BackendSetup(from_mapping(raw), job, [], run, run / "logs", control, "token", emitter, "unix:///none")
+    return choose_backend(setup)
 
 
 @pytest.mark.parametrize(
