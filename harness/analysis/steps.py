@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.record import Record
 
 T = TypeVar("T")
 WORK_UNITS = ("tokens", "samples", "steps")
@@ -26,7 +27,7 @@ _AFTER_STEP = frozenset({"layout", "regrouped", "rejoined", "checkpoint_restored
 """Events whose `step` is the last that was committed before training continues."""
 
 
-def step_under_way(event: Event) -> int | None:
+def step_under_way(event: Event | Record) -> int | None:
     """The step that the job was at when `event` happened: of a regroup the one with which it continues."""
     if event.step is None:
         return None

@@ -7,17 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from math import isfinite
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness.analysis.attempts import COMMAND_RUNTIME
-from harness.analysis.state import state_of
+from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, Steps, step_under_way
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
-from mecefo_runtime.system.job_records import JobStarted
+from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.job_records import (
+    JobStarted,
+    LayoutTold,
+    ProcessExited,
+    ProcessStarted,
+    Regrouped,
+    Rejoined,
+    Restarting,
+)
+from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import Injected, OfIncident, RepairStarted
 
 _T = TypeVar("_T")
-_MARKED = ("injected", "regrouped", "repair_started", "rejoined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +94,8 @@ class Curves:
 
 def trace(events: Iterable[Event]) -> Curves:
     """The curves of a run. A log that lacks something gives empty curves, not an error."""
-    events = tuple(events)
     state = state_of(events)
-    times, main = state.timeline, _of_main(events)
+    times = state.timeline
     begin, twin_started = times.started_seconds, state.first_of(JobStarted, TWIN_JOB)
     twin_begin = begin if twin_started is None else twin_started.monotonic_seconds
     curves = Curves(
@@ -95,13 +103,9 @@ def trace(events: Iterable[Event]) -> Curves:
     )
     return replace(
         curves,
-        marks=_marks(main, curves),
-        lanes=(_attempt_lanes if times.runtime == COMMAND_RUNTIME else _layer_lanes)(main, begin),
+        marks=_marks(state, curves),
+        lanes=(_attempt_lanes if times.runtime == COMMAND_RUNTIME else _layer_lanes)(state),
     )
-
-
-def _of_main(events: Sequence[Event]) -> list[Event]:
-    return sorted((event for event in events if event.job == MAIN_JOB), key=lambda event: event.monotonic_seconds)
 
 
 def mean_rates(points: Sequence[StepPoint], num_bins: int) -> tuple[tuple[float, float], ...]:
@@ -192,40 +196,41 @@ def _points(steps: Steps, begin: float) -> tuple[StepPoint, ...]:
     return tuple(sorted(points, key=lambda point: point.step))
 
 
-def _marks(events: Sequence[Event], curves: Curves) -> tuple[Mark, ...]:
+def _marks(state: RunState, curves: Curves) -> tuple[Mark, ...]:
     marks = []
-    for event in events:
-        if event.kind not in _MARKED or event.fields.get("reason") == "start":
+    for record in state.of(Record):
+        if not isinstance(record, Injected | Regrouped | RepairStarted | Rejoined):
             continue
-        seconds = event.monotonic_seconds - curves.began_seconds
-        at, told = curves.step_at(seconds), step_under_way(event)
+        if isinstance(record, Regrouped) and record.reason == "start":
+            continue
+        seconds = record.monotonic_seconds - curves.began_seconds
+        at, told = curves.step_at(seconds), step_under_way(record)
         # A job that went back to a checkpoint is, on an axis of steps, where it had been.
         step = at if told is None or told < at - 1 else told
-        marks.append(Mark(event.kind, seconds, step, event.fields.get("incident")))
+        incident = record.incident if isinstance(record, OfIncident) else None
+        marks.append(Mark(record.kind, seconds, step, incident))
     return tuple(marks)
 
 
-def _layer_lanes(events: Sequence[Event], begin: float) -> dict[int, tuple[Holding, ...]]:
+def _layer_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
     """What each rank held, by the layouts that came to be in force: a layout is from its regroup to the next layout."""
-    layouts = [event for event in events if event.kind == "layout" and event.fields.get("layout")]
+    layouts = [(told, Layout.from_dict(told.layout)) for told in state.of(LayoutTold) if told.layout]
     if not layouts:
         return {}
-    end = _end_of(events)
-    regrouped = {event.fields.get("epoch"): event.monotonic_seconds for event in events if event.kind == "regrouped"}
-    lost = _losses(events)
+    begin, end = state.timeline.started_seconds, state.timeline.ended_seconds
+    regrouped = {record.epoch: record.monotonic_seconds for record in state.of(Regrouped)}
+    lost = _losses(state)
     # All ranks end, to be started again.
-    restarting = [event.monotonic_seconds for event in events if event.kind == "restarting"]
-    shapes = [Layout.from_dict(event.fields["layout"]) for event in layouts]
-    ranks = sorted({rank for shape in shapes for rank in shape.ranks()})
+    restarting = [record.monotonic_seconds for record in state.of(Restarting)]
+    ranks = sorted({rank for _, layout in layouts for rank in layout.ranks()})
     lanes: dict[int, list[Holding]] = {rank: [] for rank in ranks}
-    for index, (event, layout) in enumerate(zip(layouts, shapes, strict=True)):
+    for (told, layout), later in zip_longest(layouts, layouts[1:]):
         # A layout that nobody came to work under: another loss came while the ranks were still regrouping.
-        since = regrouped.get(event.fields.get("epoch"))
+        since = regrouped.get(told.epoch)
         if since is None:
             continue
-        later = next((later for later in layouts[index + 1 :]), None)
-        until = end if later is None else later.monotonic_seconds
-        members = set(event.fields.get("members") or layout.ranks())
+        until = end if later is None else later[0].monotonic_seconds
+        members = set(told.members or layout.ranks())
         for rank in ranks:
             # Whoever is killed is gone at once, not when the others have agreed on it.
             ends = (*lost.get(rank, ()), *restarting)
@@ -262,42 +267,30 @@ def _with_absences(lane: Sequence[Holding], end: float) -> tuple[Holding, ...]:
     return tuple(filled)
 
 
-def _losses(events: Sequence[Event]) -> dict[int, list[float]]:
+def _losses(state: RunState) -> dict[int, list[float]]:
     """When each rank's process was ended by a fault."""
     lost: dict[int, list[float]] = {}
-    for event in events:
-        if event.kind == "injected" and event.fields.get("is_loss") and not event.fields.get("goes_on"):
-            for rank in event.fields.get("ranks") or ():
-                lost.setdefault(rank, []).append(event.monotonic_seconds)
+    for injected in state.of(Injected):
+        if injected.is_loss and not injected.goes_on:
+            for rank in injected.ranks:
+                lost.setdefault(rank, []).append(injected.monotonic_seconds)
     return lost
 
 
-def _end_of(events: Sequence[Event]) -> float:
-    """When the job ended, or the last that is known of it."""
-    ended = [event.monotonic_seconds for event in events if event.kind == "job_ended"]
-    return max(ended or [e.monotonic_seconds for e in events if e.kind not in ("residue", "run_ended")], default=0.0)
-
-
-def _attempt_lanes(events: Sequence[Event], begin: float) -> dict[int, tuple[Holding, ...]]:
+def _attempt_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
     """When each rank of a command's job was up, and in which attempt of its launcher."""
-    end = _end_of(events)
-    exits = {
-        event.fields.get("exited_pid"): event.monotonic_seconds for event in events if event.kind == "process_exited"
-    }
+    begin, end = state.timeline.started_seconds, state.timeline.ended_seconds
+    exits = {record.exited_pid: record.monotonic_seconds for record in state.of(ProcessExited)}
     lanes: dict[int, list[Holding]] = {}
-    for event in events:
-        said: Mapping[str, Any] = event.fields
-        if event.kind != "process_started" or said.get("role") != "rank" or said.get("started_rank") is None:
+    for started in state.of(ProcessStarted):
+        if started.role != "rank" or started.started_rank is None:
             continue
-        until = exits.get(said.get("started_pid"), end)
-        holding = Holding(
-            event.monotonic_seconds - begin, until - begin, None, None, attempt=int(said.get("rank_attempt") or 1)
-        )
-        lane = lanes.setdefault(int(said["started_rank"]), [])
-        if lane and lane[-1].until_seconds > holding.since_seconds:
+        since, until = started.monotonic_seconds - begin, exits.get(started.started_pid, end) - begin
+        lane = lanes.setdefault(started.started_rank, [])
+        if lane and lane[-1].until_seconds > since:
             # Nobody saw it end.
-            lane[-1] = replace(lane[-1], until_seconds=holding.since_seconds)
-        lane.append(holding)
+            lane[-1] = replace(lane[-1], until_seconds=since)
+        lane.append(Holding(since, until, None, None, attempt=started.rank_attempt or 1))
     return {rank: tuple(lanes[rank]) for rank in sorted(lanes)}
 
 
