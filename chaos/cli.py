@@ -112,11 +112,15 @@ def run(
 ) -> int:
     """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
     experiment, source = _said(subject, options)
+    against = None if baseline is None else prepare_baseline(baseline, out)
+    if metrics not in ("off", "auto"):
+        from harness.exporter.job import address_of
+
+        address_of(metrics)
     if dry_run:
         with source.locating():
             print_plan(experiment, as_json)
         return 0
-    against = None if baseline is None else prepare_baseline(baseline, out)
     if repeat > 1:
         with source.locating():
             return repeat_run(experiment, repeat, out, as_json, against, junit, github)

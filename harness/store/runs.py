@@ -236,6 +236,9 @@ def _point_latest(out: Path, folder: Path) -> None:
 
 
 def _not_found(out: Path, reference: str, folders: list[Path]) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        if Path(reference).exists():
+            return f"{reference!r} is there, but it is no run: a run is a folder with an events.jsonl in it"
     if not folders:
         return f"there is no run {reference!r}: {out} holds no runs yet. `chaos run kill-node --at step=100` makes one"
     newest_first = [f"{folder.parent.name}/{folder.name}" for folder in reversed(folders)]

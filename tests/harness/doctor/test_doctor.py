@@ -214,7 +214,7 @@ def test_networks_are_told_as_the_runs_would_find_them(monkeypatch, reason, outc
 
 def test_a_process_without_rights_is_told(monkeypatch):
     monkeypatch.setattr(fault_needs.small_disk, "may_mount", lambda: False)
-    monkeypatch.setattr(fault_needs.memory_limit, "plan", lambda *args, **kwargs: {"by": "rlimit"})
+    monkeypatch.setattr(fault_needs.memory_limit, "plan", lambda *args, **kwargs: types.SimpleNamespace(by="rlimit"))
     assert fault_needs.mounts().outcome == fault_needs.memory_groups().outcome == "missing"
 
 
