@@ -33,7 +33,7 @@ REQUEST_TIMEOUT_SECONDS = 30
 REMOVE_TIMEOUT_SECONDS = 60.0
 # How long after the death of whoever asked for it the engine may still be making a container.
 SETTLE_SECONDS = 10.0
-_POLL_SECONDS = 0.1
+_ENGINE_POLL_SECONDS = 0.1
 _MAX_REMOVED_AT_ONCE = 8
 
 
@@ -174,7 +174,7 @@ def remove(
                 raise HealError(f"what the run has in the Docker engine cannot be removed: {error}") from error
         if time.monotonic() > deadline and (left := ", ".join(describe(client, run))):
             raise HealError(f"still in the Docker engine after {timeout_seconds:g} s: {left}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_ENGINE_POLL_SECONDS)
 
 
 def _remove_all(containers: Sequence[Container]) -> None:

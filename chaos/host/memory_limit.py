@@ -24,7 +24,7 @@ from mecefo_runtime.system.process import ProcessId
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # A group that its last process has just left can be busy for a moment.
 REMOVED_WITHIN_SECONDS = 2.0
-POLL_SECONDS = 0.02
+GROUP_POLL_SECONDS = 0.02
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # No machine has so much: version 1 writes "no limit" as the largest number of pages.
 _NO_LIMIT_BYTES = 2**60
@@ -154,7 +154,7 @@ def lift(limit: MemoryLimit) -> None:
         except OSError as error:
             if group.exists() and time.monotonic() > deadline:
                 raise HealError(f"the control group {group} cannot be removed: {error.strerror}") from error
-            time.sleep(POLL_SECONDS)
+            time.sleep(GROUP_POLL_SECONDS)
 
 
 def room_bytes(process: ProcessId) -> dict[str, int]:

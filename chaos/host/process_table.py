@@ -12,6 +12,8 @@ from pathlib import Path
 
 from mecefo_runtime.system.process import ProcessId
 
+# How soon a change in the table is to be seen by who waits for it.
+TABLE_POLL_SECONDS = 0.005
 STOPPED = "T"
 # clock_getcpuclockid(3): the kernel's number for the CPU clock of a whole process (CPUCLOCK_SCHED).
 _CPU_CLOCK = 2

@@ -20,7 +20,7 @@ from chaos.undo.run_registry import OpenRun
 
 # A watchdog that is at work is given so long before a new run is refused.
 WATCHDOG_PATIENCE_SECONDS = 15.0
-_POLL_SECONDS = 0.1
+_WATCHDOG_POLL_SECONDS = 0.1
 
 Faults = Mapping[str, type[Fault[Any]]]
 
@@ -170,7 +170,7 @@ def refuse_if_unclean() -> None:
         if run.is_elsewhere() or run.is_owned():
             continue
         while (reason := unclean(run)) and run.is_watched() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_WATCHDOG_POLL_SECONDS)
         if reason is not None:
             raise HealError(f"an earlier run left something behind: {run.folder}: {reason}. Undo it with `chaos heal`")
         run_registry.forget(run.run)

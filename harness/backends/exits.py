@@ -18,7 +18,7 @@ _GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
 # How soon parents usually ask after their children: torchrun every 0.1 s.
 REAPED_SECONDS = 0.5
-_POLL_SECONDS = 0.01
+_EXIT_POLL_SECONDS = 0.01
 
 
 async def exit_of(process: ProcessId) -> int | None:
@@ -45,7 +45,7 @@ async def exit_of(process: ProcessId) -> int | None:
         while status is None and loop.time() < deadline:
             status = _status_of_reaped(descriptor)
             if status is None:
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(_EXIT_POLL_SECONDS)
         return None if status is None else os.waitstatus_to_exitcode(status)
     finally:
         loop.remove_reader(descriptor)

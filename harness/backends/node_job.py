@@ -21,7 +21,7 @@ from mecefo_runtime.system.process import ProcessId
 
 STOP_TIMEOUT_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0
-POLL_SECONDS = 0.02
+END_POLL_SECONDS = 0.02
 # A coordinator that crashes by itself (no signal) is started again this often before the job counts as failed.
 MAX_COORDINATOR_CRASHES = 3
 
@@ -179,7 +179,7 @@ class NodeJob(EndingJob):
             while any(owned.process.is_running() for owned in self._ranks.values()):
                 if asyncio.get_running_loop().time() > deadline:
                     break
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(END_POLL_SECONDS)
         for task in self._tasks:
             task.cancel()
         deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_SECONDS
@@ -187,7 +187,7 @@ class NodeJob(EndingJob):
         while (left := self.leftovers()) and asyncio.get_running_loop().time() < deadline:
             for owned in left:
                 owned.process.signal(signal.SIGKILL)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(END_POLL_SECONDS)
 
     def leftovers(self) -> tuple[OwnedProcess, ...]:
         """What of the job is still running."""

@@ -11,7 +11,7 @@ from harness.exporter.job import JobExporter
 from harness.judging.judge import judge
 from harness.store.log import LogError, parse_line
 
-POLL_SECONDS = 0.25
+LOG_POLL_SECONDS = 0.25
 
 
 def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) -> None:
@@ -46,6 +46,6 @@ def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) ->
                 if not is_ready:
                     on_ready()
                     is_ready = True
-                time.sleep(POLL_SECONDS)
+                time.sleep(LOG_POLL_SECONDS)
     except OSError as error:
         raise LogError.cannot_read(path, error) from error

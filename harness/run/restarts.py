@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from harness.backends.node_job import END_POLL_SECONDS
 from harness.run.repairs import Repairs
 
 # Ranks are told to end by their coordinator. One that is stopped or hangs does not hear it.
 END_SECONDS = 1.0
-POLL_SECONDS = 0.02
 # An order that comes before the supervisor has reaped the rank's old process is lost.
 ORDER_AGAIN_SECONDS = 0.5
 
@@ -62,10 +62,10 @@ class Restarts(Repairs):
             if loop.time() > deadline:
                 for owned in old:
                     owned.process.signal(signal.SIGKILL)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(END_POLL_SECONDS)
         self._emitter.emit("isolated")
         while self.are_due:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(END_POLL_SECONDS)
         self._emitter.emit("restart_started", ranks=list(ranks))
         # Until they are in the job, not merely until they run: nobody but us misses one that ends before its hello.
         while True:

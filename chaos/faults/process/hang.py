@@ -17,7 +17,7 @@ from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
 from chaos.faults._records import ProcessRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault
-from chaos.host.process_table import STOPPED, thread_names, thread_states
+from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, thread_names, thread_states
 from chaos.host.undo_record import UndoRecord
 from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
 from chaos.spec.quantities import SecondsText
@@ -28,7 +28,6 @@ from mecefo_runtime.system.process import ProcessId
 EFFECT = "chaos.in_process.hang:HangGil"
 # Without a sign of life from any other Python thread for so long, the lock is held: 50 missed pulses of the witness.
 SILENT_SECONDS = 50 * PULSE_SECONDS
-POLL_SECONDS = 0.005
 # A witness that can run pulses within this time, on a busy machine too.
 ALIVE_WITHIN_SECONDS = 5.0
 LIFT_SECONDS = 0.5
@@ -123,7 +122,7 @@ class HangGil(ProcessFault[HangParameters]):
                 raise EffectNotSeen(
                     f"other Python threads went on for {timeout_seconds:g} s: witnesses pulsed {num_changes} times"
                 )
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(TABLE_POLL_SECONDS)
         names = ", ".join(map(str, act.processes))
         return {
             "summary": f"no other Python thread ran for {silent_seconds:.2f} s, where a witness thread pulsed every "
@@ -183,4 +182,4 @@ def _see_alive(process: ProcessId) -> None:
     while first is not None and _pulse(process) == first:
         if time.monotonic() > deadline:
             raise HealError(f"pid {process.pid} still hangs: no Python thread of it ran for {ALIVE_WITHIN_SECONDS:g} s")
-        time.sleep(POLL_SECONDS)
+        time.sleep(TABLE_POLL_SECONDS)

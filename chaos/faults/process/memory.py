@@ -16,7 +16,7 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess, RunContext
 from chaos.faults.process._processes import Exits, ProcessFault, ending
 from chaos.host import memory_limit
-from chaos.host.process_table import resident_bytes
+from chaos.host.process_table import TABLE_POLL_SECONDS, resident_bytes
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
@@ -27,7 +27,6 @@ LEAK_SECONDS = 60.0
 ENDING_SECONDS = 10.0
 # A rank answers at its next phase, which may be behind a regroup.
 LIFT_SECONDS = 15.0
-POLL_SECONDS = 0.005
 # Of the limit at least so much must have been seen to be resident.
 SEEN_RATIO = 0.5
 # The machine must have so much more than the limits of all ranks together.
@@ -156,7 +155,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 if time.monotonic() - began > timeout_seconds:
                     grown = ", ".join(f"{o} by {(most[o.process] - first[o.process]) >> 20} MiB" for o in alive)
                     raise EffectNotSeen(f"not ended of its memory within {timeout_seconds:g} s; it grew: {grown}")
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(TABLE_POLL_SECONDS)
             seconds = time.monotonic() - began
             await exits.wait(ENDING_SECONDS)
             codes = {owned.process: exits.code(owned.process) for owned in act.processes}

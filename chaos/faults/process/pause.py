@@ -12,7 +12,7 @@ from chaos.errors import EffectNotSeen, HealError
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters
 from chaos.faults.process._processes import ProcessFault, send
-from chaos.host.process_table import STOPPED, cpu_seconds, is_stopped, thread_states
+from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, cpu_seconds, is_stopped, thread_states
 from chaos.spec.target import Scope
 from chaos.spec.trigger import Duration
 from mecefo_runtime.system.process import ProcessId
@@ -20,9 +20,8 @@ from mecefo_runtime.system.process import ProcessId
 # A process that uses no CPU time for so long while it is stopped does nothing.
 STILL_SECONDS = 0.2
 RESUMED_WITHIN_SECONDS = 2.0
-POLL_SECONDS = 0.005
 # Between two looks that are further apart, whoever stops them may have been kept waiting as long as who looks.
-LOOK_SECONDS = 10 * POLL_SECONDS
+LOOK_SECONDS = 10 * TABLE_POLL_SECONDS
 
 
 class _Pause(ProcessFault[NoParameters]):
@@ -47,7 +46,7 @@ class _Pause(ProcessFault[NoParameters]):
                     f"not stopped {timeout_seconds:g} s after SIGSTOP: "
                     + ", ".join(f"{owned} (state {owned.process.state()})" for owned in moving)
                 )
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(TABLE_POLL_SECONDS)
         num_threads = sum(len(thread_states(process)) for process in processes)
         before = [cpu_seconds(process) for process in processes]
         await asyncio.sleep(STILL_SECONDS)
@@ -114,7 +113,7 @@ def resume(processes: tuple[ProcessId, ...], *, still_seconds: float = 0.0) -> N
                 raise HealError(f"still stopped after SIGCONT: pid {pids}; try `kill -CONT` yourself")
             for process in stopped:
                 process.signal(signal.SIGCONT)
-        time.sleep(POLL_SECONDS)
+        time.sleep(TABLE_POLL_SECONDS)
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

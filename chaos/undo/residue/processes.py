@@ -15,7 +15,7 @@ from mecefo_runtime.system.process import ProcessId
 
 RUN_VARIABLE = "CHAOS_RUN"
 END_TIMEOUT_SECONDS = 5.0
-_POLL_SECONDS = 0.02
+_END_POLL_SECONDS = 0.02
 _STOPPED_STATES = "Tt"
 
 
@@ -77,7 +77,7 @@ def end_processes(run: str, timeout_seconds: float = END_TIMEOUT_SECONDS) -> tup
         ended |= {one.process: one for one in found}
         if time.monotonic() > deadline:
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_END_POLL_SECONDS)
     return tuple(ended.values())
 
 

@@ -30,7 +30,7 @@ STOP_TIMEOUT_SECONDS = 5.0
 # What the command started may end on its own after it; and what it said last may still be on the way.
 FAREWELL_SECONDS = 3.0
 # Each look goes through all processes of the machine.
-POLL_SECONDS = 0.1
+SEARCH_POLL_SECONDS = 0.1
 # How soon a launcher's word on who failed is heard: a line of its log.
 BLAME_POLL_SECONDS = 0.05
 
@@ -311,7 +311,7 @@ class CommandRun(EndingJob, ABC):
             await self._until_gone(STOP_TIMEOUT_SECONDS)
         deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_SECONDS
         while self._kill_own() and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(SEARCH_POLL_SECONDS)
         await self._bury()
         if exits := list(self._exits.values()):
             await asyncio.wait(exits, timeout=STOP_TIMEOUT_SECONDS)
@@ -337,7 +337,7 @@ class CommandRun(EndingJob, ABC):
     async def _until_gone(self, timeout_seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while self._own_processes() and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(SEARCH_POLL_SECONDS)
 
     def _emit_start(self, owned: OwnedProcess, **fields: Any) -> None:
         process = owned.process
