@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from math import fsum, inf
 
-from harness.analysis.attribution import UnplannedLoss
+from harness.analysis.attribution import COORDINATOR, UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
-from harness.analysis.regroups import Stall
+from harness.analysis.regroups import Stall, joined_times, overlaps
 from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed, showing_recovery
 from harness.analysis.timeline import Timeline
 
@@ -199,7 +199,7 @@ class _Stretch:
             self.left,
             self.right,
             others,
-            tuple(self.absences),
+            tuple((since, until, _absence_cause(timeline, since)) for since, until in self.absences),
             timeline.usual_gap_seconds if self.absences else None,
             tuple(self._regrouped()),
             slow,
@@ -214,8 +214,8 @@ class _Stretch:
         regrouped, usual_gap = self._regrouped(), self.timeline.usual_gap_seconds
         steps = self.timeline.steps.first[self.first : self.end]
         long_gaps = [(step.previous_seconds + usual_gap, step.began_seconds) for step in steps]
-        for start, end in _overlaps(long_gaps, self.absences):
-            yield Claim(start, end, Strength.ABSENCE, "restart")
+        for start, end in overlaps(long_gaps, self.absences):
+            yield Claim(start, end, Strength.ABSENCE, _absence_cause(self.timeline, start))
         for index, step in enumerate(steps, self.first):
             cause, own = step_cause(step), None if step.is_left_out else index
             yield Claim(step.began_seconds, step.committed_seconds, Strength.ATTEMPT, cause, step=own)
@@ -228,7 +228,7 @@ def _stretches(timeline: Timeline, until_seconds: float) -> Iterable[_Stretch]:
     """The wall clock until then, block by block of the job's steps; what is after the last one belongs to the last."""
     start, end, steps = timeline.started_seconds, min(until_seconds, timeline.ended_seconds), timeline.steps.first
     claims = sorted((Claim(start, end, Strength.NOTHING, "other"), *_claims(timeline)), key=lambda claim: claim.start)
-    absences = _joined(_absences(timeline))
+    absences = joined_times(_absences(timeline))
     active: list[Claim] = []
     num_taken = 0
     blocks = list(timeline.steps.blocks) or [(0, 0)]
@@ -288,8 +288,8 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
         yield from _thrown_away(every, start, None)
     for start, end in timeline.checkpoints:
         yield Claim(start, end, Strength.CHECKPOINT, "checkpoint")
-    for start, end in _overlaps(timeline.coordinator_downs, _stalled(timeline)):
-        yield Claim(start, end, Strength.REGROUP_WITHOUT_COORDINATOR, "restart")
+    for start, end in overlaps(timeline.coordinator_downs, _stalled(timeline)):
+        yield Claim(start, end, Strength.REGROUP_WITHOUT_COORDINATOR, _absence_cause(timeline, start))
 
 
 def _absences(timeline: Timeline) -> Iterable[tuple[float, float]]:
@@ -298,6 +298,13 @@ def _absences(timeline: Timeline) -> Iterable[tuple[float, float]]:
     for incident in timeline.incidents:
         if incident.repair_started is not None:
             yield incident.repair_started, timeline.ended_seconds if incident.rejoined is None else incident.rejoined
+
+
+def _absence_cause(timeline: Timeline, at: float) -> str:
+    """What standing still at that time went into: a coordinator that was lost without a fault is nobody's restart."""
+    lost = ((loss.since, loss.rejoined) for loss in timeline.unplanned if COORDINATOR in loss.lost)
+    is_unplanned = any(since <= at and (back is None or at < back) for since, back in lost)
+    return UNPLANNED if is_unplanned else "restart"
 
 
 def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable[Claim]:
@@ -354,33 +361,6 @@ def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:
     yield from ((stall.began_seconds, stall.ended_seconds) for stall in timeline.stalls)
     times = ((incident.injected, incident.detected) for incident in timeline.incidents)
     yield from ((since, until) for since, until in times if since is not None and until is not None)
-
-
-def _overlaps(
-    some: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]]
-) -> Iterable[tuple[float, float]]:
-    """The times (from, to) that are in one of `some` and in one of `others`, in order."""
-    left, right = _joined(some), _joined(others)
-    i = j = 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if start < end:
-            yield start, end
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-
-
-def _joined(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same times, in order, what overlaps or touches joined, and without those in which no time passes."""
-    joined: list[tuple[float, float]] = []
-    for start, end in sorted((start, end) for start, end in times if start < end):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((start, end))
-    return joined
 
 
 def _is_idle(steps: Sequence[CommittedStep], at: float) -> bool:

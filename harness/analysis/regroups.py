@@ -116,6 +116,33 @@ def takes_coordinator(record: Record) -> bool:
     return isinstance(record, ProcessExited) and record.role == "coordinator" and record.exit not in (0, JOB_FAILED)
 
 
+def overlaps(
+    some: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]]
+) -> Iterable[tuple[float, float]]:
+    """The times (from, to) that are in one of `some` and in one of `others`, in order."""
+    left, right = joined_times(some), joined_times(others)
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < end:
+            yield start, end
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+
+
+def joined_times(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times, in order, what overlaps or touches joined, and without those in which no time passes."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted((start, end) for start, end in times if start < end):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
 def _began_between(steps: Sequence[CommittedStep], since: float, until: float) -> float | None:
     """When the first step began that both began and committed in that time: training was not standing still."""
     for index in range(bisect_right(steps, since, key=committed_seconds), len(steps)):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE, Account, _claims, _overlaps, account, partition
+from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE, Account, _claims, account, partition
+from harness.analysis.regroups import overlaps
 from harness.analysis.state import build
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
@@ -102,7 +103,38 @@ def test_a_regroup_that_waits_for_a_coordinator_is_restart():
     gone, back = (next(e.monotonic_seconds for e in events if e.kind == kind) for kind in ("detected", "isolated"))
     coordinator = Event("process_exited", "conductor", 0, gone, 1, fields={"role": "coordinator", "exit": -9})
     restarted = Event("coordinator_restarted", "coordinator", 0, back, 1)
-    assert badput([*events, coordinator, restarted])["restart"] == pytest.approx(synthetic.ISOLATE_SECONDS)
+    planned = {"incident": 1, "fault": "kill-process", "is_loss": True, "ranks": [], "target": "role=coordinator"}
+    killed = Event("injected", "injector", 0, gone, 1, fields=planned)
+    assert badput([*events, killed, coordinator, restarted])["restart"] == pytest.approx(synthetic.ISOLATE_SECONDS)
+    # One that dies of something else keeps them waiting all the same, but it is no restart of the run's.
+    assert badput([*events, coordinator, restarted])["unplanned"] == pytest.approx(synthetic.ISOLATE_SECONDS)
+
+
+def test_standing_still_without_a_coordinator_that_died_of_no_fault_is_unplanned():
+    events = run(faults=())
+    step = next(event for event in events if event.kind == "step_committed" and event.step == 30)
+    died = step.monotonic_seconds - 0.01
+    delayed = [
+        replace(
+            shifted(
+                event,
+                **{
+                    key: event.fields[key] + 0.2
+                    for key in ("began_monotonic", "committed_monotonic")
+                    if key in event.fields
+                },
+            ),
+            monotonic_seconds=event.monotonic_seconds + 0.2,
+        )
+        if event.monotonic_seconds > step.monotonic_seconds
+        else event
+        for event in events
+    ]
+    coordinator = Event("process_exited", "conductor", 0, died, 1, fields={"role": "coordinator", "exit": -9})
+    restarted = Event("coordinator_restarted", "coordinator", 0, step.monotonic_seconds + 0.2, 1)
+    found = badput([*delayed, coordinator, restarted])
+    assert found["unplanned"] == pytest.approx(0.2)
+    assert "restart" not in found
 
 
 def test_a_stall_during_a_repair_is_restart():
@@ -225,7 +257,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6)
 
 @given(SPANS, SPANS)
 def test_overlaps_are_the_times_that_are_in_both(some: list[tuple[int, int]], others: list[tuple[int, int]]):
-    found = list(_overlaps(some, others))
+    found = list(overlaps(some, others))
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(found))
     for time in (number + 0.5 for number in range(12)):
         in_both = all(any(start < time < end for start, end in spans) for spans in (some, others))
