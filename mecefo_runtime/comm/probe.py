@@ -39,7 +39,7 @@ class PeersUnreachable(EpochBroken):
         self.ranks = ranks
 
 
-class ProbeDesk:
+class ProbeServer:
     """Takes every connection and hangs up: that it was taken is the answer."""
 
     def __init__(self, host: str) -> None:
@@ -53,7 +53,7 @@ class ProbeDesk:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                # The end of the desk, or only of that connection, or no descriptor is left for it at the moment.
+                # The end of the server, or only of that connection, or no descriptor is left for it at the moment.
                 self._closed.wait(AGAIN_SECONDS)
             else:
                 connection.close()

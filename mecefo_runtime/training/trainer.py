@@ -30,7 +30,7 @@ from mecefo_runtime.comm.messages import (
 )
 from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.participant import CoordinatorAddress
-from mecefo_runtime.comm.probe import PeersUnreachable, ProbeDesk
+from mecefo_runtime.comm.probe import PeersUnreachable, ProbeServer
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
@@ -99,9 +99,9 @@ class Trainer:
         self._holdings = Holdings(job, rank, self._device)
         self._pacer = pacer_for(self._device, job.dilation_ratio)
         self._figures = RankFigures(rank, identity.node, str(self._device), self._pacer)
-        self._probe_desk = ProbeDesk(identity.host)
+        self._probe_server = ProbeServer(identity.host)
         gpu = nccl_device(self._device)
-        hello = Hello(rank, identity.attempt, self._probe_desk.address, RankReport(), costs=costs, nccl_device=gpu)
+        hello = Hello(rank, identity.attempt, self._probe_server.address, RankReport(), costs=costs, nccl_device=gpu)
         self._client = CoordinatorClient(
             coordinator, hello, job.heartbeat_timeout_seconds, self, job.coordinator_timeout_seconds
         )
@@ -143,7 +143,7 @@ class Trainer:
             )
         finally:
             self._client.close()
-            self._probe_desk.close()
+            self._probe_server.close()
 
     def _run_epoch(self, form: Form) -> bool:
         """Train in one epoch; returns True after the coordinator's goodbye, False when the epoch was left."""

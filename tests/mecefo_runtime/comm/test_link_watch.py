@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mecefo_runtime.comm.link_watch import STALLED_AFTER, LinkWatch
-from mecefo_runtime.comm.probe import ProbeDesk
+from mecefo_runtime.comm.probe import ProbeServer
 from tests.ports import reserved_port
 
 pytestmark = pytest.mark.unit
@@ -26,8 +26,8 @@ def nobody():
 
 
 def test_who_cannot_be_reached_is_named_when_nothing_goes_on(nobody):
-    desk, told = ProbeDesk("127.0.0.1"), queue.SimpleQueue()
-    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: desk.address, 2: nobody}, told.put, HOST)
+    server, told = ProbeServer("127.0.0.1"), queue.SimpleQueue()
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: server.address, 2: nobody}, told.put, HOST)
     watch.start()
     try:
         assert told.get(timeout=LONG_SECONDS) == [2]
@@ -35,7 +35,7 @@ def test_who_cannot_be_reached_is_named_when_nothing_goes_on(nobody):
         assert told.get(timeout=LONG_SECONDS) == [2]
     finally:
         watch.close()
-        desk.close()
+        server.close()
 
 
 def test_nobody_is_tried_while_anything_goes_on(nobody):
@@ -63,11 +63,11 @@ def test_nobody_is_tried_while_anything_goes_on(nobody):
 
 
 def test_who_can_be_reached_is_not_named():
-    desk, looks, told = ProbeDesk("127.0.0.1"), queue.SimpleQueue(), queue.SimpleQueue()
+    server, looks, told = ProbeServer("127.0.0.1"), queue.SimpleQueue(), queue.SimpleQueue()
 
     def peers() -> dict[int, str]:
         looks.put("looked")
-        return {1: desk.address}
+        return {1: server.address}
 
     watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", peers, told.put, HOST)
     watch.start()
@@ -77,11 +77,11 @@ def test_who_can_be_reached_is_not_named():
         assert told.empty()
     finally:
         watch.close()
-        desk.close()
+        server.close()
 
 
 def test_who_can_be_reached_over_a_link_that_stalls_is_named_when_nothing_has_gone_on_for_long(monkeypatch):
-    desk, told = ProbeDesk(HOST), queue.SimpleQueue()
+    server, told = ProbeServer(HOST), queue.SimpleQueue()
     asked = []
 
     def find_stalled(peers, own_host, seconds):
@@ -89,7 +89,7 @@ def test_who_can_be_reached_over_a_link_that_stalls_is_named_when_nothing_has_go
         return [1]
 
     monkeypatch.setattr("mecefo_runtime.comm.link_watch.find_stalled", find_stalled)
-    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: desk.address}, told.put, "127.0.0.9")
+    watch = LinkWatch(PATIENCE_SECONDS, lambda: "stuck", lambda: {1: server.address}, told.put, "127.0.0.9")
     began_seconds = time.monotonic()
     watch.start()
     try:
@@ -98,7 +98,7 @@ def test_who_can_be_reached_over_a_link_that_stalls_is_named_when_nothing_has_go
         assert asked[0] == ([1], "127.0.0.9", PATIENCE_SECONDS)
     finally:
         watch.close()
-        desk.close()
+        server.close()
 
 
 def test_links_that_stall_are_not_asked_for_while_anything_goes_on(monkeypatch):

@@ -4,30 +4,30 @@ import time
 
 import pytest
 
-from mecefo_runtime.comm.probe import NUM_LOST_IN_A_ROW, ProbeDesk, find_unreachable, find_unsteady, was_gone
+from mecefo_runtime.comm.probe import NUM_LOST_IN_A_ROW, ProbeServer, find_unreachable, find_unsteady, was_gone
 from tests.ports import reserved_port
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def desk():
-    desk = ProbeDesk("127.0.0.1")
-    yield desk
-    desk.close()
+def server():
+    server = ProbeServer("127.0.0.1")
+    yield server
+    server.close()
 
 
-def test_a_desk_can_be_reached_again_and_again(desk):
+def test_a_server_can_be_reached_again_and_again(server):
     for _ in range(3):
-        assert find_unreachable({0: desk.address, 1: desk.address}) == []
+        assert find_unreachable({0: server.address, 1: server.address}) == []
 
 
-def test_nobody_behind_the_port_is_unreachable_and_named(desk):
+def test_nobody_behind_the_port_is_unreachable_and_named(server):
     with reserved_port() as free_port:
-        assert find_unreachable({3: desk.address, 5: f"127.0.0.1:{free_port}"}) == [5]
+        assert find_unreachable({3: server.address, 5: f"127.0.0.1:{free_port}"}) == [5]
 
 
-def test_a_peer_that_does_not_answer_is_unreachable_within_the_time(desk):
+def test_a_peer_that_does_not_answer_is_unreachable_within_the_time(server):
     # A full backlog drops what comes after it: the nearest thing to a blocked link that needs no root.
     silent = socket.create_server(("127.0.0.1", 0), backlog=0)
     address = silent.getsockname()
@@ -38,13 +38,13 @@ def test_a_peer_that_does_not_answer_is_unreachable_within_the_time(desk):
         filler.connect_ex(address)
         fillers.append(filler)
     try:
-        assert find_unreachable({1: desk.address, 2: f"127.0.0.1:{address[1]}"}, timeout_seconds=0.2) == [2]
+        assert find_unreachable({1: server.address, 2: f"127.0.0.1:{address[1]}"}, timeout_seconds=0.2) == [2]
     finally:
         for sock in (silent, *fillers):
             sock.close()
 
 
-def test_a_connection_that_ends_before_it_is_taken_does_not_end_the_desk(monkeypatch):
+def test_a_connection_that_ends_before_it_is_taken_does_not_end_the_server(monkeypatch):
     real, failures = socket.socket, [ConnectionAbortedError(), OSError(errno.EMFILE, "too many")]
 
     class Flaky(real):
@@ -54,22 +54,22 @@ def test_a_connection_that_ends_before_it_is_taken_does_not_end_the_desk(monkeyp
             return super().accept()
 
     monkeypatch.setattr("socket.socket", Flaky)
-    desk = ProbeDesk("127.0.0.1")
+    server = ProbeServer("127.0.0.1")
     try:
-        host, _, port = desk.address.partition(":")
+        host, _, port = server.address.partition(":")
         with socket.create_connection((host, int(port)), timeout=120.0) as connection:
             assert connection.recv(1) == b"", "nobody took it"
         assert not failures
     finally:
-        desk.close()
+        server.close()
 
 
-def test_a_closed_desk_is_unreachable(desk):
-    desk.close()
-    assert find_unreachable({7: desk.address}) == [7]
+def test_a_closed_server_is_unreachable(server):
+    server.close()
+    assert find_unreachable({7: server.address}) == [7]
 
 
-def test_who_answered_while_this_process_did_not_run_is_not_unreachable(desk, monkeypatch):
+def test_who_answered_while_this_process_did_not_run_is_not_unreachable(server, monkeypatch):
     class Stopped(socket.socket):
         def connect_ex(self, address):
             answer = super().connect_ex(address)
@@ -77,7 +77,7 @@ def test_who_answered_while_this_process_did_not_run_is_not_unreachable(desk, mo
             return answer
 
     monkeypatch.setattr("socket.socket", Stopped)
-    assert find_unreachable({1: desk.address}, timeout_seconds=0.05) == []
+    assert find_unreachable({1: server.address}, timeout_seconds=0.05) == []
 
 
 def test_no_peers_are_all_reached():
@@ -111,11 +111,11 @@ def test_nobody_is_looked_for_when_nobody_wants_to_know(silent):
     assert find_unreachable({2: silent}, timeout_seconds=60.0, is_over=lambda: True) == []
 
 
-def test_a_link_is_steady_while_connections_are_taken_and_unsteady_when_several_in_a_row_are_not(desk, silent):
-    addresses = {5: silent, 3: desk.address}
+def test_a_link_is_steady_while_connections_are_taken_and_unsteady_when_several_in_a_row_are_not(server, silent):
+    addresses = {5: silent, 3: server.address}
     # Long enough for several tries on a busy machine.
     assert find_unsteady(addresses, seconds=1.5, timeout_seconds=0.5) == [5]
-    desk.close()
+    server.close()
     assert find_unsteady(addresses, seconds=1.5, timeout_seconds=0.5) == [3, 5]
 
 
