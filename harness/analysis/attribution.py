@@ -40,7 +40,7 @@ from mecefo_runtime.system.job_records import (
     Rejoined,
 )
 from mecefo_runtime.system.record import Record
-from mecefo_runtime.system.run_records import Injected, RepairStarted, Undone, Unverified
+from mecefo_runtime.system.run_records import Aborted, Halted, Injected, Interrupted, RepairStarted, Undone, Unverified
 
 COORDINATOR = "coordinator"
 Culprit = int | str
@@ -162,6 +162,7 @@ class Attribution:
         self._steps = steps.every
         self._exits: dict[int, ProcessExited] = {}
         self._regroups: list[float] = []
+        self._is_ending = False
         for record in main:
             self._read(record)
 
@@ -227,6 +228,9 @@ class Attribution:
         match record:
             case Injected():
                 self._inject(record)
+            case Aborted() | Halted() | Interrupted() | JobFailed():
+                # From then on the tool itself ends what still runs.
+                self._is_ending = True
             case Undone() | RepairStarted() | Unverified() if record.incident in self.effects:
                 self._tell(self.effects[record.incident], record)
             case RankFinished():
@@ -301,7 +305,8 @@ class Attribution:
         if ended is not None and (last < 0 or ended.monotonic_seconds > committed):
             loss.since, loss.exit_code = ended.monotonic_seconds, ended.exit
         self._explain(loss)
-        self.losses.append(loss)
+        if loss.incident is not None or not self._is_ending:
+            self.losses.append(loss)
 
     def _end_attempts(self, before: float, back: float | None) -> None:
         """The attempts of a command before that number are over, and what they failed of is known."""

@@ -186,6 +186,16 @@ def test_after_a_restart_of_all_ranks_those_that_were_lost_are_there():
     assert owner([*events, detected(50.0, 2)], 2, 50.0) is None
 
 
+@pytest.mark.parametrize("kind", ["aborted", "halted", "interrupted", "job_failed"])
+def test_what_the_tool_ends_itself_is_no_loss(kind):
+    ended = told("process_exited", 20.0, role="coordinator", exited_pid=7, exit=-9)
+    assert build([told(kind, 19.0), ended]).unplanned == ()
+    assert len(build([ended, told(kind, 21.0)]).unplanned) == 1
+    # What a fault took is still told to be its doing.
+    late = [injected(0, 18.0, [1], is_loss=True), told(kind, 19.0), detected(19.5, 1)]
+    assert build(late).incidents[0].detected == 19.5
+
+
 def test_a_coordinator_that_dies_of_no_fault_is_a_loss_too():
     died = told("process_exited", 20.0, role="coordinator", exited_pid=7, exit=-9)
     back = told("coordinator_restarted", 21.0, members=[0, 1])
