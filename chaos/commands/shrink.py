@@ -114,9 +114,7 @@ class _Best:
         steps = self.values.get("job", {}).get("steps")
         last = max((_step_of(fault) or 0 for fault in self.values["faults"]), default=0)
         if isinstance(steps, int) and last:
-            lowest(
-                steps, last, lambda wanted: self._try({**self.values, "job": {**self.values["job"], "steps": wanted}})
-            )
+            lowest(steps, last, lambda wanted: self._try(_with_steps(self.values, wanted)))
 
     def _try(self, candidate: dict[str, Any]) -> bool:
         try:
@@ -139,6 +137,14 @@ def _with_step(values: Mapping[str, Any], index: int, step: int) -> dict[str, An
     _, _, rest = str(faults[index]["at"]).partition(",")
     faults[index] = {**faults[index], "at": ",".join(filter(None, [f"{_STEP}{step}", rest]))}
     return {**values, "faults": faults}
+
+
+def _with_steps(values: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
+    """The experiment with a shorter job; a repair that would come after its end is none."""
+    from chaos.plan.replay import without_late_repairs
+
+    faults = without_late_repairs(values["faults"], num_steps)
+    return {**values, "job": {**values["job"], "steps": num_steps}, "faults": faults}
 
 
 def _in_short(values: Mapping[str, Any]) -> str:

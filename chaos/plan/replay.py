@@ -6,6 +6,7 @@ time comes at the step at which it was injected.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from chaos.errors import UsageError
 from chaos.faults import registry
+from chaos.plan.schedule import DEFAULT_KILL_REPAIR
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 # What says which faults there are; all else of an experiment is kept.
@@ -95,7 +97,22 @@ def explicit(recorded: Recorded, faults: Sequence[Mapping[str, Any]], name: str)
     if recorded.is_command and recorded.started_in is not None:
         job = kept["job"]
         kept["job"] = {**job, "folder": str(Path(recorded.started_in) / (job.get("folder") or "."))}
-    return {**kept, "name": name, "faults": [dict(fault) for fault in faults]}
+    return {**kept, "name": name, "faults": without_late_repairs(faults, (kept.get("job") or {}).get("steps"))}
+
+
+def without_late_repairs(faults: Sequence[Mapping[str, Any]], num_steps: int | None) -> list[dict[str, Any]]:
+    """`faults` with no word of repairs that would come after the end of a job of `num_steps`: that is refused."""
+    kept = []
+    for fault in faults:
+        at = re.match(r"step=(\d+)", str(fault["at"]))
+        repair = re.fullmatch(r"(\d+)steps?", str(fault.get("repair")))
+        if at and repair and num_steps is not None and int(at[1]) + int(repair[1]) > num_steps:
+            rest = {key: value for key, value in fault.items() if key != "repair"}
+            # Unsaid it would come as late, or soon enough.
+            is_late = int(at[1]) + (DEFAULT_KILL_REPAIR.steps or 0) > num_steps
+            fault = rest if is_late else {**rest, "repair": "none"}
+        kept.append(dict(fault))
+    return kept
 
 
 def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any]]:

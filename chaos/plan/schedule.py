@@ -112,6 +112,7 @@ def make_plan(
         from_profile, left_out_ratio = _failures(experiment.profile, experiment, registry, capabilities, notes)
         drafts += from_profile
     placed = _place(drafts, experiment, cluster, notes)
+    notes += _late_repairs(placed, job.steps)
     if isinstance(job, CommandJob):
         # Who is down when is its launcher's doing, and to lose all ranks at once what it may be there to survive.
         _check_limits(placed, experiment, cluster)
@@ -230,6 +231,20 @@ def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes
         total = sum(draft.key == key for draft in drafts)
         notes.append(f"{key}: {len(reasons)} of {total} firings are left out, since they cannot be: {reasons[0]}")
     return [placed[position] for position in sorted(placed)]
+
+
+def _late_repairs(placed: Collection[Placed], num_steps: int | None) -> list[str]:
+    """What there is to be said of ranks that stay away, since the job is over before their repair."""
+    late = []
+    for one in placed:
+        step, repair = one.incident.trigger.step, one.incident.repair
+        if step is None or repair is None or repair.steps is None or num_steps is None:
+            continue
+        if step <= num_steps < step + repair.steps:
+            late.append(
+                f"{one.key}: {one.incident.fault} at step {step} is not repaired: {repair} later is after the end"
+            )
+    return late
 
 
 def _check_limits(placed: Collection[Placed], experiment: Experiment, cluster: Cluster) -> None:

@@ -358,3 +358,9 @@ def test_many_ranks_on_few_cores_are_warned_of(chaos, monkeypatch):
     for words in ("warning: 1000 ranks", "2 cores", "64.0 GiB"):
         assert words in err
     assert chaos("run", *KILL, "--dry-run")[2] == ""
+
+
+def test_a_repair_that_nobody_asked_for_and_that_comes_too_late_is_told(chaos):
+    code, out, _ = chaos("plan", *KILL, "--steps", "30")
+    assert code == 0 and "faults[0]: kill-node at step 10 is not repaired" in out
+    assert "not repaired" not in chaos("plan", *KILL, "--steps", "50")[1]

@@ -4,7 +4,7 @@ import pytest
 
 from chaos.errors import UsageError
 from chaos.experiment.reading import from_mapping
-from chaos.plan.replay import Recorded, explicit, explicit_faults
+from chaos.plan.replay import Recorded, explicit, explicit_faults, without_late_repairs
 from chaos.plan.schedule import make_plan
 from mecefo_runtime.system.events import Event
 
@@ -95,3 +95,16 @@ def test_a_command_is_run_where_it_was_and_is_not_repaired(folder, where):
     assert [core(incident) for incident in again] == [core(incident) for incident in planned]
     assert experiment.job.folder == where
     assert experiment.job.command == job["command"]
+
+
+@pytest.mark.parametrize(
+    ("repair", "replayed"), [("5steps", "5steps"), ("40steps", None), ("30steps", None), ("none", "none"), ("9s", "9s")]
+)
+def test_a_repair_that_came_to_nothing_is_left_unsaid(repair, replayed):
+    (fault,) = without_late_repairs([{"kind": "kill-node", "at": "step=80,phase=backward", "repair": repair}], 100)
+    assert fault.get("repair") == replayed
+
+
+def test_a_late_repair_does_not_become_an_early_one():
+    (fault,) = without_late_repairs([{"kind": "kill-node", "at": "step=50", "repair": "60steps"}], 100)
+    assert fault["repair"] == "none"
