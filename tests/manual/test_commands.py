@@ -25,6 +25,7 @@ from _pytest.config import get_config
 
 from chaos.cli import cli, run_cli
 from chaos.experiment.reading import from_options
+from harness.judging.judge import judge
 from harness.run.preparation import prepare
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files
@@ -136,6 +137,9 @@ def test_a_command_of_ours_is_accepted(command, ground, capsys):
     for word in command.words:
         if word.endswith(".py"):
             (ground / word).touch()
+        if word.endswith("baseline.json"):
+            stored = next((ground / "chaos-runs").glob("*/*/events.jsonl")).parent
+            (ground / word).write_text(json.dumps(judge(stored)[0].to_json()))
         if word.endswith((".yaml", ".yml")):
             (ground / word).write_text(files.get(word, next(iter(files.values()))))
     arguments = list(command.words[1:])
