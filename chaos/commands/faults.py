@@ -50,7 +50,7 @@ def describe(fault: type[Fault[Any]]) -> dict[str, Any]:
     schema = fault.Parameters.model_json_schema(mode="serialization")
     return {
         "kind": fault.kind,
-        "family": fault.__module__.rpartition(".")[2],
+        "family": fault.family or fault.__module__.rpartition(".")[2],
         "summary": (fault.__doc__ or "").strip().splitlines()[0],
         "scope": fault.scope,
         "fidelity": fault.fidelity,

@@ -235,6 +235,8 @@ class Fault(ABC, Generic[ParametersT]):
     """One kind of fault with its parameters. An instance is of one incident, and fires once."""
 
     kind: ClassVar[str]
+    # What `chaos faults --json` groups kinds by; the name of the class's file where none is given.
+    family: ClassVar[str | None] = None
     scope: ClassVar[Scope]
     # What is affected, in words, where the user names no target: a fault of checkpoints has none.
     affects: ClassVar[str] = "the newest checkpoint"

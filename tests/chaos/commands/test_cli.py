@@ -181,6 +181,8 @@ class TestOneDocument:
         kinds = [row["kind"] for row in json.loads(out)]
         assert kinds == sorted(kinds)
         assert {"kill-node", "kill-process"} <= set(kinds)
+        # Not the file's name: those who read it group by it.
+        assert {row["family"] for row in json.loads(out) if row["kind"].endswith("-link")} == {"isolate", "link"}
         assert {"kind", "scope", "fidelity", "needs", "undo", "summary"} <= set(json.loads(out)[0])
 
     def test_faults_for_people(self, chaos):
