@@ -79,6 +79,8 @@ BE_IMPATIENT = f"""{IN_COMMAND}
     def listen(self, event):
         if event.kind == "regrouped" and event.fields["reason"] == "loss":
             harness.run.conductor.STALL_SECONDS = 3.0
+            # However long a rank may be silent.
+            harness.run.conductor.STALL_HEARTBEATS = 0
         on_event(self, event)
 
     harness.run.conductor.Conductor._on_event = listen
