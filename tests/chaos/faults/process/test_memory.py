@@ -111,7 +111,7 @@ def test_what_a_node_cannot_hold_is_refused_before_the_start(ranks, node_memory,
     if not refused:
         fault.check(ResolvedTarget(ranks=ranks), run)
         return
-    with pytest.raises(UsageError, match=rf"{refused} cannot be leaked on node 0, .* {node_memory}.*--node-memory"):
+    with pytest.raises(UsageError, match=rf"{refused} cannot be leaked on node 0, .* {node_memory}.*containers.memory"):
         fault.check(ResolvedTarget(ranks=ranks), run)
 
 
