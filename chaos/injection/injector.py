@@ -1,7 +1,7 @@
 """The injector: holds the target at its trigger, acts, makes sure that it happened, lets go, and undoes.
 
 The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
-verify; emit; release; at the end of the lifetime undo, verify the undo, strike the record. Where the effect shows only
+verify; emit; release; at the end of the lifetime undo, verify the undo, close the record. Where the effect shows only
 in ranks that go on, they are released before it is verified.
 """
 

@@ -1,9 +1,10 @@
 """The ledger: what was planned to be done and must perhaps be undone, written down and synced before it is done.
 
 One JSON line per change of an entry, each fsynced, so that it survives the death of the tool and of the machine's
-power. An entry is `prepared` before the fault is applied, `applied` after, and `affected` once its undo was verified.
-What is not affected is pending: somebody has to undo it from the record alone. `lapsed` is what the watchdog undid
-because the injector was silent, and undoes again when it is heard of or dead: it may have acted in between.
+power. An entry is `prepared` before the fault is applied, `applied` after, and closed (`struck` in the file) once its
+undo was verified. What is not closed is pending: somebody has to undo it from the record alone. `lapsed` is what the
+watchdog undid because the injector was silent, and undoes again when it is heard of or dead: it may have acted in
+between.
 
 The injector, the watchdog and `chaos heal` may all come to undo: a lock on the file lets them do so one at a time.
 """
@@ -62,7 +63,7 @@ class Contents:
 
     @property
     def pending(self) -> tuple[Entry, ...]:
-        """The entries that are not affected."""
+        """The entries that are not closed."""
         return tuple(entry for entry in self.entries if entry.state != "struck")
 
     def of(self, incident: int) -> Entry | None:
@@ -107,11 +108,6 @@ class Ledger:
         with self._locked():
             self._write(incident, fault, "applied", {})
 
-    def close_entry(self, incident: int, fault: str) -> None:
-        """The undo was verified (or there is nothing to undo): nothing of the incident is left."""
-        with self._locked():
-            self._write(incident, fault, "struck", {})
-
     def undo(
         self,
         incident: int,
@@ -121,9 +117,9 @@ class Ledger:
         *,
         lapse: bool = False,
     ) -> dict[str, Any]:
-        """Undo one incident and affect it, nobody else undoing meanwhile; returns the evidence, with `by`.
+        """Undo one incident and close its entry, nobody else undoing meanwhile; returns the evidence, with `by`.
 
-        What somebody else has affected is left alone. `lapse`: leave it pending as lapsed, for its injector lives and
+        What somebody else has closed is left alone. `lapse`: leave it pending as lapsed, for its injector lives and
         may still act; that injector being silent, perhaps while it holds the lock, the lock is not waited for long.
 
         Raises:

@@ -30,7 +30,6 @@ from mecefo_runtime.model.segments import segments
 from mecefo_runtime.state.units import UnitState
 
 _REMOVED = ".removed-"
-_DAMAGED = "damaged-"
 
 
 def named_tensors(unit: UnitState, storage: Tensor) -> dict[str, Tensor]:
@@ -153,21 +152,6 @@ def prune(root: Path, keep: int) -> list[int]:
     for doomed in root.glob(f"{_REMOVED}*"):
         _remove(doomed)
     return removed
-
-
-def set_aside(checkpoint: Checkpoint) -> Path | None:
-    """Rename a checkpoint that turned out to be damaged, so that nobody takes it for the newest, and keep it.
-
-    Returns its new path, None when another rank has moved it already.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
-    aside = checkpoint.path.with_name(f"{_DAMAGED}{checkpoint.path.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        return checkpoint.path.rename(aside)
-    except FileNotFoundError:
-        return None
 
 
 def _remove(folder: Path) -> None:

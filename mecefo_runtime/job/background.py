@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mecefo_runtime.job.layout import Layout, unit_order
 
@@ -67,15 +66,6 @@ class Background:
         steps = {0, *(shadow.step for shadow in self.shadows)}
         sets = {ranks for step in steps for ranks in self.holders(layout, step).values() if len(ranks) > 1}
         return tuple(sorted(sets))
-
-    def to_list(self) -> list[list[Any]]:
-        """As plain JSON values."""
-        return [[shadow.unit, shadow.rank, shadow.step, shadow.source] for shadow in self.shadows]
-
-    @classmethod
-    def from_list(cls, raw: Iterable[Iterable[Any]]) -> Background:
-        """Read what `to_list` wrote."""
-        return cls(tuple(ShadowUnit(*shadow) for shadow in raw))
 
 
 def plan_background(

@@ -15,6 +15,6 @@ class NamedFiles(Auditor):
     name: ClassVar[str] = "file"
 
     def look(self, scope: AuditScope) -> frozenset[str]:
-        """Every entry of the ledger counts, affected or not."""
+        """Every entry of the ledger counts, closed or not."""
         entries = read_ledger(scope.ledger).entries
         return frozenset(path for entry in entries for path in entry.absent if os.path.lexists(path))

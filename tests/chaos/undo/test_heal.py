@@ -148,8 +148,8 @@ class TestRefusal:
         for path in left.folder.glob("made-*"):
             path.unlink()
         with Ledger(left.ledger, left.run) as ledger:
-            ledger.close_entry(0, "make-file")
-            ledger.close_entry(1, "make-file")
+            for incident in (0, 1):
+                ledger.undo(incident, "make-file", {}, lambda record: {})
         refuse_if_unclean()
         assert run_registry.registered() == ()
 

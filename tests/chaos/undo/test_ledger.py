@@ -27,7 +27,11 @@ def path(tmp_path):
     return tmp_path / "ledger.jsonl"
 
 
-def test_an_entry_is_pending_from_prepared_to_affected(path):
+def undo(ledger, incident, fault):
+    ledger.undo(incident, fault, RECORD, lambda record: {})
+
+
+def test_an_entry_is_pending_from_prepared_to_closed(path):
     assert read_ledger(path).pending == ()
     with Ledger(path) as ledger:
         assert read_ledger(path).pending == ()
@@ -36,9 +40,9 @@ def test_an_entry_is_pending_from_prepared_to_affected(path):
         ledger.applied(0, "kill-node")
         assert read_ledger(path).pending == (Entry(0, "kill-node", "applied", RECORD),), "the record is kept"
         ledger.prepare(1, "kill-process", {})
-        ledger.close_entry(0, "kill-node")
+        undo(ledger, 0, "kill-node")
         assert read_ledger(path).pending == (Entry(1, "kill-process", "prepared", {}),)
-        ledger.close_entry(1, "kill-process")
+        undo(ledger, 1, "kill-process")
         assert read_ledger(path).pending == ()
 
 
@@ -54,7 +58,7 @@ def test_a_line_is_synced_before_the_call_returns(path, monkeypatch):
         for act in (
             lambda: ledger.prepare(0, "f", RECORD),
             lambda: ledger.applied(0, "f"),
-            lambda: ledger.close_entry(0, "f"),
+            lambda: undo(ledger, 0, "f"),
         ):
             act()
             assert synced[-1] == path.read_bytes()
@@ -77,7 +81,7 @@ def test_an_old_ledger_is_continued(path):
     with Ledger(path) as ledger:
         ledger.prepare(0, "kill-node", RECORD)
     with Ledger(path) as ledger:
-        ledger.close_entry(0, "kill-node")
+        undo(ledger, 0, "kill-node")
     assert read_ledger(path).pending == ()
 
 
@@ -88,7 +92,7 @@ def test_what_cannot_be_written_is_not_to_be_applied(tmp_path):
         ledger.prepare(0, "kill-node", RECORD)
 
 
-ACTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["prepare", "applied", "close_entry"])), max_size=12)
+ACTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["prepare", "applied", "undo"])), max_size=12)
 
 
 @given(acts=ACTS, cut=st.integers(0, 400))
@@ -100,13 +104,11 @@ def test_wherever_it_is_cut_off_nothing_pending_is_forgotten(tmp_path_factory, a
             if act == "prepare":
                 ledger.prepare(incident, "f", RECORD)
             elif incident in states:
-                getattr(ledger, act)(incident, "f")
+                (undo if act == "undo" else Ledger.applied)(ledger, incident, "f")
             else:
                 continue
             states[incident] = act
-    assert {entry.incident for entry in read_ledger(path).pending} == {
-        i for i, act in states.items() if act != "close_entry"
-    }
+    assert {entry.incident for entry in read_ledger(path).pending} == {i for i, act in states.items() if act != "undo"}
     assert all(entry.record == RECORD for entry in read_ledger(path).pending)
 
     data = path.read_bytes()
@@ -239,7 +241,7 @@ def test_a_silent_holder_of_the_lock_does_not_keep_the_watchdog(path, monkeypatc
 def test_what_cannot_be_understood_is_dirty(path, line):
     with Ledger(path) as ledger:
         ledger.prepare(0, "f", RECORD)
-        ledger.close_entry(0, "f")
+        undo(ledger, 0, "f")
     path.write_bytes(path.read_bytes() + line + b"\n")
     assert read_ledger(path).pending == ()
     assert read_ledger(path).problems == (f"{path}:3 is no entry of a ledger",)

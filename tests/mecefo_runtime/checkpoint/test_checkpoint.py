@@ -21,7 +21,6 @@ from mecefo_runtime.checkpoint.checkpoint import (
     named_tensors,
     newest,
     prune,
-    set_aside,
     step_folder,
     unit_names,
     verify,
@@ -429,17 +428,6 @@ def test_other_files_stay_and_an_interrupted_prune_is_finished(tmp_path: Path) -
     shutil.copytree(step_folder(tmp_path, 1), tmp_path / ".removed-step-00000000-1")
     assert prune(tmp_path, 1) == []
     assert folders(tmp_path) == ["notes", "step-00000000", "step-00000001"]
-
-
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_the_newest(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save(tmp_path, step, states(SMALL), SMALL)
-    damaged = newest(tmp_path)
-    assert damaged is not None and damaged.step == 2
-    aside = set_aside(damaged)
-    assert aside is not None and set_aside(damaged) is None
-    assert saved_steps(tmp_path) == [1] and verify(aside).step == 2
-    assert prune(tmp_path, 1) == [] and aside.exists()
 
 
 def test_the_newest_is_found_though_it_goes_while_a_newer_one_comes(tmp_path, monkeypatch):

@@ -98,7 +98,6 @@ def test_when_it_is_done_the_wanted_layout_needs_nothing_more(case, bytes_per_st
         assert (shadow.source is None) == (shadow.unit in holdings[shadow.rank])
         if shadow.source is not None:
             assert shadow.unit in running.units(shadow.source)
-    assert Background.from_list(background.to_list()) == background
     assert len(set(background.shadows)) == len(background.shadows)
 
 
