@@ -31,7 +31,7 @@ settings.load_profile("same examples")
 TESTS = Path(__file__).parent
 # In the order in which they run: what takes long begins early, so that no worker is alone with it at the end.
 TIERS = ("smoke", "docker", "crash", "external", "integration", "browser", "unit", "nightly")
-DEFAULT_TIERS = "unit or smoke"
+DEFAULT_TIERS = "(unit or smoke) and not nightly"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {}
     for item in items:
         found = [tier for tier in TIERS if item.get_closest_marker(tier) is not None]
+        if any(marker.name == "nightly" for marker in item.own_markers):
+            # A single test, or set of parameters, of a module that is run for every change.
+            found = ["nightly"]
         if len(found) != 1:
             # Not raised here: pytest-xdist would show neither the message nor the test.
             item.stash[_WRONG_TIERS] = ", ".join(found) or "none"

@@ -91,6 +91,7 @@ def test_gates_in_the_documents_are_gates(document):
         Gate.parse(gate)
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_the_github_job_runs_and_leaves_what_it_uploads(tmp_path):
     (line,) = [step["run"].strip() for step in steps() if step.get("run", "").startswith("chaos ")]

@@ -263,7 +263,7 @@ def emitted_kinds(tree: ast.AST) -> Iterator[str]:
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 TEST_COMMANDS = ("pip install -e '.[test]' -c constraints.txt", "pytest -n auto")
-REAL_RUNS = 'pytest -n auto -m "not (unit or smoke or nightly)"'
+REAL_RUNS = 'pytest -n auto --dist loadfile -m "not (unit or smoke or nightly)"'
 MAIN_COMMANDS = ("pip install . -c constraints.txt", "chaos run kill-node --at step=500")
 
 

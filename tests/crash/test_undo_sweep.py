@@ -163,6 +163,7 @@ def test_a_halt_condition_while_a_rank_is_paused(tmp_path):
     assert events["residue"].fields["undo_pending"] == []
 
 
+@pytest.mark.nightly
 def test_stopped_for_longer_than_the_lease(tmp_path):
     with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT + SHORT_LEASE) as run:
         run.wait_for("verified")

@@ -44,6 +44,7 @@ def test_a_plain_loop_is_held_before_each_phase(tmp_path):
     assert [event.kind for event in job.events][:: len(job.events) - 1] == ["rank_started", "rank_finished"]
 
 
+@pytest.mark.nightly
 def test_a_script_runs_to_the_same_end_without_an_injector(tmp_path):
     with_us = run_job(tmp_path, python("plain.py", "4"))
     alone = run_job(tmp_path, python("plain.py", "4"), environment={"CHAOS_AGENT": "", "CHAOS_RUN": ""})
@@ -158,6 +159,7 @@ def test_ranks_that_restart_from_a_checkpoint_go_on_counting(tmp_path):
     assert {event.fields["tokens"] for event in job.of("step_committed")} == {2 * 4 * 6}
 
 
+@pytest.mark.nightly
 def test_an_optimizer_that_wraps_another_steps_once(tmp_path):
     job = run_job(tmp_path, torchrun(2, "ddp.py", "4", "zero"), holds=[(1, 3, "optimizer")])
     assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4]), job.stderr

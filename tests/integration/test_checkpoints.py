@@ -65,6 +65,7 @@ def test_every_unit_is_written_once_and_training_hardly_waits(saved):
     assert not run.of("warning")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("data_parallel", [1], ids=["one replica of four stages"])
 def test_a_job_goes_on_under_another_layout_with_the_same_losses(saved, tmp_path, data_parallel):
     first, folder = saved
@@ -99,6 +100,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_an_older_one_taken(saved, t
     assert losses_of(second) == pytest.approx(losses_of(first, after=10), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_when_all_are_damaged_the_job_stops_and_says_which_file(saved, tmp_path):
     _, folder = saved
     copy = tmp_path / "checkpoints"
@@ -125,6 +127,7 @@ def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_p
     assert run.exit_code == 1, "steps were lost"
 
 
+@pytest.mark.nightly
 def test_a_node_lost_while_a_checkpoint_is_written_costs_that_checkpoint_at_most(tmp_path):
     text = EXPERIMENT.format(data_parallel=2, microbatches=4, folder=tmp_path / "checkpoints", resume="false")
     kill = "faults: [{kind: kill-node, on: node=1, at: {step: 10, phase: checkpoint}, repair: 3steps}]\n"

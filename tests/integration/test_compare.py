@@ -112,6 +112,7 @@ def test_interrupted_it_keeps_what_is_done(tmp_path):
     assert "interrupted: of 2 rounds, exact ran 1, ndb ran none" in run.stdout
 
 
+@pytest.mark.nightly
 def test_the_same_again_is_judged_on_medians_and_against_a_baseline(tmp_path):
     options = ("--strategy", "exact", *FAULT[1:])
     out = tmp_path / "out"

@@ -13,7 +13,7 @@ from tests.dashboards.reading import Query, all_queries, asked, misspelt, select
 from tests.integration.runs import PATIENT, RUN_TIMEOUT_SECONDS, ChaosRun
 from tests.prometheus import Prometheus, needs_prometheus
 
-pytestmark = [pytest.mark.integration, needs_prometheus]
+pytestmark = [pytest.mark.nightly, needs_prometheus]
 
 # A node is lost and comes back; a device reports errors that it never had; one gate holds, one cannot. Prometheus
 # takes up to five seconds to notice a new target, and up to five more to begin with it; it looks every two seconds, and

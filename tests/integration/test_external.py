@@ -152,6 +152,7 @@ class TestAnotherLauncher:
             assert run.wait() == 2
             assert_nothing_left(run)
 
+    @pytest.mark.nightly
     def test_and_what_has_an_environment_of_its_own(self, tmp_path):
         script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
         options = ["run", "kill-process", "--at", "step=8"]

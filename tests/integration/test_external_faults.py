@@ -68,6 +68,7 @@ class TestTensors:
         assert update["parameter_actual"] != update["parameter_clean"]
         assert run.summary["steps_committed"] == 30
 
+    @pytest.mark.nightly
     def test_and_what_its_optimizer_has_of_it(self, tmp_path):
         script = tmp_path / "train.py"
         script.write_text(SHARDED)
@@ -111,6 +112,7 @@ class TestCrashes:
         assert run.of("culprit_named") == []
         assert run.summary["incidents"][0]["diagnosis"]["score"] == "none"
 
+    @pytest.mark.nightly
     def test_torchrun_names_the_rank_whose_process_failed_first(self, tmp_path, restarting):
         run = run_chaos(tmp_path, "raise", "--at", "step=8", "--on", "rank=1", command=restarting)
         assert run.exit_code == 0, run.summary["reasons"]

@@ -77,6 +77,7 @@ def test_without_networks_it_is_refused(tmp_path):
     assert not run.out.exists()
 
 
+@pytest.mark.nightly
 def test_nothing_outlives_a_command_that_is_killed(tmp_path):
     arguments = ["run", "drop-link", *LINK, "--for", "1h"]
     with ChaosRun(tmp_path, arguments, command=(*ONE_LAUNCHER, *training(tmp_path, 100000))) as run:

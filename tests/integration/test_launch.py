@@ -88,6 +88,7 @@ def losses_of(job: Torchrun) -> dict[int, float]:
     return {event.step or 0: event.fields["loss"] for event in job.of("step_committed")}
 
 
+@pytest.mark.nightly
 def test_a_plain_job_and_one_that_torchrun_restarts_come_to_the_same_end(tmp_path):
     (tmp_path / "plain").mkdir()
     (tmp_path / "killed").mkdir()

@@ -124,6 +124,7 @@ def test_the_others_start_the_coordinator_of_a_lost_rank_0_again_and_lose_no_ste
         assert not processes_of_run(ranks.mark), "keepers end with their ranks"
 
 
+@pytest.mark.nightly
 def test_where_nobody_can_start_it_again_the_others_end_and_say_why(tmp_path):
     with Ranks(tmp_path, patch=ELSEWHERE, MECEFO_COORDINATOR_TIMEOUT_SECONDS="2") as ranks:
         ranks.lose_rank_0(step=4)
@@ -136,6 +137,7 @@ def test_where_nobody_can_start_it_again_the_others_end_and_say_why(tmp_path):
             assert said.endswith("for 2 s: its process or its host is gone")
 
 
+@pytest.mark.nightly
 def test_a_step_whose_leader_is_lost_over_its_verdict_is_judged_all_the_same(tmp_path):
     with Ranks(tmp_path, patch=LOST_OVER_ITS_VERDICT) as ranks:
         assert ranks.ends() == [0, 0, 0], [ranks.output(rank) for rank in (1, 2, 3)]

@@ -56,6 +56,7 @@ def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_who
     assert_back_after_the_undo(run, [2])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("groups", "alone"), [("0,1|2,3,coordinator", (0, 1))])
 def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tmp_path, groups, alone):
     run = run_chaos(tmp_path, "partition", "-p", f"groups={groups}", "--for", "60steps", *LONG, patch=IN_TIME)
@@ -67,6 +68,7 @@ def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tm
     assert_back_after_the_undo(run, list(alone))
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_cut_off_even_from_the_coordinator_commits_nothing_until_it_is_back(tmp_path):
     # The node of the rank that leads until then.
     run = run_chaos(tmp_path, "isolate-node", "--on", "node=0", "--for", "60steps", *LONG, patch=IN_TIME)
@@ -78,6 +80,7 @@ def test_a_node_that_is_cut_off_even_from_the_coordinator_commits_nothing_until_
     assert_back_after_the_undo(run, [0, 1])
 
 
+@pytest.mark.nightly
 def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
     # Not even if it is asked all the time which connections wait, as otherwise after a long time without a step.
     bad = ("slow-link", "--on", "link=0-2", "-p", "delay=200ms", "-p", "loss=0.05", "--for", "5steps")
@@ -90,6 +93,7 @@ def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
     assert "slower steps under the fault" in (run.folder / "report.html").read_text()
 
 
+@pytest.mark.nightly
 def test_rules_that_are_not_added_are_no_fault(tmp_path):
     run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", *AT, "--steps", "30", *SMALL, patch=DO_NOTHING)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5)

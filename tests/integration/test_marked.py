@@ -36,7 +36,7 @@ def test_fails():
 def test_goes_on_until_it_is_ended(chaos_run):
     raise SystemError("it must not come to this")
 
-@pytest.mark.chaos("kill-node", at="step=8", steps=12, gate="rejoin_seconds < 10min", check=False)
+@pytest.mark.chaos("kill-node", at="step=8", steps=12, repair="none", gate="rejoin_seconds < 10min", check=False)
 def test_takes_it_as_it_is(chaos_run):
     assert chaos_run.verdict == "inconclusive", chaos_run.reasons
 """
@@ -76,6 +76,7 @@ def assert_gone(out: Path):
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 def test_under_xdist_with_reports_and_junit(environment, tmp_path):
     done = subprocess.run(
         command("-n", "2", "-k", "not until_it_is_ended", "--junitxml=junit.xml", "--resilience-out=runs"),

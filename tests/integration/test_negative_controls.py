@@ -124,6 +124,7 @@ def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):
     assert run.of("residue")[0].fields["processes"] == []
 
 
+@pytest.mark.nightly
 def test_a_repair_that_never_comes_to_its_end_is_no_pass(tmp_path):
     kill = ("kill-process", "--at", "step=10", "--on", "rank=3", "--repair", "5steps", "--steps", "150", *SMALL)
     run = run_chaos(tmp_path, *kill, patch=f"{paced(0.05)}\n{NEVER_REPAIR}")

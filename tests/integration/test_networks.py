@@ -288,7 +288,7 @@ def test_rules_that_cannot_be_removed_are_an_error(monkeypatch):
         records = links.plan_rules((LINK,), {"action": "drop"})
         await links.apply_rules(records)
         with monkeypatch.context() as patch:
-            patch.setattr("chaos.host.links.firewall._delete", lambda record, comment: 0)
+            patch.setattr("chaos.host.links.firewall._delete", lambda record: 0)
             with pytest.raises(HealError, match=records[0]["comment"]):
                 remove_rules([*records])
         remove_rules([*records])

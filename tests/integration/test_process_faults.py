@@ -58,6 +58,7 @@ def test_node_that_is_asked_to_go(tmp_path):
     assert {process["exit"] for process in evidence["processes"]} == {-15}
 
 
+@pytest.mark.nightly
 def test_node_that_freezes_and_thaws(tmp_path):
     run = run_fault(tmp_path, kind="pause-node", on="node=1", at="step=10", **IN_TIME, **SILENT)
     evidence = assert_passed(run, SILENT_STEPS)
@@ -81,6 +82,7 @@ def test_rank_that_crashes_from_within(tmp_path, fault, code):
     assert 1 in {rank for event in run.of("rejoined") for rank in event.fields["ranks"]}
 
 
+@pytest.mark.nightly
 def test_rank_that_holds_the_interpreter_lock(tmp_path):
     run = run_fault(tmp_path, kind="hang-gil", on="rank=1", at="step=10", **IN_TIME, **SILENT)
     evidence = assert_passed(run, SILENT_STEPS)
@@ -100,6 +102,7 @@ def test_rank_that_runs_out_of_memory(tmp_path):
 
 
 # Padded far beyond what the machine needs, so that its load hides nothing.
+@pytest.mark.nightly
 @pytest.mark.parametrize(("dilation", "steps"), [("off", 240)])
 def test_slow_rank_makes_the_job_slower(tmp_path, dilation, steps):
     fault = {"kind": "slow-rank", "on": "rank=1", "at": "step=21", "factor": 4.0, "for": "5s"}

@@ -78,6 +78,7 @@ def test_a_flipped_bit_is_found_when_the_checkpoint_is_needed_and_an_older_one_t
     assert not (run.folder / "kept").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not may_mount(), reason="takes the right to mount (CAP_SYS_ADMIN)")
 def test_a_full_disk_costs_checkpoints_and_no_step_and_the_next_one_is_written(tmp_path):
     run = train(tmp_path, "{kind: fill-disk, at: {step: 10}, for: 4steps}")
@@ -95,6 +96,7 @@ def test_a_full_disk_costs_checkpoints_and_no_step_and_the_next_one_is_written(t
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.nightly
 def test_before_the_first_checkpoint_the_run_is_inconclusive_and_says_why(tmp_path):
     run = train(tmp_path, "{kind: truncate-checkpoint, at: {step: 3}}")
     assert run.exit_code == 5

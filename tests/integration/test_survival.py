@@ -13,6 +13,7 @@ LEADER_PHASES = ("commit",)
 REPAIRED = ("--repair", "5steps", "--steps", str(STEPS), *SMALL)
 
 
+@pytest.mark.nightly
 def test_default_job_loses_a_random_node_and_gets_it_back(tmp_path):
     shape = ("--steps", str(STEPS), "--dilation", "off", "--no-twin")
     run = run_chaos(tmp_path, "kill-node", "--at", "step=20", "--repair", "10steps", *shape, patch=PATCH)
@@ -53,6 +54,7 @@ def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
     assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([], [0])
 
 
+@pytest.mark.nightly
 def test_second_loss_one_step_after_the_first(tmp_path):
     experiment = tmp_path / "twice.yaml"
     experiment.write_text(

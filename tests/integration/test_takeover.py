@@ -70,6 +70,7 @@ def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, tak
     assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
 
 
+@pytest.mark.nightly
 def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):
     path = tmp_path / "bf16.yaml"
     path.write_text((EXPERIMENT % "direct").replace("takeover: direct", "precision: bf16"))

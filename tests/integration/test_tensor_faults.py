@@ -94,6 +94,7 @@ def test_a_parameter_that_differs_is_found_by_comparison_and_healed(tmp_path):
     assert run.summary["diverged_units"] == 0
 
 
+@pytest.mark.nightly
 def test_optimizer_state_that_would_spoil_the_parameters_is_healed_before_it_does(tmp_path):
     run = train(
         tmp_path,

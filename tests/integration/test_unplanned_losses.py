@@ -45,6 +45,7 @@ def test_a_rank_that_is_killed_when_the_fault_is_over_is_charged_to_nobody(tmp_p
     assert incident["badput_seconds"]["unplanned"] == 0
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_killed_under_a_fault_of_another_leaves_the_run_inconclusive(tmp_path):
     run = run_and_kill(tmp_path, "--for", "60steps", rank=3, after="verified", steps=2)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5)

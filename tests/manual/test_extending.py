@@ -103,6 +103,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_the_planner_runs_a_job(tmp_path):
     folder = tmp_path / "planners"

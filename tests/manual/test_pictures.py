@@ -18,6 +18,7 @@ def a_state_of_our_own(tmp_path, monkeypatch):
     monkeypatch.setenv("CHAOS_STATE", str(tmp_path / "state"))
 
 
+@pytest.mark.nightly
 def test_a_picture_is_taken(tmp_path):
     root = ElementTree.fromstring(pictures.take("kill-process", tmp_path))
     assert "signal" in root.findtext(f"{SVG}desc") or "SIGKILL" in root.findtext(f"{SVG}desc")

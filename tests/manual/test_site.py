@@ -141,6 +141,7 @@ def opened(browser, *, width=1280, scheme="light"):
     return page
 
 
+@pytest.mark.nightly
 @needs_chromium
 def test_a_browser_shows_it_without_a_network(browser, address, tmp_path):
     for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360)):
