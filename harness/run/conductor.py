@@ -336,7 +336,11 @@ class Conductor:
         """Do `work`, unless the run is ended meanwhile: then cancel it, let it clean up, and raise _Ended."""
         assert self._end is not None
         task = asyncio.ensure_future(work)
-        await asyncio.wait({task, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait({task, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # Ctrl-C before our handlers were in place: asyncio's own has cancelled us.
+            self._on_signal(signal.SIGINT)
         if not self._end.done():
             await task
             return
@@ -388,11 +392,9 @@ class _Signals:
         self._on_signal = on_signal
 
     def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
         for number in self._NUMBERS:
-            loop.add_signal_handler(number, self._on_signal, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def __exit__(self, *_: object) -> None:
-        loop = asyncio.get_running_loop()
         for number in self._NUMBERS:
-            loop.remove_signal_handler(number)
+            asyncio.get_running_loop().remove_signal_handler(number)

@@ -162,3 +162,24 @@ def test_interrupted_while_a_rank_is_held(tmp_path):
     kinds = {event.kind for event in events}
     assert "held" in kinds
     assert "injected" not in kinds, "nothing may be done after the command was told to end"
+
+
+def test_interrupted_before_it_listens_for_that_it_ends_in_order(tmp_path):
+    early = f"""{PATIENT}
+
+if sys.orig_argv[1] == "-c":
+    import os
+    import signal
+
+    from harness.run import conductor
+
+    listen = conductor._Signals.__enter__
+
+    def interrupted_first(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        listen(self)
+
+    conductor._Signals.__enter__ = interrupted_first
+"""
+    with ChaosRun(tmp_path, ["run", *LONG], patch=early) as run:
+        assert_interrupted(run, signal.SIGINT)
