@@ -110,8 +110,10 @@ def test_killed_in_the_middle(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "moment"),
-    [(HELD, "held")],
-    ids=["while a rank is held"],
+    [
+        pytest.param(HELD, "held", id="while a rank is held"),
+        pytest.param(LONG, "incidents_planned", marks=pytest.mark.nightly, id="before the job"),
+    ],
 )
 def test_killed_at_a_delicate_moment(tmp_path, arguments, moment):
     with ChaosRun(tmp_path, ["run", *arguments], patch=HOLD_FOR_EVER) as run:
@@ -146,7 +148,14 @@ def test_interrupted_before_the_job(tmp_path):
     assert not any(event.kind == "step_committed" for event in events)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.nightly),
+    ],
+)
 def test_interrupted_while_it_trains(tmp_path, number):
     with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
         run.wait_for("step_committed", step=3)

@@ -17,6 +17,7 @@ from tests.integration.runs import (
     ChaosRun,
     assert_nothing_left,
     assert_survived,
+    event_logs,
     processes_of_run,
     read_log,
     read_run,
@@ -90,7 +91,9 @@ def test_out_that_root_alone_may_write(tmp_path):
             assert_refused(run, "/root/chaos", "--out")
 
 
-@pytest.mark.parametrize("form", [["--json"]], ids=["json"])
+@pytest.mark.parametrize(
+    "form", [pytest.param(["--json"], id="json"), pytest.param([], marks=pytest.mark.nightly, id="report")]
+)
 def test_nobody_reads_standard_output(tmp_path, form):
     reading, writing = os.pipe()
     os.close(reading)
@@ -114,7 +117,7 @@ def test_two_runs_at_once_in_one_place(tmp_path):
         codes = [one.wait(), two.wait()]
         for run in (one, two):
             assert_nothing_left(run)
-    folders = [log.parent for log in out.glob("*/*/events.jsonl")]
+    folders = [log.parent for log in event_logs(out)]
     assert len(folders) == 2
     finished = [read_run(folder, code) for folder, code in zip(folders, codes, strict=True)]
     for run in finished:

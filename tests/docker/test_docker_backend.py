@@ -96,7 +96,10 @@ def test_a_link_that_is_cut_between_two_nodes(tmp_path):
 
 @pytest.mark.parametrize(
     "fault",
-    [("drop-link", "--on", "link=0-2", "--for", "600s")],
+    [
+        ("drop-link", "--on", "link=0-2", "--for", "600s"),
+        pytest.param(("pause-node", "--on", "node=1", "--for", "600s"), marks=pytest.mark.nightly),
+    ],
     ids=lambda fault: fault[0],
 )
 def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
@@ -110,7 +113,7 @@ def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monkeypatch, number):
     with SlowEngine(tmp_path, 3.5) as engine:
         monkeypatch.setenv("DOCKER_HOST", engine.address)

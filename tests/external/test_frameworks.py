@@ -7,7 +7,7 @@ from tests.external.jobs import python, run_job
 pytestmark = pytest.mark.external
 
 
-@pytest.mark.parametrize("accumulation", [2])
+@pytest.mark.parametrize("accumulation", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_hugging_face_trainer(tmp_path, accumulation):
     pytest.importorskip("accelerate", reason="the Trainer needs it")
     job = run_job(
@@ -28,7 +28,7 @@ def test_hugging_face_trainer(tmp_path, accumulation):
     assert told == pytest.approx(logged, abs=0.01)
 
 
-@pytest.mark.parametrize("accumulation", [2])
+@pytest.mark.parametrize("accumulation", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_lightning_trainer(tmp_path, accumulation):
     pytest.importorskip("lightning")
     holds = [(0, 1, "forward"), (0, 4, "forward"), (0, 4, "optimizer")]

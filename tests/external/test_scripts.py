@@ -86,7 +86,7 @@ def test_steps_that_a_scaler_leaves_out_are_none_and_those_at_the_end_are_told(t
     assert job.of("rank_finished")[0].fields["steps_left_out"] == 2
 
 
-@pytest.mark.parametrize("when", ["late"])
+@pytest.mark.parametrize("when", ["late", pytest.param("early", marks=pytest.mark.nightly)])
 def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
     pytest.importorskip("safetensors")
     holds = [(0, step, "checkpoint") for step in range(1, 7)]
@@ -117,7 +117,14 @@ def test_a_script_with_steps_of_its_own(tmp_path):
     assert [event.fields["samples"] for event in job.of("step_committed")] == [12] * 4
 
 
-@pytest.mark.parametrize(("how", "place"), [("module", "begin 3")])
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [
+        ("module", "begin 3"),
+        pytest.param("function", "forward 3", marks=pytest.mark.nightly),
+        pytest.param("method", "forward 3", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_compiled_model(tmp_path, how, place):
     # With warnings and recompilations as errors. Within a compiled function nothing is seen: `forward` is announced
     # with `backward`.

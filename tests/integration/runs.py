@@ -151,7 +151,7 @@ class ChaosRun:
     @property
     def folder(self) -> Path:
         """The folder of its run, the only one in its OUT."""
-        (log,) = self.out.glob("*/*/events.jsonl")
+        (log,) = event_logs(self.out)
         return log.parent
 
     def wait(self, timeout_seconds: float = RUN_TIMEOUT_SECONDS) -> int:
@@ -178,7 +178,7 @@ class ChaosRun:
         return max((event.step or 0 for event in told), default=0)
 
     def _events_so_far(self) -> Iterator[Event]:
-        for log in self.out.glob("*/*/events.jsonl"):
+        for log in event_logs(self.out):
             for line in log.read_bytes().splitlines(keepends=True):
                 if line.endswith(b"\n"):
                     yield Event.from_json(line)
@@ -224,6 +224,11 @@ def read_run(folder: Path, exit_code: int, stderr: str = "") -> Finished:
     assert not unknown, "the records of events lack fields that a run tells"
     assert_agrees(events, summary)
     return Finished(exit_code, stderr, folder, events, summary)
+
+
+def event_logs(out: Path) -> list[Path]:
+    """The event logs of the runs in OUT; the link `latest`, which a run may be replacing just now, is not followed."""
+    return sorted(out.glob("[!.]*/[!.]*/events.jsonl"))
 
 
 def read_log(path: Path) -> tuple[Event, ...]:

@@ -66,7 +66,10 @@ def test_every_unit_is_written_once_and_training_hardly_waits(saved):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("data_parallel", [1], ids=["one replica of four stages"])
+@pytest.mark.parametrize(
+    "data_parallel",
+    [pytest.param(1, id="one replica of four stages"), pytest.param(4, id="four replicas of one stage")],
+)
 def test_a_job_goes_on_under_another_layout_with_the_same_losses(saved, tmp_path, data_parallel):
     first, folder = saved
     copy = tmp_path / "checkpoints"

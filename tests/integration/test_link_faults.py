@@ -57,7 +57,7 @@ def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_who
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("groups", "alone"), [("0,1|2,3,coordinator", (0, 1))])
+@pytest.mark.parametrize(("groups", "alone"), [("0,1|2,3,coordinator", (0, 1)), ("0,1,coordinator|2,3", (2, 3))])
 def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tmp_path, groups, alone):
     run = run_chaos(tmp_path, "partition", "-p", f"groups={groups}", "--for", "60steps", *LONG, patch=IN_TIME)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
@@ -114,6 +114,13 @@ def test_without_networks_a_link_cannot_be_cut(tmp_path):
     [
         ("slow-link", "--on", "link=0-2", "-p", "delay=20ms"),
         ("partition", "-p", "groups=0,1,coordinator|2,3"),
+        pytest.param(("drop-link", "--on", "link=0-2", "-p", "way=out"), marks=pytest.mark.nightly),
+        pytest.param(("reset-link", "--on", "link=0-2"), marks=pytest.mark.nightly),
+        pytest.param(
+            ("flap-link", "--on", "link=0-2", "-p", "down=200ms", "-p", "up=200ms"), marks=pytest.mark.nightly
+        ),
+        pytest.param(("isolate-node", "--on", "node=1"), marks=pytest.mark.nightly),
+        pytest.param(("drop-coordinator-link", "--on", "rank=1"), marks=pytest.mark.nightly),
     ],
     ids=lambda fault: fault[0],
 )

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.harness.pytest.test_pytest_plugin import PLUGIN
-from tests.integration.runs import GONE_TIMEOUT_SECONDS, REPOSITORY, RUN_TIMEOUT_SECONDS
+from tests.integration.runs import GONE_TIMEOUT_SECONDS, REPOSITORY, RUN_TIMEOUT_SECONDS, event_logs
 
 pytestmark = pytest.mark.integration
 
@@ -60,7 +60,7 @@ def command(*arguments):
 
 def running(out: Path):
     """What still runs of the runs in `out`, by their logs."""
-    for log in out.glob("*/*/events.jsonl"):
+    for log in event_logs(out):
         for line in log.read_text().splitlines():
             event = json.loads(line)
             pid = event["fields"].get("started_pid") if event["kind"] == "process_started" else event["pid"]

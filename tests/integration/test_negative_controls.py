@@ -95,7 +95,13 @@ NEVER_BEGIN = f"""{IN_RANKS}
 """
 
 
-@pytest.mark.parametrize("patch", [DROP_A_MICROBATCH], ids=["dropped"])
+@pytest.mark.parametrize(
+    "patch",
+    [
+        pytest.param(DROP_A_MICROBATCH, id="dropped"),
+        pytest.param(REPEAT_A_MICROBATCH, marks=pytest.mark.nightly, id="repeated"),
+    ],
+)
 def test_runtime_that_loses_samples_fails(tmp_path, patch):
     run = run_chaos(tmp_path, *KILL, patch=PATIENT + patch)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]

@@ -69,9 +69,15 @@ def test_node_that_freezes_and_thaws(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        ({"kind": "segfault"}, -11),
+        pytest.param({"kind": "segfault"}, -11, id="segfault"),
+        pytest.param(
+            {"kind": "raise", "exception": "OverflowError", "message": "loss scale"},
+            1,
+            marks=pytest.mark.nightly,
+            id="raise",
+        ),
+        pytest.param({"kind": "exit", "code": 0}, 0, marks=pytest.mark.nightly, id="exit-0"),
     ],
-    ids=["segfault"],
 )
 def test_rank_that_crashes_from_within(tmp_path, fault, code):
     run = run_fault(tmp_path, on="rank=1", at="step=10,phase=backward", repair="5steps", **fault)
@@ -103,7 +109,7 @@ def test_rank_that_runs_out_of_memory(tmp_path):
 
 # Padded far beyond what the machine needs, so that its load hides nothing.
 @pytest.mark.nightly
-@pytest.mark.parametrize(("dilation", "steps"), [("off", 240)])
+@pytest.mark.parametrize(("dilation", "steps"), [("off", 240), (12, 60)])
 def test_slow_rank_makes_the_job_slower(tmp_path, dilation, steps):
     fault = {"kind": "slow-rank", "on": "rank=1", "at": "step=21", "factor": 4.0, "for": "5s"}
     run = run_fault(tmp_path, dilation=dilation, steps=steps, **fault)
@@ -131,7 +137,10 @@ IDLE = """
 """
 
 
-@pytest.mark.parametrize("kind", ["hang-gil"])
+@pytest.mark.parametrize(
+    "kind",
+    ["hang-gil", *(pytest.param(one, marks=pytest.mark.nightly) for one in sorted(NOTHING.keys() - {"hang-gil"}))],
+)
 def test_fault_that_does_nothing_is_inconclusive(tmp_path, kind):
     patch = NOTHING[kind] + "    Fault.verify_timeout_seconds = 2.0\n"
     patch += "    Fault.apply = do_nothing\n" if DO_NOTHING in patch else IN_RANKS + IDLE

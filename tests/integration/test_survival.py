@@ -2,6 +2,7 @@
 
 import pytest
 
+from chaos.spec.trigger import PHASES
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, SMALL, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -38,14 +39,26 @@ def test_coordinator_can_be_lost(tmp_path):
 
 
 # The others are tried at night; before `forward` the default job loses one, and `checkpoint` is in test_checkpoints.
-@pytest.mark.parametrize("phase", NODE_PHASES)
+@pytest.mark.parametrize(
+    "phase",
+    [
+        *NODE_PHASES,
+        *(pytest.param(phase, marks=pytest.mark.nightly) for phase in PHASES[:-1] if phase not in NODE_PHASES),
+    ],
+)
 def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
     run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATCH)
     assert_survived(run, STEPS, at=10, phase=phase)
 
 
 # Rank 0 leads the commit: around it is where its loss is most delicate.
-@pytest.mark.parametrize("phase", LEADER_PHASES)
+@pytest.mark.parametrize(
+    "phase",
+    [
+        *LEADER_PHASES,
+        *(pytest.param(phase, marks=pytest.mark.nightly) for phase in ("forward", "reduce", "optimizer")),
+    ],
+)
 def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
     run = run_chaos(
         tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATCH

@@ -111,7 +111,13 @@ def test_optimizer_state_that_would_spoil_the_parameters_is_healed_before_it_doe
     assert_holders_agree(run)
 
 
-@pytest.mark.parametrize("patch", [WRITE_NOTHING], ids=["nothing written"])
+@pytest.mark.parametrize(
+    "patch",
+    [
+        pytest.param(WRITE_NOTHING, id="nothing written"),
+        pytest.param(BEGIN_NOTHING, marks=pytest.mark.nightly, id="nothing begun"),
+    ],
+)
 def test_a_injection_that_does_nothing_is_inconclusive(tmp_path, patch):
     run = train(tmp_path, "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients", patch=patch)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]

@@ -5,39 +5,14 @@ import signal
 import pytest
 
 from tests.crash.test_end_of_the_command import (
-    GRACE_SECONDS,
-    HOLD_FOR_EVER,
     LONG,
     assert_interrupted,
-    chaos,
     interrupt_stopped,
     stop_at,
 )
 from tests.integration.runs import PATIENT, ChaosRun, assert_nothing_left, read_log
 
 pytestmark = pytest.mark.nightly
-
-
-@pytest.mark.parametrize(
-    ("arguments", "moment"),
-    [(LONG, "incidents_planned")],
-    ids=["before the job"],
-)
-def test_killed_at_a_delicate_moment(tmp_path, arguments, moment):
-    with ChaosRun(tmp_path, ["run", *arguments], patch=HOLD_FOR_EVER) as run:
-        run.wait_for(moment)
-        run.process.kill()
-        run.wait()
-        assert_nothing_left(run, read_log(run.folder / "events.jsonl"), GRACE_SECONDS)
-        assert chaos(run, "report", "latest")[0] == 5
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_interrupted_while_it_trains(tmp_path, number):
-    with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT) as run:
-        run.wait_for("step_committed", step=3)
-        run.process.send_signal(number)
-        assert_interrupted(run, number)
 
 
 def test_interrupted_twice_in_a_row(tmp_path):

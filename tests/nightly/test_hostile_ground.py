@@ -1,6 +1,5 @@
 """Further ways in which the ground is taken from under `chaos`."""
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -12,27 +11,10 @@ from tests.integration.runs import (
     PATIENT,
     WAIT_TIMEOUT_SECONDS,
     ChaosRun,
-    assert_nothing_left,
-    assert_survived,
     read_run,
 )
 
 pytestmark = pytest.mark.nightly
-
-
-@pytest.mark.parametrize("form", [[]], ids=["report"])
-def test_nobody_reads_standard_output(tmp_path, form):
-    reading, writing = os.pipe()
-    os.close(reading)
-    with ChaosRun(tmp_path, ["run", *SHORT, *form], stdout=writing, patch=PATIENT) as run:
-        os.close(writing)
-        exit_code = run.wait()
-        assert "Traceback" not in run.stderr, run.stderr
-        assert "Exception ignored" not in run.stderr, run.stderr
-        finished = read_run(run.folder, exit_code)
-        assert_nothing_left(run, finished.events)
-    # Whoever stops reading (`chaos run ... | head`) changes nothing about the run.
-    assert_survived(finished, 16, at=8, repaired=False)
 
 
 def test_standard_output_on_a_full_disk(tmp_path):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
-from chaos.undo.ledger import read_ledger
 from harness.network.machine import why_no_networks
 from tests.integration.runs import (
     SMALL,
@@ -14,7 +11,6 @@ from tests.integration.runs import (
     assert_nothing_left,
     assert_sound,
     assert_survived,
-    read_log,
     read_run,
     run_chaos,
 )
@@ -32,39 +28,6 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(why_no_networks() is not None, reason=f"no networks here: {why_no_networks()}"),
 ]
-
-
-@pytest.mark.parametrize(("groups", "alone"), [("0,1,coordinator|2,3", (2, 3))])
-def test_of_a_partition_the_side_without_the_coordinator_stops_and_comes_back(tmp_path, groups, alone):
-    run = run_chaos(tmp_path, "partition", "-p", f"groups={groups}", "--for", "60steps", *LONG, patch=IN_TIME)
-    assert run.summary["verdict"] == "pass", run.summary["reasons"]
-    assert_sound(run, STEPS)
-    assert {event.fields["how"] for event in run.of("detected")} == {"heartbeat"}
-    assert sorted(rank for event in run.of("detected") for rank in event.fields["lost"]) == list(alone)
-    assert_one_cluster_trained(run, outside=alone)
-    assert_back_after_the_undo(run, list(alone))
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        ("drop-link", "--on", "link=0-2", "-p", "way=out"),
-        ("reset-link", "--on", "link=0-2"),
-        ("flap-link", "--on", "link=0-2", "-p", "down=200ms", "-p", "up=200ms"),
-        ("isolate-node", "--on", "node=1"),
-        ("drop-coordinator-link", "--on", "rank=1"),
-    ],
-    ids=lambda fault: fault[0],
-)
-def test_nothing_of_the_networks_outlives_a_command_that_is_killed(tmp_path, fault):
-    with ChaosRun(tmp_path, ["run", *fault, "--for", "100000steps", *AT, "--steps", "100000", *SMALL]) as run:
-        run.wait_for("verified")
-        assert read_ledger(run.folder / "ledger.jsonl").pending
-        run.process.send_signal(signal.SIGKILL)
-        run.wait()
-        # Processes of the run hold the networks: with them the networks are gone, and with the networks the rules.
-        assert_nothing_left(run, read_log(run.folder / "events.jsonl"))
-        assert read_ledger(run.folder / "ledger.jsonl").pending == ()
 
 
 def test_a_job_on_networks_of_its_own_survives_as_on_the_loopback(tmp_path):

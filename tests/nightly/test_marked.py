@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.integration.runs import RUN_TIMEOUT_SECONDS, WAIT_TIMEOUT_SECONDS
+from tests.integration.runs import RUN_TIMEOUT_SECONDS, WAIT_TIMEOUT_SECONDS, event_logs
 from tests.integration.test_marked import assert_gone, command
 
 pytestmark = pytest.mark.nightly
@@ -26,7 +26,7 @@ def test_an_interrupted_session_ends_its_run_in_order(environment, tmp_path):
     )
     try:
         deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
-        while not any('"step_committed"' in log.read_text() for log in out.glob("*/*/events.jsonl")):
+        while not any('"step_committed"' in log.read_text() for log in event_logs(out)):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -36,7 +36,7 @@ def test_an_interrupted_session_ends_its_run_in_order(environment, tmp_path):
         process.communicate()
     assert "KeyboardInterrupt" in said
     assert process.returncode == 2
-    (log,) = out.glob("*/*/events.jsonl")
+    (log,) = event_logs(out)
     assert json.loads(log.read_text().splitlines()[-1])["fields"]["reason"] == "interrupted"
     assert_gone(out)
 

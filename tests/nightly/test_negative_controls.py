@@ -10,20 +10,9 @@ from tests.integration.test_negative_controls import (
     DO_NOTHING,
     KILL,
     NEVER_BEGIN,
-    REPEAT_A_MICROBATCH,
 )
 
 pytestmark = pytest.mark.nightly
-
-
-@pytest.mark.parametrize("patch", [REPEAT_A_MICROBATCH], ids=["repeated"])
-def test_runtime_that_loses_samples_fails(tmp_path, patch):
-    run = run_chaos(tmp_path, *KILL, patch=PATIENT + patch)
-    assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
-    assert run.summary["samples_lost"] > 0
-    assert run.summary["steps_lost"] == 0
-    assert "samples_lost" in run.summary["reasons"][0]
-    assert run.summary["incidents"][0]["verified"]
 
 
 def test_injector_that_does_nothing_is_inconclusive(tmp_path):

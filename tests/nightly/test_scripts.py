@@ -10,31 +10,6 @@ from tests.external.test_scripts import effect, held_after
 pytestmark = pytest.mark.nightly
 
 
-@pytest.mark.parametrize("when", ["early"])
-def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
-    pytest.importorskip("safetensors")
-    holds = [(0, step, "checkpoint") for step in range(1, 7)]
-    job = run_job(tmp_path, python("saving.py", when), holds=holds)
-    assert job.exit_code == 0, job.stderr
-    # Held before anything is saved; after the last step nothing is.
-    said = {place: line.split()[:2] for place, line in held_after(job).items()}
-    assert said == {(0, step, "checkpoint"): ["step", str(step)] for step in range(1, 6)}
-    assert job.lines[0] == ("step 1 safetensors" if when == "early" else "step 1")
-    written = job.of("checkpoint_written")
-    assert [event.step for event in written] == [1, 2, 3, 4, 5]
-    assert all(event.fields["blocking_seconds"] > 0 for event in written)
-    assert [event.fields["writing_seconds"] > 0 for event in written] == [False] * 4 + [True]
-
-
-@pytest.mark.parametrize(("how", "place"), [("function", "forward 3"), ("method", "forward 3")])
-def test_a_compiled_model(tmp_path, how, place):
-    # With warnings and recompilations as errors. Within a compiled function nothing is seen: `forward` is announced
-    # with `backward`.
-    job = run_job(tmp_path, python("compiled.py", how), holds=[(0, 3, "forward"), (0, 4, "backward")])
-    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5]), job.stderr
-    assert list(held_after(job).values()) == [place, "forward 4"]
-
-
 def test_two_optimizers_that_alternate(tmp_path):
     holds = [(0, 1, "forward"), (0, 2, "forward"), (0, 4, "optimizer"), (0, 5, "forward")]
     job = run_job(tmp_path, python("gan.py", "6"), holds=holds)

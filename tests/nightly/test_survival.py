@@ -2,27 +2,10 @@
 
 import pytest
 
-from chaos.spec.trigger import PHASES
 from tests.integration.runs import PATIENT, SMALL, assert_survived, paced, run_chaos
-from tests.integration.test_survival import NODE_PHASES, PATCH, REPAIRED, STEPS
+from tests.integration.test_survival import PATCH, REPAIRED, STEPS
 
 pytestmark = pytest.mark.nightly
-
-
-@pytest.mark.parametrize("phase", [phase for phase in PHASES[:-1] if phase not in NODE_PHASES])
-def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(tmp_path, "kill-node", "--at", f"step=10,phase={phase}", "--on", "node=1", *REPAIRED, patch=PATCH)
-    assert_survived(run, STEPS, at=10, phase=phase)
-
-
-# Rank 0 leads the commit: around it is where its loss is most delicate.
-@pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
-def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
-    run = run_chaos(
-        tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATCH
-    )
-    assert_survived(run, STEPS, at=10, phase=phase)
-    assert (run.one("injected").fields["nodes"], run.one("injected").fields["ranks"]) == ([], [0])
 
 
 def test_first_node_can_be_lost(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.runs import PATIENT, assert_sound, run_chaos
-from tests.integration.test_takeover import DAMAGE, DAMAGING_RANK, EXPERIMENT, STEPS, train
+from tests.integration.test_takeover import EXPERIMENT, STEPS, train
 
 pytestmark = pytest.mark.nightly
 
@@ -29,18 +29,6 @@ def test_the_rest_of_projected_gradients_averaged_over_exact_replicas_is_the_sam
     assert not run.of("step_unfit"), "holders differ"
     # It is no exact gradient either, but nearer to it.
     assert 0 < run.summary["loss_deviation_ratio"] < 0.1
-
-
-@pytest.mark.parametrize("takeover", ["direct"])
-def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, takeover):
-    run = train(tmp_path, takeover, DAMAGE)
-    damaged = run.of("transfer_damaged")
-    assert damaged and {event.fields["source_rank"] for event in damaged} == {DAMAGING_RANK}
-    assert all(event.rank != DAMAGING_RANK and event.fields["unit"] for event in damaged)
-    assert {rank for event in run.of("detected") for rank in event.fields["lost"]} == {2, 3}, "nobody died over it"
-    attempts = [(event.fields["unit"], event.rank, event.fields["epoch"]) for event in damaged]
-    assert len(set(attempts)) == len(attempts)
-    assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
 
 
 def test_a_second_loss_while_state_moves_loses_nothing_that_was_committed(tmp_path):
