@@ -38,6 +38,7 @@ def assert_refused(run, *words):
     assert_nothing_left(run)
 
 
+@pytest.mark.nightly
 def test_log_that_cannot_grow(tmp_path):
     with ChaosRun(tmp_path, ["run", *LONG], patch=PATIENT, limits={resource.RLIMIT_FSIZE: 20_000}) as run:
         assert_refused(run, "event log", "--out")

@@ -95,6 +95,7 @@ def events_of(run):
     return {event.kind: event for event in read_log(run.folder / "events.jsonl")}
 
 
+@pytest.mark.nightly
 def test_killed_while_a_rank_is_paused(tmp_path):
     with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT) as run:
         run.wait_for("verified")
@@ -133,6 +134,7 @@ def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
         assert chaos(run, "run", "kill-node", "--at", "step=3", "--steps", "6", "--repair", "none", *SMALL)[0] == 0
 
 
+@pytest.mark.nightly
 def test_interrupted_again_and_again_while_a_rank_is_paused(tmp_path):
     with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT) as run:
         run.wait_for("verified")

@@ -113,6 +113,7 @@ def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
         assert_nothing_left(run, read_log(run.folder / "events.jsonl"), CLEAN_WITHIN_SECONDS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monkeypatch, number):
     with SlowEngine(tmp_path, 3.5) as engine:
@@ -128,6 +129,7 @@ def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monke
             assert not any(parts(name).values())
 
 
+@pytest.mark.nightly
 def test_killed_with_its_watchdog_heal_removes_what_is_left(tmp_path):
     with ChaosRun(tmp_path, ["run", "pause-node", "--on", "node=1", "--for", "600s", *LONG]) as run:
         run.wait_for("verified")

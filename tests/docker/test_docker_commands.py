@@ -33,6 +33,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_a_script_that_is_started_again_goes_on_from_its_own_file(folder):
     loop = 'for attempt in 1 2 3; do "$@" && exit 0; done; exit 1'
     command = ("sh", "-c", loop, "sh", *FOLLOWER, "30", "--resume-from", "step")
@@ -67,6 +68,7 @@ def test_a_node_that_is_killed_takes_its_launcher_with_it_and_the_others_go_on(f
     assert_gone(name_of(run), 0.0)
 
 
+@pytest.mark.nightly
 def test_a_link_between_two_nodes_is_cut_and_joined_again(folder):
     link = ("drop-link", "--on", "link=0-1", "--for", "2s", "--at", "step=10")
     run = run_chaos(folder, *link, *TWO_NODES, command=(*FOLLOWER, "400"))
@@ -94,6 +96,7 @@ def test_a_command_that_fails_says_its_last_words(folder, command, said):
     assert said in run.summary["reasons"][0]
 
 
+@pytest.mark.nightly
 def test_an_interrupt_ends_what_takes_no_sigterm(folder, monkeypatch):
     options = ["run", "kill-process", "--at", "step=80000", *TWO_NODES]
     # The runs' folder is said from where `chaos` is called, and containers begin elsewhere and have no way there.

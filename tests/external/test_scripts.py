@@ -102,6 +102,7 @@ def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
     assert [event.fields["writing_seconds"] > 0 for event in written] == [False] * 4 + [True]
 
 
+@pytest.mark.nightly
 def test_what_a_script_does_not_show_is_announced_with_what_it_shows(tmp_path):
     holds = [(0, 1, "forward"), (0, 3, "data"), (0, 3, "forward"), (0, 3, "backward"), (0, 3, "optimizer")]
     job = run_job(tmp_path, python("bare.py"), holds=holds)

@@ -109,6 +109,7 @@ class TestAnotherLauncher:
         assert (run.exit_code, run.summary["steps_committed"]) == (5, 20), run.summary["reasons"]
         assert "still running" in run.one("unverified").fields["reason"]
 
+    @pytest.mark.nightly
     def test_the_launcher_is_a_target(self, tmp_path):
         options = ("kill-process", "--at", "step=8", "--on", "role=launcher")
         run = run_chaos(tmp_path, *options, command=again_and_again(*FOLLOWER, "2000"))
@@ -144,6 +145,7 @@ class TestAnotherLauncher:
         run = run_chaos(tmp_path, "kill-process", "--at", "step=800", command=command)
         assert run.of("residue")[0].fields["processes"] == []
 
+    @pytest.mark.nightly
     def test_an_interrupt_ends_what_takes_no_sigterm(self, tmp_path):
         options = ["run", "kill-process", "--at", "step=80000"]
         with ChaosRun(tmp_path, options, command=(*FOLLOWER, "100000", "--stubborn")) as run:

@@ -111,6 +111,7 @@ class Ranks:
         return [process.wait(DEADLINE_SECONDS) for process in self.processes[1:]]
 
 
+@pytest.mark.nightly
 def test_the_others_start_the_coordinator_of_a_lost_rank_0_again_and_lose_no_step(tmp_path):
     with Ranks(tmp_path) as ranks:
         ranks.lose_rank_0(step=4)

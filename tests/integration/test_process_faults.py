@@ -97,6 +97,7 @@ def test_rank_that_holds_the_interpreter_lock(tmp_path):
     assert list(run.folder.glob("*.gate")) == []
 
 
+@pytest.mark.nightly
 def test_rank_that_runs_out_of_memory(tmp_path):
     run = run_fault(tmp_path, kind="leak-memory", on="rank=1", at="step=10", repair="5steps", limit="128MiB")
     evidence = assert_passed(run)

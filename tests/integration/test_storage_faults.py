@@ -63,6 +63,7 @@ def messages(run: Finished, kind: str = "warning", field: str = "message") -> st
     return "\n".join(str(event.fields[field]) for event in run.of(kind))
 
 
+@pytest.mark.nightly
 def test_a_flipped_bit_is_found_when_the_checkpoint_is_needed_and_an_older_one_taken(tmp_path):
     run = train(tmp_path, "{kind: flip-checkpoint-bit, at: {step: 15}}", kill_a_stage(16))
     evidence = evidence_of(run, 0)

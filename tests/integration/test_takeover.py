@@ -58,7 +58,8 @@ def test_state_is_fetched_while_training_goes_on(tmp_path):
     assert balanced["resume_step"] > first["resume_step"]
 
 
-@pytest.mark.parametrize("takeover", ["background", pytest.param("direct", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("takeover", ["background", "direct"])
 def test_state_that_arrives_damaged_is_fetched_from_another_holder(tmp_path, takeover):
     run = train(tmp_path, takeover, DAMAGE)
     damaged = run.of("transfer_damaged")

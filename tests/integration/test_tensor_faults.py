@@ -51,6 +51,7 @@ def assert_passed(run: Finished) -> None:
     assert len(run.of("undone")) == len(run.summary["incidents"])
 
 
+@pytest.mark.nightly
 def test_what_was_affected_was_used(tmp_path):
     run = train(
         tmp_path,
