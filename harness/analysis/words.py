@@ -14,14 +14,14 @@ _HOW_NOTICED = {
     "connection": "their connections closed",
     "heartbeat": "their heartbeats stopped",
     "peers": "other ranks cannot reach them",
-    "health": "they spoilt the job's steps",
+    "health": "their numbers were corrupted",
 }
 _HOW_NOTICED_ONE = {
     "supervisor": "a supervisor saw the process end",
     "connection": "its connections closed",
     "heartbeat": "its heartbeats stopped",
     "peers": "other ranks cannot reach it",
-    "health": "it spoilt the job's steps",
+    "health": "its numbers were corrupted",
 }
 _NOTHING_TO_UNDO = "nothing to undo"
 _REJECTED = {

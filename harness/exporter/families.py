@@ -101,6 +101,9 @@ def _ranks(figures: Figures) -> Iterable[Metric]:
         yield from _counters("training_regroups", text, ("reason",), {(key,): n for key, n in figures.regroups.items()})
         text = "State that the slowest rank of each regroup had to move."
         yield from _counter("training_transfer_bytes", text, figures.transfer_bytes)
+    if figures.has_job:
+        text = "Losses that no fault explains, as far as is known by now."
+        yield from _gauge("training_unplanned_losses", text, len(figures.timeline.unplanned))
     if ranks.states:
         by_state = {(state,): float(n) for state, n in figures.rank_counts.items()}
         yield from _gauges("training_ranks", "Ranks by state.", ("state",), by_state)

@@ -20,7 +20,8 @@ class Metric:
     """A figure of a summary.
 
     `text` says in a line what it is (docs/measuring.md says how it is computed). `path` leads to it in `summary.json`;
-    empty: it goes by its own name there. With `is_per_incident` it starts at each entry of `incidents`.
+    empty: it goes by its own name there. Of a list it is the length. With `is_per_incident` it starts at each entry of
+    `incidents`.
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
     `only_grows` marks what never becomes smaller while the job goes on, `is_of_before` what is known for good once
     the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed,
@@ -79,6 +80,8 @@ class Metric:
         value: Any = figures
         for key in self.path or (self.name,):
             value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
+        if isinstance(value, tuple):
+            return float(len(value))
         return None if value is None or isinstance(value, bool) else float(value)
 
 
@@ -186,6 +189,14 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(
             "unrecovered_incidents", "number", "faults after which no step was committed", better="lower", is_count=True
+        ),
+        Metric(
+            "unplanned_losses",
+            "number",
+            "losses of ranks, or of the coordinator, that no fault explains",
+            better="lower",
+            is_count=True,
+            exported="training_unplanned_losses",
         ),
         Metric("layout_changes", "number", "regroups", only_grows=True, is_count=True),
         Metric("degraded_share_ratio", "ratio", "share of samples x layers computed approximately"),

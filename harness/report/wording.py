@@ -173,7 +173,7 @@ _HOW_NAMED: Mapping[str, str] = {
     "connection": "its connections had closed",
     "heartbeat": "its heartbeats had stopped",
     "peers": "other ranks could not reach it",
-    "health": "it spoilt the steps",
+    "health": "its numbers were corrupted",
     "step_unfit": "a step was not fit to be committed",
     "coordinator_restarted": "a new one was in its place",
     "torchrun": "its launcher said so",
@@ -184,7 +184,7 @@ _HOW_NAMED_SEVERAL: Mapping[str, str] = {
     "connection": "their connections had closed",
     "heartbeat": "their heartbeats had stopped",
     "peers": "other ranks could not reach them",
-    "health": "they spoilt the steps",
+    "health": "their numbers were corrupted",
     "torchrun": "their launcher said so",
 }
 _DIAGNOSES: Mapping[str, str] = {

@@ -6,9 +6,9 @@ against the class: an unknown type, an unknown key or a value of another type is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.costs import Costs
@@ -336,7 +336,6 @@ class Value:
 FromCoordinator = Join | Regroup | Form | Evicted | Probe | Peers | Goodbye | Stop | Value
 
 ControlMessage = FromRank | FromSupervisor | ToSupervisor | FromCoordinator
-M = TypeVar("M")
 
 
 def to_wire(message: ControlMessage) -> Message:
@@ -344,56 +343,24 @@ def to_wire(message: ControlMessage) -> Message:
     return {"type": type(message).__name__, **to_json(message)}
 
 
-def from_rank(raw: Message) -> FromRank:
-    """What a rank says.
+def _reader(union: object) -> Callable[[Message], Any]:
+    kinds = {kind.__name__: kind for kind in get_args(union)}
 
-    Raises:
-        WireError: it is no such message.
-    """
-    return cast(FromRank, _read(_FROM_RANK, raw))
+    def read(raw: Message) -> Any:
+        name = raw.get("type")
+        kind = kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise WireError(f"not a message of ours: type {str(name)[:80]!r}")
+        try:
+            return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
+        except JsonTypeError as error:
+            raise WireError(f"not a message of ours: {error}") from error
 
-
-def from_supervisor(raw: Message) -> FromSupervisor:
-    """What a supervisor says.
-
-    Raises:
-        WireError: it is no such message.
-    """
-    return cast(FromSupervisor, _read(_FROM_SUPERVISOR, raw))
+    return read
 
 
-def to_supervisor(raw: Message) -> ToSupervisor:
-    """What whoever runs the nodes says to a supervisor.
-
-    Raises:
-        WireError: it is no such message.
-    """
-    return cast(ToSupervisor, _read(_TO_SUPERVISOR, raw))
-
-
-def from_coordinator(raw: Message) -> FromCoordinator:
-    """What the coordinator says.
-
-    Raises:
-        WireError: it is no such message.
-    """
-    return cast(FromCoordinator, _read(_FROM_COORDINATOR, raw))
-
-
-def _by_name(union: object) -> dict[str, type]:
-    return {kind.__name__: kind for kind in get_args(union)}
-
-
-_FROM_RANK, _FROM_COORDINATOR = _by_name(FromRank), _by_name(FromCoordinator)
-_FROM_SUPERVISOR, _TO_SUPERVISOR = _by_name(FromSupervisor), _by_name(ToSupervisor)
-
-
-def _read(kinds: Mapping[str, type[M]], raw: Message) -> M:
-    name = raw.get("type")
-    kind = kinds.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise WireError(f"not a message of ours: type {str(name)[:80]!r}")
-    try:
-        return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
-    except JsonTypeError as error:
-        raise WireError(f"not a message of ours: {error}") from error
+# What each of them says, read from JSON; they raise WireError for anything else.
+from_rank: Callable[[Message], FromRank] = _reader(FromRank)
+from_supervisor: Callable[[Message], FromSupervisor] = _reader(FromSupervisor)
+to_supervisor: Callable[[Message], ToSupervisor] = _reader(ToSupervisor)
+from_coordinator: Callable[[Message], FromCoordinator] = _reader(FromCoordinator)
