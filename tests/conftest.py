@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(name, None)
 # What the tests expect of jobs holds of ranks on CPUs. `CUDA_VISIBLE_DEVICES=0 pytest` lets them have a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# Whoever is started in the background of a shell ignores SIGINT, and all that it starts does: tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes, or is made, says how busy the machine is, and nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Who changes something is not to meet what is new and not theirs: the examples are few, and the same each time. The

@@ -221,13 +221,7 @@ def test_quick(tmp_path):
 @pytest.mark.parametrize("condition", [PLAIN, OURS])
 def test_ctrl_c_leaves_nothing_behind(condition, tmp_path):
     command = [sys.executable, "-m", "benchmarks.fault_free", "--quick", "--out", str(tmp_path)]
-    # Whoever runs the tests in the background may have Ctrl-C ignored, which is inherited.
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         started = psutil.Process(process.pid)
         deadline = time.monotonic() + TIMEOUT_SECONDS
         # The log is there before the process that writes it.

@@ -21,8 +21,6 @@ def test_an_interrupted_session_ends_its_run_in_order(environment, tmp_path):
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        # Whoever starts tests in the background of a shell has it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
