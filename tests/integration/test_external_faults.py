@@ -54,9 +54,11 @@ class TestTensors:
     @pytest.mark.parametrize(
         ("fault", "parameters"),
         [
-            ("bit-flip", ("-p", "where=gradients", "-p", "bit=exponent")),
+            pytest.param("bit-flip", ("-p", "where=gradients", "-p", "bit=exponent"), id="bit-flip"),
+            pytest.param("scale", ("-p", "where=gradients"), marks=pytest.mark.nightly, id="scale"),
+            pytest.param("scale", ("-p", "where=optimizer"), marks=pytest.mark.nightly, id="optimizer"),
+            pytest.param("stale-gradient", (), marks=pytest.mark.nightly, id="stale"),
         ],
-        ids=["bit-flip"],
     )
     def test_the_optimizer_takes_them_in(self, tmp_path, plain, fault, parameters):
         run = run_chaos(tmp_path, fault, "--at", "step=8", *parameters, command=plain)
@@ -101,6 +103,8 @@ class TestCrashes:
         ("fault", "code", "words"),
         [
             ("segfault", -11, "ended by SIGSEGV"),
+            pytest.param("raise", 1, "RuntimeError: injected by chaos", marks=pytest.mark.nightly),
+            pytest.param("exit", 1, "_exit(1)", marks=pytest.mark.nightly),
         ],
     )
     def test_of_a_script_without_a_launcher(self, tmp_path, plain, fault, code, words):

@@ -14,43 +14,6 @@ from tests.integration.test_external_faults import (
 pytestmark = pytest.mark.nightly
 
 
-@pytest.mark.parametrize(
-    ("fault", "parameters"),
-    [
-        ("scale", ("-p", "where=gradients")),
-        ("scale", ("-p", "where=optimizer")),
-        ("stale-gradient", ()),
-    ],
-    ids=["scale", "optimizer", "stale"],
-)
-def test_the_optimizer_takes_them_in(tmp_path, plain, fault, parameters):
-    run = run_chaos(tmp_path, fault, "--at", "step=8", *parameters, command=plain)
-    assert run.exit_code == 0, run.summary["reasons"]
-    (told,) = run.one("verified").fields["evidence"]["ranks"]
-    assert told["outcome"] == "consumed"
-    update = told["update"]
-    assert update["parameter_actual"] == pytest.approx(update["parameter_struck"], rel=1e-5)
-    assert update["parameter_actual"] != update["parameter_clean"]
-    assert run.summary["steps_committed"] == 30
-
-
-@pytest.mark.parametrize(
-    ("fault", "code", "words"),
-    [
-        ("raise", 1, "RuntimeError: injected by chaos"),
-        ("exit", 1, "_exit(1)"),
-    ],
-)
-def test_of_a_script_without_a_launcher(tmp_path, plain, fault, code, words):
-    run = run_chaos(tmp_path, fault, "--at", "step=8,phase=backward", command=plain)
-    assert (run.exit_code, run.summary["steps_committed"]) == (1, 7)
-    evidence = run.one("verified").fields["evidence"]
-    assert words in evidence["summary"]
-    assert [process["exit"] for process in evidence["processes"]] == [code]
-    assert run.of("culprit_named") == []
-    assert run.summary["incidents"][0]["diagnosis"]["score"] == "none"
-
-
 def test_a_gradient_of_one_replica_is_affected_after_the_reduction(tmp_path, restarting):
     run = run_chaos(tmp_path, "set-inf", "--at", "step=8", "--on", "rank=1", command=restarting)
     (told,) = run.one("verified").fields["evidence"]["ranks"]
