@@ -25,6 +25,7 @@ from chaos.faults import registry
 from chaos.faults.base import Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.host.process_table import thread_names
+from chaos.host.run_processes import processes_of
 from chaos.in_process.hang import WITNESS_NAME
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
@@ -35,7 +36,6 @@ from chaos.undo import run_registry
 from chaos.undo.guard import Guard
 from chaos.undo.heal import heal
 from chaos.undo.ledger import Ledger, read_ledger
-from chaos.undo.residue.processes import processes_of
 from chaos.undo.run_registry import OpenRun
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.process import ProcessId, start_child

@@ -8,12 +8,12 @@
     │   ├── NotOurs              what is there was not started by this run
     │   └── EffectNotSeen        applied, but its effect was not seen in time
     ├── HealError             6  something that was changed could not be changed back
-    ├── EnvironmentFailure    3  the machine refuses: full disk, unwritable folder, no more processes
-    │   ├── StoreError           the folder of runs may not be read or written (harness.store.runs)
-    │   └── LogError             there is no event log that can be read (harness.store.log)
-    └── JobFailed             1  the training job cannot go on
+    └── EnvironmentFailure    3  the machine refuses: full disk, unwritable folder, no more processes
+        ├── StoreError           the folder of runs may not be read or written (harness.store.runs)
+        └── LogError             there is no event log that can be read (harness.store.log)
 
-The number is the exit code with which the command ends when nothing worse happened.
+The number is the exit code with which the command ends when nothing worse happened. What a run that was judged exits
+with is its verdict's: `EXIT_CODES` in `harness/judging/verdict.py`.
 """
 
 from __future__ import annotations
@@ -112,12 +112,6 @@ class EnvironmentFailure(ChaosError):
     """The machine refuses what the run needs."""
 
     exit_code = 3
-
-
-class JobFailed(ChaosError):
-    """The training job cannot go on."""
-
-    exit_code = 1
 
 
 def setting(key: str, value: object = None) -> str:

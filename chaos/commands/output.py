@@ -65,7 +65,7 @@ def print_report(summary: Summary, folder: Path, as_json: bool, events: Any = No
         return
     from rich.console import Console
 
-    from harness.judging.judge import judge
+    from harness.judging.stored import judge
     from harness.report.terminal import render
 
     class ReportConsole(Console):

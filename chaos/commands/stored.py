@@ -18,7 +18,7 @@ def read_run(out: Path, reference: str) -> tuple[Path, Summary, Sequence[Event]]
         UsageError: there is no such run.
         EnvironmentFailure: it cannot be read.
     """
-    from harness.judging.judge import judge
+    from harness.judging.stored import judge
     from harness.store.log import legible
     from harness.store.runs import find_run
 

@@ -2,7 +2,7 @@
 
 At its start the injector tells it all (step, phase) at which this rank is to be held. An announcement that is not
 among them is one look-up in a set; one that is goes out over a local socket, and the rank waits there while the
-injector acts, from outside or by way of the agent (an effect of this room).
+injector acts, from outside or through the agent (an `InProcessFault`).
 """
 
 from __future__ import annotations

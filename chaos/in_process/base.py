@@ -60,7 +60,7 @@ class InProcessFault(ABC):
         """Begin, while the rank is held before `phase` of `step`; returns what was done as plain JSON values.
 
         Raises:
-            EffectRefused: it cannot be done here.
+            InProcessFaultRefused: it cannot be done here.
         """
 
     def released(self) -> None:

@@ -28,7 +28,7 @@ def device_of(subject: Subject | None) -> torch.device:
     """The GPU that the rank trains on.
 
     Raises:
-        EffectRefused: it trains on the CPU, or not yet.
+        InProcessFaultRefused: it trains on the CPU, or not yet.
     """
     for tensor in subject.tensors("parameters").values() if subject is not None else ():
         if tensor.is_cuda:

@@ -202,7 +202,7 @@ class ReplayedOptimizer:
         By elements, and where that does not explain the step (Muon, Adafactor), by the whole tensor.
 
         Raises:
-            EffectRefused: the step cannot be computed beside the training, and does not show it by itself.
+            InProcessFaultRefused: the step cannot be computed beside the training, and does not show it by itself.
         """
         if self.is_untouched():
             return "unchanged", {}

@@ -42,7 +42,7 @@ class TensorSelector:
         """Those of `names` that fit, sorted; `what` they are is said when none does.
 
         Raises:
-            EffectRefused: none fits.
+            InProcessFaultRefused: none fits.
         """
         known = sorted(names)
         fitting = [name for name in known if self._fits(name)]
@@ -67,7 +67,7 @@ class TensorSelector:
         """The name of the tensor that is hit, every element of those that fit being as likely as every other.
 
         Raises:
-            EffectRefused: none fits.
+            InProcessFaultRefused: none fits.
         """
         names = self.names((name for name, tensor in tensors.items() if tensor.is_floating_point()), what)
         return rng.choices(names, weights=[tensors[name].numel() for name in names])[0]
@@ -76,7 +76,7 @@ class TensorSelector:
         """The flat indices that are hit, one-dimensional, on the tensor's device.
 
         Raises:
-            EffectRefused: the tensor is not as large as that.
+            InProcessFaultRefused: the tensor is not as large as that.
         """
         size = tensor.numel()
         count = self.count if self.share is None else max(1, round(self.share * size))

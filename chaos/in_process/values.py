@@ -49,7 +49,7 @@ class Corruption:
         """Decide what is open: for flip which bit of each of `values` (one-dimensional), and what it becomes.
 
         Raises:
-            EffectRefused: the elements are narrower than that, or no floating-point numbers.
+            InProcessFaultRefused: the elements are narrower than that, or no floating-point numbers.
         """
         if self.how != "flip":
             wrong = values * self.number if self.how == "scale" else torch.full_like(values, self.number)
@@ -125,7 +125,7 @@ def as_integers(values: Tensor) -> Tensor:
     """The bits of `values` as integers of the same width.
 
     Raises:
-        EffectRefused: they are no floating-point numbers that are known here.
+        InProcessFaultRefused: they are no floating-point numbers that are known here.
     """
     if values.dtype not in _FORMATS:
         raise InProcessFaultRefused(f"elements of {_name(values.dtype)} cannot be struck, only floating-point numbers")

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from chaos.experiment.reading import Registry
     from chaos.faults.base import Fault
 
-# Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
 # More than any job takes, for one of which nobody knows: `within` and `count` end what recurs in it.
 _MANY_STEPS = 10**9
+# Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
 DEFAULT_KILL_REPAIR = Duration(steps=40)
 
 # Where in the experiment the failures of a profile come from.

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import ChaosError
+from chaos.host.run_processes import RUN_VARIABLE, end_processes, processes_of
 from chaos.undo import residue, run_registry
 from chaos.undo.heal import Faults, undo_pending
 from chaos.undo.lease import LEASE_SECONDS, Lease
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
-from chaos.undo.residue.processes import RUN_VARIABLE, end_processes, processes_of
 from chaos.undo.run_registry import OpenRun, Place
 from mecefo_runtime.system.process import ProcessId
 

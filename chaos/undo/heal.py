@@ -12,10 +12,10 @@ from chaos.errors import ChaosError, HealError
 from chaos.faults import registry
 from chaos.faults.base import Fault
 from chaos.host import containers
+from chaos.host.run_processes import end_processes, kill_processes, processes_of
 from chaos.undo import residue, run_registry
 from chaos.undo.ledger import Author, Entry, Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
-from chaos.undo.residue.processes import end_processes, kill_processes, processes_of
 from chaos.undo.run_registry import OpenRun
 
 # A watchdog that is at work is given so long before a new run is refused.
@@ -101,7 +101,7 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Hea
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
     """
-    # First, so that none of them does again what is undone; most are gone when that is over.
+    # Killed first, so that none does again what is undone now. Most have ended by the time that the undo is through.
     killed = kill_processes(run.run)
     undoing = undo_pending(run, by, faults=faults)
     ended = {one.process: one for one in (*killed, *end_processes(run.run))}

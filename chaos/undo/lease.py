@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
-from chaos.undo.residue.processes import RUN_VARIABLE
+from chaos.host.run_processes import RUN_VARIABLE
 from chaos.undo.run_registry import OpenRun
 from chaos.undo.watchdog import ALIVE, CLEAN, MAX_MESSAGE_BYTES, READY
 from mecefo_runtime.system.process import ProcessId

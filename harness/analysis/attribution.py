@@ -4,8 +4,8 @@ A fault explains the loss of a rank that it affected while its effect on that ra
 - of a fault that takes ranks away, when the rank is back in the job;
 - of one that goes on for a time, when a step that began after its end is committed;
 - of one that is done in an instant, when a step that began after it is committed;
-- but the numbers that either corrupted may come to light at any time later, and cost the rank its place then;
-- and never before a rank that the job gave up for it is back.
+- of one that corrupts numbers, never: they may be found at any time later, and cost the rank its place then.
+Whatever the fault, its effect is not over while a rank that the job gave up for it is away.
 
 Of several such faults the one injected last has it. A rank that the job sends away by its own judgement while a fault
 is at work is the job's answer to that fault, be it right or wrong. Every other loss is unplanned.
@@ -56,8 +56,8 @@ class Effect:
 
     `recovered` and `settled` are when the first step was committed that began after it, and after its end. `detected`
     is when the job first gave up a rank for it, `rejoined` when it had taken all of those back; `missing` are those
-    that it has not. `gone` are those that are in no membership since, be it one of a restart: `returned` is when there
-    was none of them any more.
+    that it has not. `gone` are the lost ranks that no later membership has, that of a restart included; `returned` is
+    when the last of them was in one.
     """
 
     incident: int

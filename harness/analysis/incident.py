@@ -49,11 +49,13 @@ class MeasuredIncident:
     in flight and committed nevertheless is no recovery, and neither is one that was left out as rejected, which taught
     the model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step
     committed after it that had not been committed before, later than `committed` in a job that had gone back.
-    `restored` is when throughput was back (see `RESTORED_RATIO`). `lifted` is when the fault ended: its repair began,
-    one that lost nobody was undone (or, over in an instant, those were back whom the job had given up for it), the
-    coordinator was back, a command's job, which nobody repairs, was at work again, or a job that had started all its
-    ranks again was where it had been. `missing` are the ranks that the job gave up for it and that are in none of its
-    memberships since.
+    `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
+    and that are in none of its memberships since.
+
+    `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
+    over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
+    command's job, which nobody repairs: when it was at work again. Of a job that started all ranks again: when it was
+    where it had been.
     """
 
     incident: int

@@ -109,8 +109,8 @@ def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
 def _work_within(steps: Steps, windows: Sequence[tuple[float, float]]) -> float:
     """Work of the steps that committed in `windows`; of those in flight at a start or an end the share within.
 
-    An attempt that began after the start of a window is no step in flight there: the work thrown away before it brought
-    nothing. So a step is spread from the last start before its attempt began, if the step before it was over by then.
+    A step's work is spread evenly from the commit before it to its own. Where its attempt began later, after the start
+    of a window, it is spread from that start: what was thrown away before it brought nothing.
     """
     work = 0.0
     starts, ends = [start for start, _ in windows], [end for _, end in windows]

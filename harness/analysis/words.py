@@ -44,10 +44,11 @@ class Narrator:
         self._injected: dict[int, Event] = {}
         self._is_striking = False
         self._killed_pids: set[int] = set()
-        # All ranks of the main job are ending, to be started again.
+        # How many steps each job is to have.
         self._steps: dict[str, int] = {}
         # How often in a row a step of a job was found rejected, and which was the last.
         self._rejected: dict[str, tuple[int, int]] = {}
+        # Jobs whose processes end because the job is over.
         self._ending: set[str] = set()
         # Jobs whose ranks all end, to be started again.
         self._restarting: set[str] = set()

@@ -14,7 +14,7 @@ from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
 from chaos.experiment.experiment import Experiment, experiment_hash
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
-from harness.judging.judge import judge
+from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.run.execute import execute, write_whole
 from harness.run.preparation import check

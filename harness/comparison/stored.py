@@ -12,7 +12,7 @@ from typing import Any
 from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
-from harness.judging.judge import judge
+from harness.judging.stored import judge
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
 from harness.store.log import legible

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chaos.host.run_files import EVENTS_FILE
 from harness.exporter.job import JobExporter
-from harness.judging.judge import judge
+from harness.judging.stored import judge
 from harness.store.log import LogError, parse_line
 
 LOG_POLL_SECONDS = 0.25

@@ -1,4 +1,5 @@
 """Metrics, gates, summary and verdict: figures in, one word and its reasons out.
 
-Pure: computed from what `analysis` makes of the log.
+Pure, from what `analysis` makes of the log, but for `early_end` (ends a run that is certain to fail) and `stored`
+(reads a stored run).
 """

@@ -1,4 +1,4 @@
 """What is shown while a run is under way.
 
-Shows figures of `analysis`; computes none of its own.
+Shows what `analysis` makes of the events. The one figure of its own is the speed of the last few steps.
 """

@@ -28,7 +28,7 @@ from chaos.host.links.firewall import (
     restore_text,
     telling_time,
 )
-from chaos.undo.residue.processes import RUN_VARIABLE
+from chaos.host.run_processes import RUN_VARIABLE
 from harness.network.link_queries import LinkQueries
 from harness.network.plan import HeldNetworks
 from mecefo_runtime.system.own_network import OwnNetwork

@@ -19,7 +19,7 @@ from chaos.undo.run_registry import writable_folder
 from harness.analysis.state import RunState
 from harness.backends.docker.backend import require_image
 from harness.exporter.job import JobExporter, exported
-from harness.judging.judge import judge
+from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.live.live import open_view
 from harness.report import html, junit

@@ -48,7 +48,7 @@ class Repairs:
     def on_injected(self, number: int, step: int) -> None:
         """An incident fired at `step`: its repair begins to count."""
         incident = self._incidents.get(number)
-        # Unknown: the injector fires one of them once more, at a later attempt of a command, which nobody repairs.
+        # Not planned: a command that starts again gets its fault again, and nobody repairs a command.
         if incident is None or incident.repair is None:
             return
         if incident.repair.steps is None:

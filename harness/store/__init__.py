@@ -1,4 +1,4 @@
 """Where runs lie on disk, and how their logs are read.
 
-Nothing here knows what an event means.
+Of events it reads the name of the run, its state and its last step, for lists of runs; all else is for `analysis`.
 """

@@ -29,7 +29,7 @@ def newest_durable(job: JobConfig, refused: Collection[Durable] = ()) -> Durable
     """The newest complete checkpoint of `job` that is not in `refused`; None when there is none.
 
     Raises:
-        ForeignCheckpoint: it is of another job; the message names the difference.
+        MismatchedCheckpoint: it is of another job; the message names the difference.
     """
     if job.checkpoint is None:
         return None

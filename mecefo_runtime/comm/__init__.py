@@ -1,4 +1,4 @@
-"""What ranks say to each other: groups of an epoch, operations on them, probes of peers, the control connection.
+"""Groups of an epoch and operations on them, probes of peers, and the messages of ranks, supervisors and coordinator.
 
 Nothing here decides who is a member, or what is computed.
 """

@@ -27,7 +27,7 @@ def exchange(
     change the sum in place, before anybody else gets it.
 
     Raises:
-        mecefo_runtime.comm.groups.EpochBroken: a member is gone; then nobody may have the sum, or some.
+        mecefo_runtime.comm.operations.EpochBroken: a member is gone; then nobody may have the sum, or some.
     """
     if groups.rank != leader:
         total = torch.empty_like(part)

@@ -23,7 +23,7 @@ from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, pla
 
 
 class Epochs:
-    """The epoch that is, and the one that is to follow; who is `connected` is somebody else's to know.
+    """The epoch that is, and the one that is to follow; who is connected the `MemberTable` knows.
 
     `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of the
     newer one once it has been told; `entered` is who was in the last one that began. `must_restore`: the next one
@@ -74,7 +74,7 @@ class Epochs:
     def belongs(self, member: Member) -> bool:
         """Whether it has part in the epoch: it is in it, on its way into it, or in the one that was to follow.
 
-        Of the latter two nobody has trained in the newer one, for that takes all its members.
+        On its way, or in the older one: then nobody has trained in the newer one, which begins when all members are in.
         """
         return member.rank in self.members and max(member.epoch, member.target) >= self.number
 

@@ -17,10 +17,10 @@ class Effects(Protocol):
     """What the coordinator does to the world."""
 
     def send(self, rank: int, message: FromCoordinator) -> None:
-        """Queue `message` for `rank`; if it cannot be delivered, `lost` will be called."""
+        """Queue `message` for `rank`; if it cannot be delivered, `Membership.on_lost` will be called."""
 
     def hang_up(self, rank: int) -> None:
-        """Close the connection of `rank`; `lost` will not be called for it."""
+        """Close the connection of `rank`; `Membership.on_lost` will not be called for it."""
 
     def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> object:
         """Emit an event."""
@@ -91,7 +91,7 @@ class MemberTable(dict[int, Member]):
     """The ranks that are connected."""
 
     def survivors(self, members: Collection[int]) -> list[int]:
-        """Those of an epoch's `members` that are still there: not those who took a lost one's place meanwhile."""
+        """Those of an epoch's `members` that are still there; a `fresh` one is a new process in a lost one's place."""
         return sorted(rank for rank in members if rank in self and self[rank].status != "fresh")
 
     def addresses(self, ranks: Collection[int]) -> dict[int, str]:

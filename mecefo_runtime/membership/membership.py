@@ -174,7 +174,7 @@ class Membership:
         self._transitions.proceed()
 
     def on_completed(self) -> None:
-        """A rank ended in order: a coordinator that is no more had said goodbye, the job is done.
+        """A rank ended in order: an earlier coordinator said goodbye to it before it was lost, so the job is done.
 
         Whoever has not heard it yet and still has state comes to the same end by itself; the others are told here.
         """

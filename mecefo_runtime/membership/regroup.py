@@ -104,7 +104,7 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
     if not members:
         raise CannotGoOn(f"every rank that held state is lost{newest_said(rules, survivors.refused)}")
-    # What was given away has no gradients: it is out of date if the step in flight is committed after all.
+    # A unit that a rank gave away has no gradients there: once the step in flight is committed, it is a step behind.
     holdings = {
         rank: frozenset(report.holdings if decision.commit else (*report.holdings, *report.given_away))
         for rank, report in survivors.reports.items()
@@ -138,11 +138,11 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         return _go_back(rules, survivors, decision, members, target, what)
     if missing:
         distrusted = {unit for report in survivors.reports.values() for unit in report.distrusted}
-        lost = "the state of all holders is spoilt" if distrusted & set(missing) else "every holder was lost at once"
+        lost = "the state of all holders is corrupted" if distrusted & set(missing) else "every holder was lost at once"
         what = f"no living rank holds {', '.join(missing)}: {lost}"
         return _go_back(rules, survivors, decision, members, target, what)
     direct = RegroupPlan(members, target, decision, transfers)
-    # Among those who compute with a unit, whom the background asks, there may be none that can be asked.
+    # In the background a unit comes from a rank that computes with it; after a damaged transfer there may be none left.
     if not transfers or reason == BALANCE or rules.takeover == "direct" or survivors.damaged:
         return direct
     return _cheaper(rules, survivors, direct, holdings)

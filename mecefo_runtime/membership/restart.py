@@ -1,4 +1,4 @@
-"""The strategy that takes nothing over: after a loss all ranks end, and whoever runs the nodes starts them again.
+"""Restarts of all ranks, for the strategy that takes nothing over: after a loss all end, and the backend starts them.
 
 What was lost once may be lost every time. So it is counted who was, since training last came further than ever before:
 a job that only starts, or only repeats the steps since its checkpoint, is given up.
@@ -31,7 +31,7 @@ class Restart:
         self._connected = connected
         self._effects = effects
         self.is_under_way = False
-        # Who said hello or ended last, by attempt: whoever ends with a later one had said none.
+        # The latest attempt of each rank that said hello or ended: one that ends with a later one never said hello.
         self._attempts: dict[int, int] = {}
         # The newest step that is known to have been committed, and what happened since then.
         self.furthest_step = 0

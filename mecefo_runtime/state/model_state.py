@@ -65,8 +65,7 @@ class ModelState:
         self.holders: dict[str, tuple[int, ...]] = {}
         self.buckets: tuple[Bucket, ...] = ()
         sizes = [unit.num_parameters for unit in self.units.values()]
-        # The step stats is reduced with the head's gradients, so that whoever has those has the step's loss and samples
-        # too.
+        # The step's stats are reduced with the head's gradients: who has those has the step's loss and samples.
         stats_size = stats_size if HEAD in self.units else 0
         self.gradients = torch.zeros(sum(sizes) + stats_size, device=device)
         self.stats = self.gradients[sum(sizes) :]

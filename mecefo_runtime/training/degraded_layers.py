@@ -80,8 +80,8 @@ class DegradedLayers:
         block = self._state.units[name].module
         return bases(block) if is_degraded(block) else compute_bases(block, self._config, self._seed, previous)
 
-    def restore_means(self) -> None:
-        """Make the reduced gradients the means that they should be."""
+    def sums_to_means(self) -> None:
+        """Scale the reduced gradients: of sums over the replicas that computed them exactly, N(l), to their means."""
         for share in self._shares.values():
             self._state.gradients[share.first : share.end].mul_(share.scale or 0.0)
         for name, its_bases in self.bases.items():

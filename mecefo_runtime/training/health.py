@@ -39,7 +39,7 @@ def judge(
     """The verdict on `step`, whose gradients have been summed; `parts` by rank, `history` from before it."""
     corrupted = tuple(rank for rank, part in sorted(parts.items()) if part.is_corrupted)
     if corrupted:
-        reason = f"{_name(corrupted)}: parameters or optimizer state are spoilt"
+        reason = f"{_name(corrupted)}: parameters or optimizer state are corrupted"
         num_heals = history.heals_of(step)
         if num_heals <= config.max_repeats:
             return Judgement(StepVerdict.HEAL, corrupted, reason)

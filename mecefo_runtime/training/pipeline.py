@@ -70,7 +70,7 @@ class Pipeline:
         there is no head.
 
         Raises:
-            mecefo_runtime.comm.groups.EpochBroken: a neighbour is gone.
+            mecefo_runtime.comm.operations.EpochBroken: a neighbour is gone.
         """
         flights = _Flights()
         self._sends: list[tuple[Operation, Tensor]] = []

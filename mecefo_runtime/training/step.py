@@ -144,7 +144,7 @@ class Stepper:
         """Run `step`, and commit it if it is fit for that.
 
         Raises:
-            mecefo_runtime.comm.groups.EpochBroken: a peer is gone, or the epoch is over.
+            mecefo_runtime.comm.operations.EpochBroken: a peer is gone, or the epoch is over.
         """
         self._began_seconds = time.monotonic()
 
@@ -159,7 +159,7 @@ class Stepper:
         pipeline, stats = epoch.pipeline, StepStats()
         if pipeline is not None:
             stats = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
-        # Before this rank says how its own gradients are: what a hook does to them is done to this rank's part.
+        # Before the norm is taken: what a hook does to this rank's gradients must show in its own norm.
         announce("reduce")
         own_norm = state.gradient_norm()
         state.stats.copy_(encode_stats(stats)[: state.stats.numel()], non_blocking=True)
@@ -169,7 +169,7 @@ class Stepper:
         # While the gradients are on their way.
         signs = self._vital_signs(state, step)
         wait_all(reductions)
-        epoch.degraded.restore_means()
+        epoch.degraded.sums_to_means()
         ready = replace(self._read(state, step, own_norm, signs, pipeline), odd_ranks=odd_ranks)
         self.progress = replace(self.progress, ready=ready)
         return self._agree(epoch, ready)

@@ -6,7 +6,6 @@ from chaos.errors import (
     EnvironmentFailure,
     HealError,
     InjectionError,
-    JobFailed,
     NotOurs,
     TargetNotFound,
     UsageError,
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.unit
         (EffectNotSeen, InjectionError, 5),
         (HealError, ChaosError, 6),
         (EnvironmentFailure, ChaosError, 3),
-        (JobFailed, ChaosError, 1),
     ],
 )
 def test_tree_and_exit_codes(error, base, exit_code):

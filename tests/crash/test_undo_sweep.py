@@ -148,6 +148,7 @@ def test_interrupted_again_and_again_while_a_rank_is_paused(tmp_path):
     assert events["residue"].fields == {"processes": [], "undo_pending": [], "left": []}
 
 
+@pytest.mark.nightly
 def test_a_halt_condition_while_a_rank_is_paused(tmp_path):
     # The first commit, and with it the halt, comes when the others have given up the paused rank.
     experiment = tmp_path / "halt.yaml"

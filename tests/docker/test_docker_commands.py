@@ -53,6 +53,7 @@ def test_a_script_that_is_started_again_goes_on_from_its_own_file(folder):
     assert_gone(name_of(run), 0.0)
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_killed_takes_its_launcher_with_it_and_the_others_go_on(folder):
     command = ("sh", "-c", "python follower.py 60; exit $?")
     run = run_chaos(folder, "kill-node", "--at", "step=13", "--on", "node=1", *TWO_NODES, command=command)

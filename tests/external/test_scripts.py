@@ -134,6 +134,7 @@ def test_a_compiled_model(tmp_path, how, place):
     assert list(held_after(job).values()) == [place, "forward 4"]
 
 
+@pytest.mark.nightly
 def test_ranks_that_restart_from_a_checkpoint_go_on_counting(tmp_path):
     at_three = {}
 

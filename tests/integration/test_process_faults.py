@@ -50,6 +50,7 @@ def assert_away_and_back(run, rank):
     assert not [e for e in run.of("process_started") if e.fields.get("rank_attempt", 1) > 1], "it was started again"
 
 
+@pytest.mark.nightly
 def test_node_that_is_asked_to_go(tmp_path):
     run = run_fault(tmp_path, kind="kill-node", on="node=1", at="step=10", repair="5steps", grace="10s")
     evidence = assert_passed(run)

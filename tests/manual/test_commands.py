@@ -25,7 +25,7 @@ from _pytest.config import get_config
 
 from chaos.cli import cli, run_cli
 from chaos.experiment.reading import from_options
-from harness.judging.judge import judge
+from harness.judging.stored import judge
 from harness.run.preparation import prepare
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files

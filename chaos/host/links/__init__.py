@@ -1,7 +1,8 @@
 """Rules on network links, as undo records describe them: how each sort of rule is removed from its record alone.
 
 A backend whose nodes have links of their own plans the rules (see `chaos.faults.base.LinkHost`); the sort of rule is
-the record's `how`. A sort is found by being there: a class with `how` and `remove` in a file of this folder.
+the record's `how`. A sort is found by being there: a class with `how` and `remove` in a file of this folder; those
+without, `check` and `nccl_transport`, look at links.
 """
 
 from __future__ import annotations

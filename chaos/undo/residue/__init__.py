@@ -1,6 +1,6 @@
 """What a run may leave behind, and the search for it. An auditor is found by being in this folder, one file each.
 
-Nothing here undoes anything: what is found is reported.
+Looks, and changes nothing: `chaos.undo.heal` removes what is found.
 """
 
 from __future__ import annotations

@@ -1,84 +1,11 @@
-"""The processes of a run, known by its name in the environment that they were started with."""
+"""Processes of the run that still run."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from chaos.host.run_processes import processes_of
 from chaos.undo.residue.base import Auditor, AuditScope
-from mecefo_runtime.system.process import ProcessId
-
-RUN_VARIABLE = "CHAOS_RUN"
-END_TIMEOUT_SECONDS = 5.0
-_END_POLL_SECONDS = 0.02
-_STOPPED_STATES = "Tt"
-
-
-@dataclass(frozen=True, slots=True)
-class RunProcess:
-    """A running process of a run; `state` is the process table's word for it."""
-
-    process: ProcessId
-    state: str
-    command: str
-
-    def __str__(self) -> str:
-        stopped = ", stopped" if self.state in _STOPPED_STATES else ""
-        return f"pid {self.process.pid}{stopped}: {self.command}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "pid": self.process.pid,
-            "start_ticks": self.process.start_ticks,
-            "state": self.state,
-            "command": self.command,
-        }
-
-
-def processes_of(run: str) -> tuple[RunProcess, ...]:
-    """Every running process of this user that was started with `run` in its environment, but this one."""
-    wanted = f"{RUN_VARIABLE}={run}".encode()
-    found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        # It may be gone at any moment; its pid may be another's by then, which the start time tells.
-        with suppress(OSError):
-            if entry.stat().st_uid != os.geteuid():
-                continue
-            process = ProcessId.of(int(entry.name))
-            if wanted not in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                continue
-            command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            if process.is_running():
-                found.append(RunProcess(process, process.state(), command))
-    return tuple(sorted(found, key=lambda one: one.process.pid))
-
-
-def kill_processes(run: str) -> tuple[RunProcess, ...]:
-    """SIGKILL to all of them, without waiting; returns them. A stopped process dies of it like any other."""
-    found = processes_of(run)
-    for one in found:
-        one.process.signal(signal.SIGKILL)
-    return found
-
-
-def end_processes(run: str, timeout_seconds: float = END_TIMEOUT_SECONDS) -> tuple[RunProcess, ...]:
-    """Kill them, and those that they start meanwhile, until none is left; returns those that had to be."""
-    ended: dict[ProcessId, RunProcess] = {}
-    deadline = time.monotonic() + timeout_seconds
-    while found := kill_processes(run):
-        ended |= {one.process: one for one in found}
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_END_POLL_SECONDS)
-    return tuple(ended.values())
 
 
 class Processes(Auditor):

@@ -17,7 +17,7 @@ from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.host.run_files import JOB_LOG
-from chaos.undo.residue.processes import RUN_VARIABLE
+from chaos.host.run_processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.command.networks import CommandLinks, CommandNetworks
 from harness.backends.command.processes_by_env import session_processes

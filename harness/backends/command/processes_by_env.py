@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.undo.residue.processes import processes_of
+from chaos.host.run_processes import processes_of
 from mecefo_runtime.system.process import ProcessId
 
 _LISTENING = "0A"

@@ -15,7 +15,7 @@ from typing import Any
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess
-from chaos.undo.residue.processes import RUN_VARIABLE
+from chaos.host.run_processes import RUN_VARIABLE
 from harness.analysis.words import count, exit_text
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
 from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from chaos.host.run_processes import RUN_VARIABLE, end_processes, processes_of
 from chaos.undo import residue
 from chaos.undo.ledger import Ledger
 from chaos.undo.residue.base import AuditScope
-from chaos.undo.residue.processes import RUN_VARIABLE, end_processes, processes_of
 
 pytestmark = pytest.mark.unit
 

@@ -99,9 +99,9 @@ class World:
         self.events: list[tuple[str, dict]] = []
         self.ranks = {rank: SimulatedRank(rank) for rank in range(CLUSTER.num_ranks)}
         self.strategy, self.steps = strategy, steps
-        self.coordinator = self._new_coordinator()
+        self.coordinator = self.new_coordinator()
 
-    def _new_coordinator(self, begun_epoch: int = 0) -> Membership:
+    def new_coordinator(self, begun_epoch: int = 0) -> Membership:
         rules = Rules(
             CLUSTER,
             find(self.strategy),

@@ -191,7 +191,7 @@ def test_restarted_coordinator_learns_the_epoch_and_training_goes_on() -> None:
     world.commit(10)
     world.kill(4, 5)
     world.commit(12)
-    world.coordinator = world._new_coordinator()
+    world.coordinator = world.new_coordinator()
     for rank in world.ranks.values():
         world.coordinator.on_hello(rank.hello())
     assert world.coordinator.stage is Stage.TRAINING
@@ -206,7 +206,7 @@ def lose_everybody_and_the_coordinator(checkpoints: tuple[Durable, ...]) -> Worl
     world = World(checkpoints=checkpoints)
     world.start()
     world.commit(10)
-    world.coordinator = world._new_coordinator(begun_epoch=world.coordinator.epoch)
+    world.coordinator = world.new_coordinator(begun_epoch=world.coordinator.epoch)
     world.ranks = {rank: SimulatedRank(rank, attempt=2) for rank in world.ranks}
     world.start()
     return world
@@ -228,7 +228,7 @@ def test_a_successor_that_finds_nobody_with_state_and_no_checkpoint_does_not_beg
 
 def test_a_successor_whose_predecessor_began_nothing_begins() -> None:
     world = World()
-    world.coordinator = world._new_coordinator(begun_epoch=0)
+    world.coordinator = world.new_coordinator(begun_epoch=0)
     world.start()
     assert world.coordinator.epoch == 1 and world.last("layout")["reason"] == "start"
 
@@ -237,7 +237,7 @@ def test_restarted_coordinator_misses_a_rank_that_died_with_it() -> None:
     world = World()
     world.start()
     world.commit(10)
-    world.coordinator = world._new_coordinator()
+    world.coordinator = world.new_coordinator()
     del world.ranks[2]
     for rank in world.ranks.values():
         world.coordinator.on_hello(rank.hello())

@@ -207,7 +207,7 @@ def test_a_restarted_coordinator_does_not_wait_for_who_is_cut_off(world):
     world.cut_links((2, 5))
     world.coordinator.on_unreachable(2, 1)
     world.obey()
-    world.coordinator = world._new_coordinator(begun_epoch=2)
+    world.coordinator = world.new_coordinator(begun_epoch=2)
     world.coordinator.on_hello(replace(world.ranks[5].hello(), is_cut_off=True))
     for rank in world.ranks:
         if rank != 5:

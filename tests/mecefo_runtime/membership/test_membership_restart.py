@@ -122,7 +122,7 @@ def test_broken_groups_without_a_loss_are_a_reason_too() -> None:
 
 def test_a_restarted_coordinator_that_finds_a_rank_missing_ends_the_others() -> None:
     world = training(CHECKPOINT)
-    world.coordinator = world._new_coordinator(begun_epoch=1)
+    world.coordinator = world.new_coordinator(begun_epoch=1)
     for rank in range(7):
         world.coordinator.on_hello(world.ranks[rank].hello())
     assert world.coordinator.stage is Stage.GATHERING
@@ -175,7 +175,7 @@ def test_who_dies_at_the_same_step_every_time_ends_the_job_whatever_is_repeated_
 
 def test_a_restarted_coordinator_learns_how_far_the_job_had_come() -> None:
     world = training(CHECKPOINT, max_fruitless_restarts=2)
-    world.coordinator = world._new_coordinator(begun_epoch=1)
+    world.coordinator = world.new_coordinator(begun_epoch=1)
     world.start()
     for attempt in (2, 3):
         lose(world, 5)

@@ -188,7 +188,7 @@ def test_state_of_which_every_holder_is_corrupted_is_not_called_lost() -> None:
         for rank, report in survivors.reports.items()
     }
     survivors = replace(survivors, reports=reports)
-    with pytest.raises(CannotGoOn, match=r"no living rank holds layer\.3: the state of all holders is spoilt"):
+    with pytest.raises(CannotGoOn, match=r"no living rank holds layer\.3: the state of all holders is corrupted"):
         plan_epoch(rules(), survivors, AT_TEN, "heal")
     whole = Durable(8, "/checkpoints/step-8")
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: whole), survivors, AT_TEN, "heal")

@@ -75,7 +75,7 @@ def test_the_rest_is_that_of_the_exact_replicas_and_the_same_on_all_holders():
     summed = gate.grad.clone()
     untouched = states[0].units["layer.0"].module.ffn.gate.weight.grad.clone()
     for holder in holders:
-        holder.degraded.restore_means()
+        holder.degraded.sums_to_means()
     basis, scale = holders[0].degraded.bases["layer.1"].gate, 12 / 9
     inside = summed @ basis @ basis.T
     assert torch.allclose(gate.grad, inside + scale * (summed - inside), atol=1e-5)
@@ -92,7 +92,7 @@ def test_the_attention_of_a_degraded_layer_gets_the_mean_over_the_exact_replicas
     attention = {layer: holder.state.units[f"layer.{layer}"].module.attention.q.weight for layer in (0, 1)}
     norm = holder.state.units["layer.1"].module.attention_norm.weight
     before = {layer: weight.grad.clone() for layer, weight in attention.items()} | {"norm": norm.grad.clone()}
-    holder.degraded.restore_means()
+    holder.degraded.sums_to_means()
     assert torch.equal(attention[0].grad, before[0])
     assert torch.allclose(attention[1].grad, before[1] * 12 / 9)
     assert torch.allclose(norm.grad, before["norm"] * 12 / 9)
@@ -102,7 +102,7 @@ def test_attention_that_every_replica_degrades_is_left_as_it_is_moments_included
     both = Layout(4, tuple(Replica(r, (Span(r, 0, 4, DEGRADED),), 6) for r in range(2)))
     holder = Holder(0, layout=both)
     set_gradients(holder.state)
-    holder.degraded.restore_means()
+    holder.degraded.sums_to_means()
     before = {name: unit.storage.clone() for name, unit in holder.state.units.items()}
     holder.state.apply(0.01, 1.0)
     for name, unit in holder.state.units.items():

@@ -172,7 +172,7 @@ def test_what_a_member_says_survives_the_exchange(
 def test_whose_optimizer_state_is_corrupted_is_healed_before_it_steps() -> None:
     judgement = judge_of().judge(7, 1.0, 1.0, with_part(2, PartHealth(1.0, differs=True, is_corrupted=True)))
     assert (judgement.verdict, judgement.suspects) == (StepVerdict.HEAL, (2,))
-    assert judgement.reason == "rank 2: parameters or optimizer state are spoilt"
+    assert judgement.reason == "rank 2: parameters or optimizer state are corrupted"
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("repeat", StepVerdict.SKIP), ("evict", StepVerdict.EVICT)])
@@ -182,7 +182,7 @@ def test_what_is_corrupted_again_and_again_does_not_stop_the_job(policy: str, ex
     judgements = [judge.judge(7, nan, nan, parts) for _ in range(3)]
     assert [judgement.verdict for judgement in judgements] == [StepVerdict.HEAL, StepVerdict.HEAL, expected]
     assert judgements[-1].suspects == (2,)
-    assert judgements[-1].reason.endswith("are spoilt, 3 times")
+    assert judgements[-1].reason.endswith("are corrupted, 3 times")
     assert judge.judge(8, nan, nan, parts).verdict is StepVerdict.HEAL
 
 

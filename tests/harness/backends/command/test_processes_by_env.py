@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from chaos.undo.residue.processes import RUN_VARIABLE
+from chaos.host.run_processes import RUN_VARIABLE
 from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment, session_processes
 from mecefo_runtime.system.process import ProcessId
 

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig
-from chaos.undo.residue.processes import RUN_VARIABLE
+from chaos.host.run_processes import RUN_VARIABLE
 from harness.backends.docker.command import ContainerCommand, job_logs
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Emitter, Event
