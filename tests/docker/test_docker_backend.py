@@ -25,6 +25,7 @@ from tests.integration.runs import (
     assert_survived,
     environment_of_run,
     read_log,
+    read_run,
     run_chaos,
 )
 
@@ -158,6 +159,8 @@ def test_a_container_that_is_removed_by_hand_is_a_lost_node(tmp_path):
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 2
     assert_gone(name, CLEAN_WITHIN_SECONDS)
+    losses = read_run(run.folder, 2, run.stderr).summary["unplanned_losses"]
+    assert sorted(rank for loss in losses for rank in loss["ranks"]) == [2, 3]
 
 
 def test_a_network_that_is_removed_by_hand_is_named(tmp_path):
