@@ -41,6 +41,7 @@ if "mecefo_runtime" in sys.orig_argv:
     from mecefo_runtime.training import step
 
     rank, judge, read = os.environ["RANK"], step.judge, step.Stepper._read
+    has_differed = []
 
     def lose(config, history, number, *told):
         if rank == "0" and number == {UNJUDGED_STEP}:
@@ -48,8 +49,8 @@ if "mecefo_runtime" in sys.orig_argv:
         return judge(config, history, number, *told)
 
     def distrust(self, state, number, *told):
-        if rank == "1" and number == {UNJUDGED_STEP} and not hasattr(step, "has_differed"):
-            step.has_differed = True
+        if rank == "1" and number == {UNJUDGED_STEP} and not has_differed:
+            has_differed.append(True)
             self.distrusted |= {{"head"}}
         return read(self, state, number, *told)
 

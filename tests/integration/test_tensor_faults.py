@@ -28,8 +28,8 @@ BEGIN_NOTHING = """import sys
 if 'harness.backends.forkserver' in sys.orig_argv:
     import chaos.in_process.gradients
 
-    chaos.in_process.gradients.StrikeGradients.begin = lambda self, step, phase: {}
-    chaos.in_process.gradients.StrikeGradients.announced = lambda self, step, phase: None
+    chaos.in_process.gradients.InjectGradients.begin = lambda self, step, phase: {}
+    chaos.in_process.gradients.InjectGradients.announced = lambda self, step, phase: None
 """
 
 
