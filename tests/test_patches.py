@@ -3,6 +3,7 @@
 import ast
 import importlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -52,10 +53,10 @@ def patches():
 
 @pytest.mark.parametrize("name", sorted(set(patches())))
 def test_what_is_replaced_is_there(name):
-    *names, last = name.split(".")
-    found = importlib.import_module(names.pop(0))
-    for part in names:
-        if not hasattr(found, part):
+    package, *parts = name.split(".")
+    found = importlib.import_module(package)
+    for part in parts:
+        if isinstance(found, ModuleType) and not hasattr(found, part):
             importlib.import_module(f"{found.__name__}.{part}")
+        assert hasattr(found, part), f"no {part} in {found}"
         found = getattr(found, part)
-    assert hasattr(found, last) or importlib.import_module(f"{found.__name__}.{last}")

@@ -115,7 +115,7 @@ def test_killed_in_the_middle_nothing_is_left(tmp_path, fault):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_ended_while_the_engine_makes_containers_nothing_is_left(tmp_path, monkeypatch, number):
     with SlowEngine(tmp_path, 3.5) as engine:
         monkeypatch.setenv("DOCKER_HOST", engine.address)
