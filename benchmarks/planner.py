@@ -25,6 +25,7 @@ from benchmarks._spread import Spread, spread, table
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, configured_layout
+from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import Situation, find
 
@@ -50,7 +51,7 @@ STUDY: Mapping[tuple[int, int], Mapping[str, float]] = {
 
 def predicted_costs(model: ModelConfig, sequence_length: int, microbatch_size: int) -> Costs:
     """Of a device of the order of the paper's accelerators; a drop depends only on the ratio of its speeds."""
-    return Costs.from_flops(
+    return predict_costs(
         model,
         sequence_length,
         microbatch_size,

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
-from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.planners import Situation
 
-COSTS = Costs.from_flops(PRESETS["llama-tiny"], 64, 2, ApproximationConfig())
+COSTS = predict_costs(PRESETS["llama-tiny"], 64, 2, ApproximationConfig())
 
 
 def layout_of(strategy: str, cluster: Cluster, alive: Collection[int]) -> Layout:

@@ -201,6 +201,7 @@ OPTIONS_OF_RUN = (
     *(
         "--seed",
         "--dilation",
+        "--pacing",
         "--gate",
         "--abort-on-fail",
         "--abort-unless",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
-from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import NoLayout, Situation, find
 
@@ -25,7 +25,7 @@ CLUSTER = Cluster(
     num_microbatches=512,
 )
 # Of the order of an A100 with bf16: only ratios between times matter, and they hardly depend on these.
-COSTS = Costs.from_flops(
+COSTS = predict_costs(
     PRESETS["7b"],
     sequence_length=256,
     microbatch_size=2,

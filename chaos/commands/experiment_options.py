@@ -153,7 +153,13 @@ def experiment_options(command: Any) -> Any:
         click.option(
             "--dilation",
             metavar="auto|off|X",
-            help="Time dilation: pad compute to X times its CPU time. Default: auto.",
+            help="Time dilation: each rank computes X times slower than this CPU. Default: auto.",
+        ),
+        click.option(
+            "--pacing",
+            metavar="rated|measured|off",
+            help="Dilated compute lasts its rated time, measured at the start, or X times its own; off: no dilation. "
+            "Default: rated.",
         ),
         click.option(
             "--gate",

@@ -17,6 +17,7 @@ from mecefo_runtime.job.config import (
     CheckpointConfig,
     HealthConfig,
     JobConfig,
+    Pacing,
     RejectedStepPolicy,
 )
 from mecefo_runtime.planners import stops_on_loss
@@ -88,6 +89,7 @@ class Job(Said):
     strategy: str = _DEFAULTS.strategy
     data: Text | None = None
     dilation: DilationText = "auto"
+    pacing: Pacing = _DEFAULTS.pacing
     sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
     microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
     microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
@@ -167,6 +169,7 @@ class Job(Said):
             precision=self.precision,
             device=self.device,
             dilation_ratio=dilation_ratio,
+            pacing=self.pacing,
         )
 
     def _checkpoint_config(self) -> CheckpointConfig | None:

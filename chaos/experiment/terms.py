@@ -14,6 +14,7 @@ _OF_THE_JOB = (
     "model",
     "nodes",
     "nodes_per_rack",
+    "pacing",
     "pipeline",
     "steps",
     "strategy",

@@ -103,15 +103,31 @@ def compute_seconds(finished: Iterable[RankFinished]) -> tuple[float, float] | N
 
 
 def dilation_overrun_ratio(finished: Iterable[RankFinished], dilation_ratio: float | None) -> float | None:
-    """How much longer the ranks' compute took than the dilation says; near 0 when it held.
+    """How much longer the ranks' compute took than it was to take, rated or dilated; near 0 when the dilation held.
 
     More means that the machine was too busy: its contention then shows in the throughput. None without dilation, or
     when no rank told.
     """
-    seconds = compute_seconds(finished)
-    if dilation_ratio is None or dilation_ratio <= 1 or seconds is None or not seconds[0]:
+    told = [record for record in finished if record.compute_wall_seconds is not None]
+    if dilation_ratio is None or dilation_ratio <= 1:
         return None
-    return seconds[1] / (dilation_ratio * seconds[0]) - 1
+    slots = sum(
+        dilation_ratio * (record.compute_cpu_seconds or 0.0)
+        if record.compute_slot_seconds is None
+        else record.compute_slot_seconds
+        for record in told
+    )
+    return sum(record.compute_wall_seconds or 0.0 for record in told) / slots - 1 if slots else None
+
+
+def overruns(finished: Iterable[RankFinished]) -> tuple[float, float] | None:
+    """(Share of the compute segments that took longer than they were to, seconds of the worst); None: nobody told."""
+    told = [record for record in finished if record.num_segments]
+    if not told:
+        return None
+    num_overruns = sum(record.num_overruns or 0 for record in told)
+    worst_seconds = max(record.worst_overrun_seconds or 0.0 for record in told)
+    return num_overruns / sum(record.num_segments or 0 for record in told), worst_seconds
 
 
 def samples_lost_of(step: int, samples: int | None, samples_checksum: int | None, samples_per_step: int) -> int:

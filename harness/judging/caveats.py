@@ -17,6 +17,8 @@ _FEW_STEPS = 10
 
 MUCH_OVERRUN = 0.05
 """Compute that took this much longer than the dilation says is named."""
+MANY_OVERRUNS = 0.05
+"""So are segments that took longer than they were to, when they are more than this share of all."""
 
 _MAX_NOT_FIRED = 5
 """So many incidents that did not fire are told of one by one."""
@@ -58,16 +60,23 @@ def _of_the_set_up(summary: Summary) -> list[str]:
     found: list[str] = []
     dilation = summary.dilation_ratio
     if isinstance(dilation, int | float) and dilation > 1:
-        found.append(
-            f"Time dilation {dilation:g} was in force: every compute segment was padded to {dilation:g} times its CPU "
-            "time, so that each rank behaves like a device of its own. Compare the throughputs of this run with each "
-            "other; they are not this machine's speed."
+        padded = (
+            "its rated time, measured once at the start"
+            if summary.pacing == "rated"
+            else f"{dilation:g} times its CPU time"
         )
-    overrun = summary.dilation_overrun_ratio
-    if overrun is not None and overrun > MUCH_OVERRUN:
         found.append(
-            f"The machine was too busy for the dilation: compute took {overrun:.0%} longer than it should have, and "
-            "the throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
+            f"Time dilation {dilation:g} was in force: every compute segment was padded to {padded}, so that each rank "
+            "behaves like a device of its own. Compare the throughputs of this run with each other; they are not this "
+            "machine's speed."
+        )
+    overrun, share = summary.dilation_overrun_ratio, summary.overrun_segments_ratio
+    if (overrun is not None and overrun > MUCH_OVERRUN) or (share is not None and share > MANY_OVERRUNS):
+        worst = summary.worst_overrun_seconds
+        late = f", and {share:.1%} of its segments were late by up to {name_seconds(worst)}" if share and worst else ""
+        found.append(
+            f"The machine was too busy for the dilation: compute took {overrun or 0.0:.0%} longer than it should have"
+            f"{late}. The throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
         )
     bubble = summary.pipeline_bubble_ratio
     if bubble:

@@ -26,6 +26,7 @@ from mecefo_runtime.system.job_records import (
     JobStarted,
     LayoutTold,
     RankFinished,
+    RatingsAgreed,
     Regrouped,
     Rejoined,
     StepCommitted,
@@ -117,6 +118,10 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
     known["dilation_overrun_ratio"] = _attempt(
         "dilation", lambda: integrity.dilation_overrun_ratio(finished, known["dilation_ratio"]), problems
     )
+    if (known["dilation_ratio"] or 1) > 1:
+        known["pacing"] = "measured" if state.first_of(RatingsAgreed) is None else "rated"
+        overrun = _attempt("overruns", lambda: integrity.overruns(finished), problems)
+        known["overrun_segments_ratio"], known["worst_overrun_seconds"] = overrun or (None, None)
     return Summary(**known)
 
 

@@ -143,6 +143,7 @@ class Summary:
     started_in: str | None = None
     strategy: str | None = None
     dilation_ratio: float | None = None
+    pacing: str | None = None
     twin_planned: bool = False
     data_parallel: int | None = None
     pipeline_bubble_ratio: float | None = None
@@ -185,6 +186,8 @@ class Summary:
     unfit_steps: int | None = None
     compute_cpu_seconds: float | None = None
     dilation_overrun_ratio: float | None = None
+    overrun_segments_ratio: float | None = None
+    worst_overrun_seconds: float | None = None
     caveats: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = ()
 

@@ -257,7 +257,12 @@ def _dilation_ratio(experiment: Experiment) -> float:
     if isinstance(job, CommandJob):
         return NO_DILATION
     uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
-    match job.dilation:
+    if job.pacing == "off" and job.dilation not in ("auto", "off"):
+        raise UsageError(
+            f"off: compute takes what it takes, and {setting('job.dilation')} {job.dilation:g} makes it slower",
+            key="job.pacing",
+        )
+    match "off" if job.pacing == "off" else job.dilation:
         case "auto" if not uses_gpus:
             return automatic_ratio(job.nodes * job.gpus_per_node, len(os.sched_getaffinity(0)))
         case "auto" | "off":

@@ -341,6 +341,9 @@ class CoordinatorClient:
                     self._leave()
                 case Form():
                     self._next_form = message
+                    if message.ratings is not None:
+                        # A coordinator that is new learns from the next hello what all agreed on.
+                        self._first_hello = replace(self._first_hello, costs=message.ratings)
                     self.target = max(self.target, message.epoch)
                     if not self._is_parked:
                         # On its way into an epoch of a coordinator that is no more.

@@ -263,7 +263,8 @@ class Form:
 
     First `commit` is applied by those who have yet to. `transfers` move before the epoch begins, `background` while it
     trains; with `restore` everybody begins with that checkpoint. `tells_commits`: the leader is to tell the coordinator
-    of every committed step. `history` is what steps are judged by.
+    of every committed step. `history` is what steps are judged by. `ratings` are the costs by which all of them pad
+    their compute; None: each by what it takes.
     """
 
     epoch: int
@@ -282,6 +283,7 @@ class Form:
     tells_commits: bool = False
     restore: str | None = None
     history: HealthHistory = NO_HISTORY
+    ratings: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)

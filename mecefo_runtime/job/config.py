@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.devices import DeviceChoice
 
@@ -83,6 +84,7 @@ class ApproximationConfig:
 
 
 RejectedStepPolicy = Literal["commit", "repeat", "skip", "evict"]
+Pacing = Literal["rated", "measured", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,13 @@ class JobConfig:
     `degraded_share_limit`: at most this share of a step's samples goes through degraded layers. `takeover`: whether
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
-    `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state stay
-    in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads CPU
-    time: it has no effect on ranks that compute on a GPU. `coordinator_timeout_seconds`: a rank that cannot go on
-    without a coordinator waits for so long while there is none, None: for as long as it takes.
+    `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state
+    stay in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio`
+    pads CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether a compute segment is padded to
+    what such segments cost by ratings on which all ranks agree at the start, or to what this execution took; `off`
+    goes with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in them; None: the ranks
+    measure. `coordinator_timeout_seconds`: a rank that cannot go on without a coordinator waits for so long while
+    there is none, None: for as long as it takes.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]
@@ -186,6 +191,8 @@ class JobConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     device: DeviceChoice = "auto"
     dilation_ratio: float = 1.0
+    pacing: Pacing = "rated"
+    ratings: Costs | None = None
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0
     coordinator_timeout_seconds: float | None = None
@@ -219,6 +226,11 @@ class JobConfig:
         return MAX_FRUITLESS_RESTARTS if self.checkpoint is None else self.checkpoint.max_fruitless_restarts
 
     @property
+    def is_rated(self) -> bool:
+        """Whether compute is padded to rated times. Ranks on GPUs never are."""
+        return self.pacing == "rated" and self.dilation_ratio > 1
+
+    @property
     def samples_per_step(self) -> int:
         """Sequences that one step consumes over all replicas."""
         return self.data_parallel * self.microbatches_per_replica * self.microbatch_size
@@ -242,4 +254,6 @@ class JobConfig:
         if values["checkpoint"] is not None:
             values["checkpoint"] = CheckpointConfig(**values["checkpoint"])
         values["betas"] = tuple(values["betas"])
+        if values["ratings"] is not None:
+            values["ratings"] = Costs.from_dict(values["ratings"])
         return cls(**values)

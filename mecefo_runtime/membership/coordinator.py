@@ -47,7 +47,7 @@ from mecefo_runtime.comm.messages import (
     to_wire,
 )
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
-from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
@@ -100,12 +100,13 @@ class Coordinator:
                 stops_on_loss=stops_on_loss(job.strategy),
                 max_fruitless_restarts=job.max_fruitless_restarts,
                 evicts_corrupt=job.health.nonfinite == "evict",
+                is_rated=job.is_rated,
             ),
             job.steps,
             self,
             time.monotonic,
             job.heartbeat_timeout_seconds,
-            predicted_costs=Costs.from_flops(
+            predicted_costs=predict_costs(
                 job.model,
                 job.sequence_length,
                 job.microbatch_size,

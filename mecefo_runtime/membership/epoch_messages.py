@@ -14,11 +14,19 @@ from mecefo_runtime.system.devices import choose_way
 
 
 def form_message(
-    plan: RegroupPlan, members: Mapping[int, Member], *, epoch: int, reason: str, lineage: str, tells_commits: bool
+    plan: RegroupPlan,
+    members: Mapping[int, Member],
+    *,
+    epoch: int,
+    reason: str,
+    lineage: str,
+    tells_commits: bool,
+    ratings: Costs | None,
 ) -> Form:
     """The message that makes `members`, by rank, form `epoch`; the same for all.
 
-    `tells_commits`: the leader is to tell the coordinator of every step that is committed.
+    `tells_commits`: the leader is to tell the coordinator of every step that is committed. `ratings`: by what the
+    members pad their compute.
     """
     return Form(
         epoch=epoch,
@@ -37,6 +45,7 @@ def form_message(
         tells_commits=tells_commits,
         restore=None if plan.restore is None else plan.restore.folder,
         history=plan.decision.history,
+        ratings=ratings,
     )
 
 

@@ -45,7 +45,8 @@ class Epochs:
         self._connected = connected
         self._effects = effects
         self._clock = clock
-        self._predicted_costs = predicted_costs
+        # Predicted until the first epoch is told; from then on those that its members agreed on.
+        self._known_costs = predicted_costs
         self._called_seconds = clock()
         self._regroup_seconds = 0.0
         self._lineage = ""
@@ -175,7 +176,7 @@ class Epochs:
         return Survivors(
             reports={rank: self._connected[rank].report for rank in self.survivors()},
             newcomers=tuple(newcomers),
-            costs=self._connected.costs() or self._predicted_costs,
+            costs=self._connected.costs() or self._known_costs,
             # One that was told and never begun has left no state.
             layout=self.layout if self.number else None,
             regroup_seconds=self._regroup_seconds,
@@ -203,7 +204,12 @@ class Epochs:
             lineage=self._lineage,
             # Where all ranks end after a loss, nobody is left then to say how far the job had come.
             tells_commits=self._rules.stops_on_loss,
+            ratings=costs if self._rules.is_rated else None,
         )
+        self._known_costs = costs
+        self._connected.agree_on(costs)
+        if not self.number and self._rules.is_rated:
+            self._effects.emit("ratings", costs=costs.to_dict())
         for rank, member in members.items():
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, message)

@@ -41,7 +41,8 @@ class Rules:
     what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
     loss nobody goes on; all ranks end and are started again, from the newest checkpoint or, without one, from the first
     step; when `max_fruitless_restarts` of them in a row have come to no step that had not been committed before, the
-    job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go.
+    job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go. `is_rated`: ranks pad their
+    compute by the costs that they agreed on at the start.
     """
 
     cluster: Cluster
@@ -54,6 +55,7 @@ class Rules:
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
     evicts_corrupt: bool = False
+    is_rated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

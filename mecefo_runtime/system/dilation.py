@@ -1,8 +1,14 @@
 """Time dilation: every rank behaves like a device of its own, though many share a few cores.
 
-Thread CPU time of a piece of work stays nearly the same under contention while its wall time does not, so every
-compute segment is padded by sleep to `ratio x` the CPU time that it really took. With a ratio above ranks per core,
-what the wall clock then measures is the method (bubbles, load, degraded layers), not the scheduler.
+A compute segment is done, and then padded by sleep to the time that the device takes for it. That is
+
+- rated: what such a segment costs by ratings that all ranks agreed on at the start, so that one device is as fast as
+  the next, in every minute and in every run;
+- measured: `ratio x` the thread CPU time that this execution took. It stays nearly the same under contention while
+  wall time does not, but it drifts with caches, hyper-threads and other guests of the machine.
+
+With a ratio above ranks per core, what the wall clock then measures is the method (bubbles, load, degraded layers), not
+the scheduler.
 """
 
 from __future__ import annotations
@@ -22,6 +28,9 @@ NO_DILATION = 1.0
 MAX_UTILISATION = 0.7
 # Ranks sleep most of the time and must run at once when they wake up: with slices this short the scheduler sees to it.
 SLICE_SECONDS = 0.0002
+# A rank that wakes up late from the padding of one segment has so much less to pad in the next: the scheduler's delays
+# do not add up. No more than that: what a fault or an overloaded machine takes is to show.
+MAX_CARRIED_SECONDS = 0.005
 
 
 def automatic_ratio(num_ranks: int, num_cores: int) -> float:
@@ -34,13 +43,14 @@ def automatic_ratio(num_ranks: int, num_cores: int) -> float:
 
 
 class Pacer:
-    """Pads compute segments; use as `with pacer: forward()`. Not re-entrant, one per training thread.
+    """Pads compute segments; use as `with pacer.segment(rated_seconds): forward()`. Not re-entrant, one per thread.
 
-    It keeps account: `compute_seconds` is the CPU time of all segments, `wall_seconds` what they took with their
-    padding. Where that is much more than `ratio * compute_seconds`, the machine was too busy for the dilation to hide
-    it.
+    It keeps account of `num_segments`. `compute_seconds` is their CPU time, `wall_seconds` what they took with their
+    padding, `slot_seconds` what they were to take: rated, or `ratio` times the CPU time. A segment that takes longer
+    than its slot is an overrun: there were `num_overruns` of `overrun_seconds` together, `worst_overrun_seconds` at
+    most. Where they are many, the machine was too busy for the dilation to hide it.
 
-    `slow_factor` makes the device so many times slower than the others; what that adds is not in `wall_seconds`.
+    `slow_factor` makes the device so many times slower than the others; what that adds is in none of the sums.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -48,10 +58,22 @@ class Pacer:
             raise ValueError(f"dilation must be at least 1, not {ratio}")
         self.ratio = ratio
         self.slow_factor = 1.0
+        self.num_segments = 0
+        self.num_overruns = 0
         self.compute_seconds = 0.0
         self.wall_seconds = 0.0
+        self.slot_seconds = 0.0
+        self.overrun_seconds = 0.0
+        self.worst_overrun_seconds = 0.0
+        self._rated_seconds: float | None = None
+        self._late_seconds = 0.0
         self._began_wall = 0.0
         self._began_cpu = 0.0
+
+    def segment(self, rated_seconds: float | None) -> Pacer:
+        """The context of a segment that takes `rated_seconds`; None, or without dilation: as long as it takes."""
+        self._rated_seconds = rated_seconds if self.ratio > NO_DILATION else None
+        return self
 
     def __enter__(self) -> None:
         self._began_wall = time.monotonic()
@@ -61,17 +83,40 @@ class Pacer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         cpu_seconds = time.thread_time() - self._began_cpu
+        slot_seconds = self.ratio * cpu_seconds if self._rated_seconds is None else self._rated_seconds
+        self._rated_seconds = None
+        self.num_segments += 1
         self.compute_seconds += cpu_seconds
-        ratio = self.ratio * self.slow_factor
-        if ratio > NO_DILATION:
-            remaining = self._began_wall + ratio * cpu_seconds - time.monotonic()
-            if remaining > 0:
-                time.sleep(remaining)
-        added_seconds = (ratio - self.ratio) * cpu_seconds
-        self.wall_seconds += time.monotonic() - self._began_wall - added_seconds
+        self.slot_seconds += slot_seconds
+        if self.ratio > NO_DILATION or self.slow_factor > 1:
+            until_seconds = self._began_wall + slot_seconds * self.slow_factor
+            self._pad(until_seconds, until_seconds - self._late_seconds - time.monotonic())
+        self.wall_seconds += time.monotonic() - self._began_wall - (self.slow_factor - 1) * slot_seconds
+
+    def _pad(self, until_seconds: float, remaining_seconds: float) -> None:
+        if remaining_seconds > 0:
+            time.sleep(remaining_seconds)
+        late_seconds = time.monotonic() - until_seconds + self._late_seconds
+        self._late_seconds = min(late_seconds, MAX_CARRIED_SECONDS)
+        if remaining_seconds <= 0:
+            self.num_overruns += 1
+            self.overrun_seconds += late_seconds
+            self.worst_overrun_seconds = max(self.worst_overrun_seconds, late_seconds)
 
     def settle(self) -> None:
         """Bring the account up to date, however long that takes."""
+
+    def account(self) -> dict[str, float]:
+        """All sums, by the names that the event `rank_finished` has for them."""
+        return {
+            "compute_cpu_seconds": self.compute_seconds,
+            "compute_wall_seconds": self.wall_seconds,
+            "compute_slot_seconds": self.slot_seconds,
+            "num_segments": self.num_segments,
+            "num_overruns": self.num_overruns,
+            "overrun_seconds": self.overrun_seconds,
+            "worst_overrun_seconds": self.worst_overrun_seconds,
+        }
 
 
 class DevicePacer(Pacer):

@@ -57,8 +57,22 @@ class RankFinished(Record):
     checksums: Mapping[str, int] = field(default_factory=dict)
     compute_cpu_seconds: float | None = None
     compute_wall_seconds: float | None = None
+    compute_slot_seconds: float | None = None
+    num_segments: int | None = None
+    num_overruns: int | None = None
+    overrun_seconds: float | None = None
+    worst_overrun_seconds: float | None = None
     steps_left_out: int = 0
     spoilt_passes_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatingsAgreed(Record):
+    """By what all ranks pad their compute from the start to the end: `Costs`, with the dilation in them."""
+
+    KIND: ClassVar[str] = "ratings"
+
+    costs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
@@ -16,13 +18,14 @@ from mecefo_runtime.comm.operations import wait_all
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.model.approximate import degrade, set_recompute
+from mecefo_runtime.model.approximate import degrade, refresh
 from mecefo_runtime.model.model import Head, build_unit
 from mecefo_runtime.model.optimizer import EagerAdamW
-from mecefo_runtime.system.dilation import NO_DILATION
+from mecefo_runtime.system.devices import find_device, host_bytes
+from mecefo_runtime.system.process import run_apart
 from mecefo_runtime.training.pipeline import in_precision
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 15
 # Enough to be more than latency, little enough to cost nothing at the start of a job.
 PROBE_BYTES = 1 << 20
 _PROBE_TAG = 1 << 19
@@ -31,6 +34,7 @@ _PROBE_TAG = 1 << 19
 def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     """Measure forward, backward and optimizer of each kind of unit at the job's shapes: medians of a few rounds.
 
+    In every round all kinds have their turn, so that a machine that becomes slower meanwhile does so for all of them.
     Seconds are what a rank's compute takes: on a CPU this thread's CPU seconds times the job's dilation, on a GPU its
     own. How fast state moves is not known before there are groups (see `measure_transfer`): until then, as fast as this
     rank copies it.
@@ -39,42 +43,57 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     generator = torch.Generator().manual_seed(job.seed)
     tokens_BT = torch.randint(job.model.vocab_size, shape, generator=generator).to(device)
     x_BTH = torch.randn(*shape, job.model.hidden_size, generator=generator).to(device)
-    block = build_unit(layer_unit(0), job.model, job.seed, device=device)
+    exact, degraded, recomputed = (build_unit(layer_unit(0), job.model, job.seed, device=device) for _ in range(3))
     embedding = build_unit(EMBEDDING, job.model, job.seed, device=device)
     head = build_unit(HEAD, job.model, job.seed, device=device)
     assert isinstance(head, Head)
-    scale = job.dilation_ratio if device.type == "cpu" else NO_DILATION
+    exact_bytes = _count_saved_bytes(exact, x_BTH, job.precision)
+    degrade(degraded, job.approximation, recompute=False, seed=job.seed)
+    degrade(recomputed, job.approximation, recompute=True, seed=job.seed)
+    optimizer = EagerAdamW(exact.parameters(), lr=0.0, fused=True)
+    state = torch.zeros(_state_bytes(exact) * 3 // 4, dtype=torch.uint8, device=device)
 
-    def time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor) -> tuple[float, float]:
-        return _time_passes(module, x, job.precision)
+    def passes(module: Callable[[Tensor], Tensor], x: Tensor) -> list[Callable[[], object]]:
+        return _passes(module, x, job.precision)
 
-    forward, backward = time_passes(block, x_BTH)
-    activation_bytes = _count_saved_bytes(block, x_BTH, job.precision)
-    update_seconds = _time_update(block)
-    degrade(block, job.approximation, recompute=False, seed=job.seed)
-    degraded_forward, degraded_backward = time_passes(block, x_BTH)
-    degraded_bytes = _count_saved_bytes(block, x_BTH, job.precision)
-    set_recompute(block, True)
-    _, recomputed_backward = time_passes(block, x_BTH)
-    recomputed_bytes = _count_saved_bytes(block, x_BTH, job.precision)
-    return Costs(
-        layer_forward_seconds=scale * forward,
-        layer_backward_seconds=scale * backward,
-        degraded_forward_seconds=scale * degraded_forward,
-        degraded_backward_seconds=scale * degraded_backward,
-        recomputed_backward_seconds=scale * recomputed_backward,
-        embedding_seconds=scale * sum(time_passes(embedding, tokens_BT)),
-        head_seconds=scale * sum(time_passes(lambda x: head.loss(x, tokens_BT), x_BTH)),
-        layer_update_seconds=scale * update_seconds,
-        layer_state_bytes=_state_bytes(block),
+    parts: dict[tuple[str, ...], Sequence[Callable[[], object]]] = {
+        ("layer_forward_seconds", "layer_backward_seconds"): passes(exact, x_BTH),
+        ("layer_update_seconds",): [optimizer.step],
+        ("degraded_forward_seconds", "degraded_backward_seconds"): passes(degraded, x_BTH),
+        ("", "recomputed_backward_seconds"): passes(recomputed, x_BTH),
+        ("refresh_seconds",): [lambda: refresh(degraded)],
+        ("embedding_forward_seconds", "embedding_backward_seconds"): passes(embedding, tokens_BT),
+        ("head_forward_seconds", "head_backward_seconds"): passes(lambda x: head.loss(x, tokens_BT), x_BTH),
+        ("layer_checksum_seconds",): [lambda: zlib.crc32(host_bytes(state))],
+    }
+    rounds: dict[str, list[float]] = {}
+    for _ in range(NUM_ROUNDS + 1):
+        for names, run in parts.items():
+            for name, taken in zip(names, time_parts(device, run), strict=True):
+                rounds.setdefault(name, []).append(taken)
+    # The first round warms up. What takes less than the clock's resolution takes that.
+    seconds = {name: max(median(times[1:]), 1e-9) for name, times in rounds.items() if name}
+    costs = Costs(
+        **seconds,
+        layer_state_bytes=_state_bytes(exact),
         embedding_state_bytes=_state_bytes(embedding),
         head_state_bytes=_state_bytes(head),
-        layer_activation_bytes=activation_bytes,
-        degraded_activation_bytes=degraded_bytes,
-        recomputed_activation_bytes=recomputed_bytes,
+        layer_activation_bytes=exact_bytes,
+        degraded_activation_bytes=_count_saved_bytes(degraded, x_BTH, job.precision),
+        recomputed_activation_bytes=_count_saved_bytes(recomputed, x_BTH, job.precision),
         transfer_bytes_per_second=_copy_speed(device),
         memory_bytes=job.rank_memory_bytes,
     )
+    return costs.scaled(job.dilation_ratio) if device.type == "cpu" else costs
+
+
+def measure_apart(job: JobConfig, device_place: int) -> Costs:
+    """As `measure_costs`, in a process of its own: what it takes does not add to the memory of training."""
+
+    def measure() -> str:
+        return json.dumps(measure_costs(job, find_device(job.device, device_place)).to_dict())
+
+    return Costs.from_dict(json.loads(run_apart(measure)))
 
 
 def measure_transfer(groups: Groups, device: torch.device) -> float | None:
@@ -119,33 +138,21 @@ def time_parts(device: torch.device, parts: Sequence[Callable[[], object]]) -> l
     return [begin.elapsed_time(end) / 1000 for begin, end in pairwise(events)]
 
 
-def _time_passes(module: Callable[[Tensor], Tensor] | nn.Module, x: Tensor, precision: str) -> tuple[float, float]:
-    """Median seconds of (forward, backward), gradients accumulating as in training."""
-    forwards, backwards = [], []
-    with in_precision(precision, x.device):
-        output = module(x)
-    gradient = None if output.ndim == 0 else torch.ones_like(output)
-    del output
+def _passes(module: Callable[[Tensor], Tensor], x: Tensor, precision: str) -> list[Callable[[], object]]:
+    """Its forward and its backward pass, to be called in turn; gradients accumulate as in training."""
     outputs: list[Tensor] = []
-    for _ in range(NUM_ROUNDS + 1):
-        x_in = x.detach().requires_grad_(x.is_floating_point())
+    x_in = x.detach().requires_grad_(x.is_floating_point())
 
-        def forward(x_in: Tensor = x_in) -> None:
-            with in_precision(precision, x.device):
-                outputs.append(module(x_in))
+    def forward() -> None:
+        x_in.grad = None
+        with in_precision(precision, x.device):
+            outputs.append(module(x_in))
 
-        seconds = time_parts(x.device, [forward, lambda: torch.autograd.backward(outputs.pop(), gradient)])
-        forwards.append(seconds[0])
-        backwards.append(seconds[1])
-    # The first round warms up.
-    return median(forwards[1:]), median(backwards[1:])
+    def backward() -> None:
+        output = outputs.pop()
+        torch.autograd.backward(output, None if output.ndim == 0 else torch.ones_like(output))
 
-
-def _time_update(module: nn.Module) -> float:
-    optimizer = EagerAdamW(module.parameters(), lr=0.0, fused=True)
-    device = next(module.parameters()).device
-    seconds = [time_parts(device, [optimizer.step])[0] for _ in range(NUM_ROUNDS + 1)]
-    return median(seconds[1:])
+    return [forward, backward]
 
 
 def _count_saved_bytes(module: nn.Module, x: Tensor, precision: str) -> int:

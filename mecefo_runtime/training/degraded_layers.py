@@ -70,6 +70,11 @@ class DegradedLayers:
             else:
                 degrade(block, self._config, recompute=layer in span.recomputed, seed=self._seed)
 
+    @property
+    def num_refreshed(self) -> int:
+        """For how many layers `refresh` computes bases."""
+        return len({layer_unit(layer) for layer in self._span.degraded} | set(self.bases))
+
     def refresh(self) -> None:
         """Follow the weights, which have turned since the bases were computed; all holders do so in the same steps."""
         for layer in self._span.degraded:

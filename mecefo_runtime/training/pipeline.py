@@ -23,6 +23,7 @@ from mecefo_runtime.model.data import Corpus, checksum
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.training.ratings import Ratings
 
 
 class Pipeline:
@@ -35,6 +36,7 @@ class Pipeline:
         groups: Groups,
         corpus: Corpus,
         pacer: Pacer,
+        ratings: Ratings,
         job: JobConfig,
         check: Callable[[], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Pipeline:
         self._groups = groups
         self._corpus = corpus
         self._pacer = pacer
+        self._ratings = ratings
         self._check = check
         self._precision = job.precision
         self._microbatch_size = job.microbatch_size
@@ -115,7 +118,7 @@ class Pipeline:
             received_BTH = torch.empty(len(mine), self._corpus.sequence_length, self._hidden_size, device=self._device)
             self._groups.receive(received_BTH, self._previous, 2 * index)
             x_BTH = received_BTH.requires_grad_()
-        with self._pacer, in_precision(self._precision, self._device):
+        with self._pacer.segment(self._ratings.forward_seconds), in_precision(self._precision, self._device):
             for module in self._body:
                 x_BTH = module(x_BTH)
             if self._head is not None:
@@ -148,7 +151,7 @@ class Pipeline:
         if not self._has_announced_backward:
             self._has_announced_backward = True
             announce("backward")
-        with self._pacer:
+        with self._pacer.segment(self._ratings.backward_seconds):
             torch.autograd.backward(output, gradient_BTH)
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None

@@ -37,6 +37,7 @@ from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
+from mecefo_runtime.training.ratings import Ratings
 from mecefo_runtime.training.step_stats import decode_stats, encode_stats
 
 # What the commit exchange carries, by place; the parts of all members follow.
@@ -71,6 +72,7 @@ class Epoch:
     degraded: DegradedLayers
     fetching: Fetching
     pipeline: Pipeline | None
+    ratings: Ratings
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,9 @@ class Stepper:
             return ()
         odd_ranks: set[int] = set()
         state = epoch.state
-        with self._pacer:
-            checksums = {name: state.units[name].checksum() for name in state.settled_units(step)}
+        settled = state.settled_units(step)
+        with self._pacer.segment(epoch.ratings.checksum_seconds(settled)):
+            checksums = {name: state.units[name].checksum() for name in settled}
         for holders, names in state.units_by_holders(step).items():
             mine = torch.tensor([checksums[name] for name in names], dtype=torch.int64)
             theirs = epoch.groups.all_gather(mine, holders)
@@ -289,7 +292,7 @@ class Stepper:
         self.progress = replace(self.progress, ready=replace(ready, totals=totals))
         epoch.fetching.finish()
         self._host.announce(step, "optimizer")
-        with self._pacer:
+        with self._pacer.segment(epoch.ratings.update_seconds(epoch.state.holders)):
             self.apply(epoch.state, step, totals)
         self.finish(epoch.number, step, totals)
         self._host.announce(step, "commit")

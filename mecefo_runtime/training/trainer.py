@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +31,6 @@ from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.comm.probe import PeersUnreachable, ProbeServer
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.step_report import LateCommit, StepVerdict
 from mecefo_runtime.model.data import Corpus, read_corpus
@@ -41,14 +39,14 @@ from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.transfer import StateCorrupt, move_units
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
-from mecefo_runtime.system.process import run_apart
-from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
+from mecefo_runtime.training.calibrate import measure_apart, measure_transfer
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.exporter import RankFigures
 from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
+from mecefo_runtime.training.ratings import Ratings
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
@@ -84,14 +82,11 @@ class Trainer:
         # Whether the coordinator wants to hear of every step from the leader.
         self._tells_commits = False
         require_device(job.device)
-
-        def measure() -> str:
-            return json.dumps(measure_costs(job, find_device(job.device, identity.device_place)).to_dict())
-
-        # Who comes back later is in a hurry, and the others know by then. Apart, so that what it takes does not add to
-        # the memory of training; and before this process has to do with CUDA, which does not survive a fork, and has
-        # other threads, which do not either.
-        costs = Costs.from_dict(json.loads(run_apart(measure))) if identity.attempt == 1 else None
+        # Who comes back later is in a hurry, and the others know by then. Before this process has to do with CUDA, and
+        # has other threads: neither survives a fork.
+        costs = job.ratings
+        if costs is None and identity.attempt == 1:
+            costs = measure_apart(job, identity.device_place)
         self._saving = None if job.checkpoint is None else Saving(job, observers.emitter)
         if job.device != "cpu" and has_driver():
             nccl.prepare()
@@ -138,8 +133,7 @@ class Trainer:
                 "rank_finished",
                 step=self.committed_step,
                 checksums=checksums,
-                compute_cpu_seconds=self._pacer.compute_seconds,
-                compute_wall_seconds=self._pacer.wall_seconds,
+                **self._pacer.account(),
             )
         finally:
             self._client.close()
@@ -202,8 +196,9 @@ class Trainer:
                 transfer_seconds, transfer_bytes = move_units(groups, state.units, held, form.transfers)
             else:
                 transfer_seconds, transfer_bytes = load_units(folder, state.units)
-            with self._pacer:
+            with self._pacer.segment(None):
                 degraded = DegradedLayers(layout, self._rank, state, self._job, background)
+            ratings = Ratings(form.ratings, layout, self._rank)
             pipeline = None
             if layout.find(self._rank) is not None:
                 pipeline = Pipeline(
@@ -212,6 +207,7 @@ class Trainer:
                     groups,
                     self._corpus,
                     self._pacer,
+                    ratings,
                     self._job,
                     self._client.check,
                 )
@@ -225,6 +221,7 @@ class Trainer:
                 degraded=degraded,
                 fetching=Fetching(background, groups, state),
                 pipeline=pipeline,
+                ratings=ratings,
             )
         finally:
             self._forming = None
@@ -343,7 +340,8 @@ class Trainer:
             self._client.check()
             step = self.committed_step + 1
             if step % self._job.approximation.refresh_steps == 0:
-                with self._pacer:
+                num_refreshed = epoch.degraded.num_refreshed
+                with self._pacer.segment(epoch.ratings.refresh_seconds(num_refreshed)):
                     epoch.degraded.refresh()
             outcome = self._stepper.run(epoch, step)
             if outcome.verdict in (StepVerdict.EVICT, StepVerdict.HEAL):

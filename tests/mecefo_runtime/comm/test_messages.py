@@ -109,7 +109,7 @@ def test_every_kind_of_message_can_be_read(union: Any) -> None:
         {"report": {"layout": {"num_layers": 2}}},
         {"report": {"ready": {"step": 1, "norms": {"head": "1"}, "stats": None, "part": {}}}},
         {"report": {"totals": {"squared_norm": 1.0, "stats": {}, "verdict": 9}}},
-        {"costs": {**to_json(COSTS), "head_seconds": -1.0}},
+        {"costs": {**to_json(COSTS), "head_forward_seconds": -1.0}},
         {"unknown": 1},
     ],
 )

@@ -10,6 +10,7 @@ from torch import nn
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs, median_costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
+from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.model.model import build_unit
 from tests.mecefo_runtime.planning import PLAIN, costs
 
@@ -38,12 +39,12 @@ def test_forward_and_backward_of_each_kind_of_layer():
 
 def test_the_median_is_taken_figure_by_figure():
     several = [
-        replace(PLAIN, layer_forward_seconds=1.0, head_seconds=9.0, memory_bytes=100, layer_state_bytes=10),
-        replace(PLAIN, layer_forward_seconds=2.0, head_seconds=1.0, memory_bytes=None, layer_state_bytes=13),
-        replace(PLAIN, layer_forward_seconds=9.0, head_seconds=2.0, memory_bytes=201, layer_state_bytes=11),
+        replace(PLAIN, layer_forward_seconds=1.0, head_backward_seconds=9.0, memory_bytes=100, layer_state_bytes=10),
+        replace(PLAIN, layer_forward_seconds=2.0, head_backward_seconds=1.0, memory_bytes=None, layer_state_bytes=13),
+        replace(PLAIN, layer_forward_seconds=9.0, head_backward_seconds=2.0, memory_bytes=201, layer_state_bytes=11),
     ]
     found = median_costs(several)
-    assert (found.layer_forward_seconds, found.head_seconds, found.layer_state_bytes) == (2.0, 2.0, 11)
+    assert (found.layer_forward_seconds, found.head_backward_seconds, found.layer_state_bytes) == (2.0, 2.0, 11)
     assert found.memory_bytes == 151, "of the two that have a limit, in whole bytes"
     assert median_costs([PLAIN]) == PLAIN
     with pytest.raises(ValueError, match="no costs"):
@@ -51,7 +52,7 @@ def test_the_median_is_taken_figure_by_figure():
 
 
 def test_a_prediction_counts_operations():
-    predicted = Costs.from_flops(
+    predicted = predict_costs(
         SMALL, 5, 4, ApproximationConfig(rank=3), flops_per_second=1.0, accesses_bytes_per_second=1.0, memory_bytes=7
     )
     # 4 x 10 x 10 attention weights and 3 x 10 x 20 of the feed-forward half, 20 tokens; scores: 20 x 5 x 10 a product.
@@ -69,7 +70,7 @@ def test_a_prediction_counts_operations():
 
 def test_two_degraded_layers_take_little_more_than_one_exact_layer():
     # The published shape with many tokens: 1.12 times (I and III without recomputation), 1.41 with gate and up.
-    predicted = Costs.from_flops(PRESETS["7b"], 256, 64, ApproximationConfig(rank=64))
+    predicted = predict_costs(PRESETS["7b"], 256, 64, ApproximationConfig(rank=64))
     assert 2 * predicted.degraded_seconds / predicted.layer_seconds == pytest.approx(1.12, abs=0.02)
     assert 2 * predicted.recomputed_seconds / predicted.layer_seconds == pytest.approx(1.41, abs=0.06)
 
@@ -94,7 +95,7 @@ def _stored_bytes(block, x_BTH):
 
 def test_predicted_bytes_are_those_of_the_model():
     model = PRESETS["llama-tiny"]
-    predicted = Costs.from_flops(model, 64, 2, ApproximationConfig())
+    predicted = predict_costs(model, 64, 2, ApproximationConfig())
     block: nn.Module = build_unit(layer_unit(0), model, seed=0)
     assert predicted.layer_state_bytes == _state_bytes(block)
     assert predicted.embedding_state_bytes == _state_bytes(build_unit(EMBEDDING, model, seed=0))
@@ -106,7 +107,7 @@ def test_predicted_bytes_are_those_of_the_model():
 
 @given(st.sampled_from(sorted(PRESETS)), st.integers(1, 8), st.integers(1, 1024))
 def test_predictions_are_in_order(name, microbatch_size, rank):
-    predicted = Costs.from_flops(PRESETS[name], 128, microbatch_size, ApproximationConfig(rank=rank))
+    predicted = predict_costs(PRESETS[name], 128, microbatch_size, ApproximationConfig(rank=rank))
     assert predicted.degraded_seconds < predicted.recomputed_seconds
     assert (
         predicted.recomputed_activation_bytes < predicted.degraded_activation_bytes < predicted.layer_activation_bytes

@@ -21,9 +21,13 @@ pytestmark = pytest.mark.unit
 # Exact, degraded and recomputed layers take 3, 2 and 2.5 seconds and keep 10, 6 and 1 bytes.
 COSTS = replace(
     PLAIN,
-    embedding_seconds=0.25,
-    head_seconds=4.0,
+    embedding_forward_seconds=0.5 * 0.25,
+    embedding_backward_seconds=0.5 * 0.25,
+    head_forward_seconds=0.5 * 4.0,
+    head_backward_seconds=0.5 * 4.0,
     layer_update_seconds=0.5,
+    layer_checksum_seconds=1e-6,
+    refresh_seconds=1e-6,
     layer_state_bytes=100,
     embedding_state_bytes=50,
     head_state_bytes=60,

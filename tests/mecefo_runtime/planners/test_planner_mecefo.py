@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, configured_layout, plan_transfers
+from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.job.step_time import (
     degraded_share_ratio,
     most_memory_bytes,
@@ -84,9 +85,13 @@ def test_freedom_for_updates_does_not_degrade_who_must_not():
         degraded_forward_seconds=1 / 3,
         degraded_backward_seconds=2 / 3,
         recomputed_backward_seconds=nextafter(2 / 3, inf),
-        embedding_seconds=1.0,
-        head_seconds=1.0,
+        embedding_forward_seconds=0.5 * 1.0,
+        embedding_backward_seconds=0.5 * 1.0,
+        head_forward_seconds=0.5 * 1.0,
+        head_backward_seconds=0.5 * 1.0,
         layer_update_seconds=1e-6,
+        layer_checksum_seconds=1e-6,
+        refresh_seconds=1e-6,
         layer_state_bytes=1,
         embedding_state_bytes=1,
         head_state_bytes=3,
@@ -193,8 +198,10 @@ AT_THE_BUDGET = replace(
     degraded_forward_seconds=1 / 3,
     degraded_backward_seconds=2 / 3,
     recomputed_backward_seconds=0.6666666666666667,
-    embedding_seconds=1.8232037615332333,
-    head_seconds=0.269169355548039,
+    embedding_forward_seconds=0.5 * 1.8232037615332333,
+    embedding_backward_seconds=0.5 * 1.8232037615332333,
+    head_forward_seconds=0.5 * 0.269169355548039,
+    head_backward_seconds=0.5 * 0.269169355548039,
 )
 """Four exact layers take a last place more than the budget, or not, as they are added up."""
 
@@ -301,7 +308,7 @@ def test_a_lost_node_hits_many_replicas_and_they_do_not_all_degrade_the_same_lay
 
 def test_a_heavy_head_leaves_the_other_stages_time_that_survivors_use():
     cluster = Cluster(2, 4, data_parallel=2, pipeline=4, num_layers=8, num_microbatches=2 * 32)
-    heavy = replace(PLAIN, head_seconds=6.0)
+    heavy = replace(PLAIN, head_forward_seconds=3.0, head_backward_seconds=3.0)
     layout = plan(Situation(cluster, frozenset(range(8)) - {cluster.rank_at(0, 1)}, heavy))
     # The last stage sets the pace with 12 seconds; three survivors have 36 for 8 layers and the head, which take 30.
     assert layout.num_degraded_layers == 0
@@ -439,7 +446,7 @@ def test_microbatches_go_where_they_are_done_soonest():
 
 def test_a_thousand_ranks():
     model = replace(PRESETS["7b"], num_layers=96)
-    predicted = Costs.from_flops(model, 2048, 1, ApproximationConfig(rank=64), flops_per_second=1e14)
+    predicted = predict_costs(model, 2048, 1, ApproximationConfig(rank=64), flops_per_second=1e14)
     cluster = Cluster(128, 8, data_parallel=32, pipeline=32, num_layers=96, num_microbatches=32 * 32)
     alive = frozenset(rank for rank in range(1024) if rank % 9)
     layout = plan(Situation(cluster, alive, predicted))

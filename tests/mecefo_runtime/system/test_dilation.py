@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from mecefo_runtime.system.dilation import Pacer, automatic_ratio
+from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS, Pacer, automatic_ratio
 from mecefo_runtime.system.process import ask_for_short_slices
 
 pytestmark = pytest.mark.unit
@@ -43,6 +43,53 @@ def test_a_slower_device_takes_so_many_times_more_and_says_nothing_of_it():
     assert elapsed_seconds >= 6.0 * pacer.compute_seconds >= 0.06
     # What the slowness added is no contention of the machine.
     assert pacer.wall_seconds <= elapsed_seconds - 4.0 * pacer.compute_seconds
+
+
+def test_a_rated_segment_takes_its_rated_time_however_much_it_computed():
+    pacer = Pacer(8.0)
+    began = time.monotonic()
+    for seconds in (0.001, 0.004, 0.0):
+        with pacer.segment(0.05):
+            compute(seconds)
+    assert time.monotonic() - began >= 3 * 0.05
+    assert pacer.slot_seconds == pytest.approx(3 * 0.05)
+    assert (pacer.num_segments, pacer.compute_seconds < 0.02) == (3, True)
+
+
+def test_a_segment_that_takes_longer_than_rated_is_an_overrun():
+    pacer = Pacer(8.0)
+    for rated_seconds in (0.01, 0.2):
+        with pacer.segment(rated_seconds):
+            compute(0.03)
+    assert (pacer.num_segments, pacer.num_overruns) == (2, 1)
+    assert pacer.worst_overrun_seconds == pacer.overrun_seconds >= 0.02
+
+
+def test_of_what_is_late_little_is_made_up_for():
+    pacer = Pacer(8.0)
+    with pacer.segment(0.01):
+        threading.Event().wait(0.1)
+    began = time.monotonic()
+    with pacer.segment(0.05):
+        compute(0.001)
+    # What a fault takes is to show.
+    assert time.monotonic() - began >= 0.05 - MAX_CARRIED_SECONDS
+
+
+def test_the_next_segment_is_measured_again_unless_it_is_rated_too():
+    pacer = Pacer(2.0)
+    with pacer.segment(0.05):
+        compute(0.0)
+    with pacer.segment(None):
+        compute(0.01)
+    assert pacer.slot_seconds == pytest.approx(0.05 + 2 * 0.01, abs=0.01)
+
+
+def test_without_dilation_a_rating_counts_for_nothing():
+    pacer = Pacer(1.0)
+    with pacer.segment(5.0):
+        compute(0.001)
+    assert pacer.wall_seconds < 5.0
 
 
 def test_what_is_waited_for_is_not_computed():

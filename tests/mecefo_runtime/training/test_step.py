@@ -24,6 +24,7 @@ from mecefo_runtime.training import step as step_module
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.pipeline import Pipeline
+from mecefo_runtime.training.ratings import Ratings
 from mecefo_runtime.training.step import Epoch, Outcome, Stepper
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
@@ -59,9 +60,10 @@ class Rank:
         groups: Any = Alone()
         state = ModelState(job, LAYOUT, 0, {}, STEP_STATS_SIZE)
         pacer = pacer_for(CPU, 1.0)
-        pipeline = Pipeline(LAYOUT, state, groups, CORPUS, pacer, job, lambda: None)
+        ratings = Ratings(None, LAYOUT, 0)
+        pipeline = Pipeline(LAYOUT, state, groups, CORPUS, pacer, ratings, job, lambda: None)
         degraded, fetching = DegradedLayers(LAYOUT, 0, state, job), Fetching(Background(), groups, state)
-        self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, degraded, fetching, pipeline)
+        self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, degraded, fetching, pipeline, ratings)
         self.stepper = Stepper(job, 0, pacer, self)
 
     def announce(self, step: int, phase: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
 from mecefo_runtime.system.events import Emitter
-from mecefo_runtime.training import trainer
+from mecefo_runtime.training import calibrate, trainer
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
 from mecefo_runtime.training.trainer import Trainer
@@ -39,7 +39,7 @@ def test_a_rank_forks_before_it_has_threads(monkeypatch, tmp_path):
         began.append(set(threading.enumerate()) - threads)
         raise Enough
 
-    monkeypatch.setattr(trainer, "run_apart", fork)
+    monkeypatch.setattr(calibrate, "run_apart", fork)
     job = JobConfig(checkpoint=CheckpointConfig(str(tmp_path), every_steps=1), device="cpu")
     with pytest.raises(Enough):
         begin(job)
@@ -59,7 +59,7 @@ def test_what_cuda_reads_from_the_environment_is_there_when_it_begins(monkeypatc
     monkeypatch.setattr(trainer, "has_driver", lambda: has_driver)
     monkeypatch.setattr(trainer.nccl, "prepare", lambda: done.append("prepared"))
     monkeypatch.setattr(trainer, "find_device", find_device)
-    monkeypatch.setattr(trainer, "run_apart", lambda compute: json.dumps(COSTS.to_dict()))
+    monkeypatch.setattr(calibrate, "run_apart", lambda compute: json.dumps(COSTS.to_dict()))
     with pytest.raises(Enough):
         begin(JobConfig(device=device))
     assert done == ["prepared"] * is_prepared + ["CUDA begins"]

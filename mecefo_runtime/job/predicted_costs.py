@@ -1,0 +1,84 @@
+"""What a layer costs, predicted from counted operations, for where nothing has been measured."""
+
+from __future__ import annotations
+
+from mecefo_runtime.job.config import ApproximationConfig, ModelConfig
+from mecefo_runtime.job.costs import Costs
+
+# Parameters, gradients and both moments of AdamW.
+_NUM_STATE_VALUES = 4
+# AdamW reads these four and writes all but the gradients.
+_NUM_UPDATE_ACCESSES = 7
+# Parameters and both moments.
+_NUM_CHECKED_VALUES = 3
+
+
+def predict_costs(
+    model: ModelConfig,
+    sequence_length: int,
+    microbatch_size: int,
+    approximation: ApproximationConfig,
+    *,
+    flops_per_second: float = 5e10,
+    accesses_bytes_per_second: float = 1e10,
+    transfer_bytes_per_second: float = 1e9,
+    bytes_per_value: int = 4,
+    memory_bytes: int | None = None,
+) -> Costs:
+    """A prediction from counted operations, for where nothing has been measured.
+
+    Counted are matrix products, at `flops_per_second`, and for embedding and optimizer, which compute next to
+    nothing, memory accesses, at `accesses_bytes_per_second`. The defaults are of the order of one CPU core. Left
+    out are launches, elementwise operations and communication: ratios of figures are better than the figures.
+
+    Causal attention is counted as half of its T x T products, twice forward and five times backward (which computes
+    the scores again). A low-rank weight gradient of an m x n weight over b tokens takes 2br(m + n) + 2rmn
+    (arXiv 2510.16415, section 4.3).
+    """
+    num_tokens = sequence_length * microbatch_size
+    hidden, intermediate = model.hidden_size, model.intermediate_size
+    key_value_size = model.num_key_value_heads * model.head_size
+    num_attention_weights = 2 * hidden * (hidden + key_value_size)
+    num_ffn_weights = 3 * hidden * intermediate
+    rank = min(approximation.rank, hidden, intermediate)
+
+    weights_flops = 2 * num_tokens * (num_attention_weights + num_ffn_weights)
+    scores_flops = num_tokens * sequence_length * hidden
+    ffn_input_flops = 2 * num_tokens * num_ffn_weights
+    low_rank_flops = 3 * 2 * num_tokens * rank * (hidden + intermediate) + 2 * rank * num_ffn_weights
+    forward_seconds = (weights_flops + 2 * scores_flops) / flops_per_second
+    degraded_backward_seconds = (ffn_input_flops + low_rank_flops) / flops_per_second
+    gate_and_up_seconds = ffn_input_flops * 2 / 3 / flops_per_second
+
+    num_layer_values = num_attention_weights + num_ffn_weights + 2 * hidden
+    num_embedding_values = model.vocab_size * hidden
+    num_head_values = num_embedding_values + hidden
+    # The gradient of an embedding is as large as the embedding: written, and added to what is there already.
+    embedding_accesses = 2 * num_tokens * hidden
+    embedding_gradient_accesses = 2 * num_tokens * hidden + 4 * num_embedding_values
+    head_forward_seconds = 2 * num_tokens * num_embedding_values / flops_per_second
+    # The inputs of both norms and what they return, q, k, v and what they give; gate, up and their two products.
+    layer_activation_values = 6 * hidden + 2 * key_value_size + 4 * intermediate
+    return Costs(
+        layer_forward_seconds=forward_seconds,
+        layer_backward_seconds=(2 * weights_flops + 5 * scores_flops) / flops_per_second,
+        degraded_forward_seconds=forward_seconds,
+        degraded_backward_seconds=degraded_backward_seconds,
+        recomputed_backward_seconds=degraded_backward_seconds + gate_and_up_seconds,
+        embedding_forward_seconds=embedding_accesses * bytes_per_value / accesses_bytes_per_second,
+        embedding_backward_seconds=embedding_gradient_accesses * bytes_per_value / accesses_bytes_per_second,
+        head_forward_seconds=head_forward_seconds,
+        head_backward_seconds=2 * head_forward_seconds,
+        layer_update_seconds=(_NUM_UPDATE_ACCESSES * num_layer_values * bytes_per_value / accesses_bytes_per_second),
+        layer_checksum_seconds=_NUM_CHECKED_VALUES * num_layer_values * bytes_per_value / accesses_bytes_per_second,
+        # One subspace iteration, of two products, for each weight of the feed-forward part.
+        refresh_seconds=2 * 2 * rank * num_ffn_weights / flops_per_second,
+        layer_state_bytes=_NUM_STATE_VALUES * num_layer_values * bytes_per_value,
+        embedding_state_bytes=_NUM_STATE_VALUES * num_embedding_values * bytes_per_value,
+        head_state_bytes=_NUM_STATE_VALUES * num_head_values * bytes_per_value,
+        layer_activation_bytes=num_tokens * layer_activation_values * bytes_per_value,
+        degraded_activation_bytes=num_tokens * (hidden + 2 * intermediate) * bytes_per_value,
+        recomputed_activation_bytes=num_tokens * hidden * bytes_per_value,
+        transfer_bytes_per_second=transfer_bytes_per_second,
+        memory_bytes=memory_bytes,
+    )

@@ -1,0 +1,54 @@
+"""How long the device takes for each compute segment of a rank in an epoch, by the costs that all ranks agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
+
+
+class Ratings:
+    """Seconds of the segments of `rank` in `layout`; None for all of them where `costs` is None."""
+
+    def __init__(self, costs: Costs | None, layout: Layout, rank: int) -> None:
+        self._costs = costs
+        self.forward_seconds: float | None = None
+        self.backward_seconds: float | None = None
+        place = layout.find(rank)
+        if costs is None or place is None:
+            return
+        span = place[0].spans[place[1]]
+        num_degraded, num_recomputed = len(span.degraded), len(span.recomputed)
+        num_exact = len(span.layers) - num_degraded
+        has_embedding, has_head = span.first == 0, span.end == layout.num_layers
+        self.forward_seconds = (
+            num_exact * costs.layer_forward_seconds
+            + num_degraded * costs.degraded_forward_seconds
+            + has_embedding * costs.embedding_forward_seconds
+            + has_head * costs.head_forward_seconds
+        )
+        self.backward_seconds = (
+            num_exact * costs.layer_backward_seconds
+            + (num_degraded - num_recomputed) * costs.degraded_backward_seconds
+            + num_recomputed * costs.recomputed_backward_seconds
+            + has_embedding * costs.embedding_backward_seconds
+            + has_head * costs.head_backward_seconds
+        )
+
+    def update_seconds(self, units: Iterable[str]) -> float | None:
+        """The optimizer's step on `units`; of embedding and head as of a layer, by their bytes."""
+        return None if self._costs is None else self._costs.layer_update_seconds * self._in_layers(units, self._costs)
+
+    def checksum_seconds(self, units: Iterable[str]) -> float | None:
+        """A checksum over each of `units`."""
+        return None if self._costs is None else self._costs.layer_checksum_seconds * self._in_layers(units, self._costs)
+
+    def refresh_seconds(self, num_layers: int) -> float | None:
+        """New bases for so many degraded layers."""
+        return None if self._costs is None else self._costs.refresh_seconds * num_layers
+
+    @staticmethod
+    def _in_layers(units: Iterable[str], costs: Costs) -> float:
+        ends = {EMBEDDING: costs.embedding_state_bytes, HEAD: costs.head_state_bytes}
+        return sum(ends[unit] / costs.layer_state_bytes if unit in ends else 1.0 for unit in units)
