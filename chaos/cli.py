@@ -129,7 +129,9 @@ def run(
 
     with exporting(metrics) as exporter:
         with source.locating():
-            summary, folder = execute(experiment, out, sys.stderr, exporter)
+            summary, folder = execute(
+                experiment, out, sys.stderr, exporter, ratings=None if against is None else against.ratings
+            )
         print_report(summary, folder, as_json)
         if junit is not None:
             write_whole(junit, (folder / JUNIT_FILE).read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment
     from harness.comparison.sample import RunSet, Sample
     from harness.comparison.verdicts import Against, SetVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What runs are compared with: `judge` compares samples with it, `ratings` are by what its compute was padded."""
+
+    judge: Callable[[Sequence[Sample]], Against]
+    ratings: Mapping[str, Any] | None
 
 
 def compare_strategies(
@@ -43,7 +52,7 @@ def repeat(
     num_rounds: int,
     out: Path,
     as_json: bool,
-    baseline: Callable[[Sequence[Sample]], Against] | None,
+    baseline: Baseline | None,
     junit: Path | None = None,
     github: bool | None = None,
 ) -> int:
@@ -58,9 +67,11 @@ def repeat(
 
     check_repeatable(experiment)
     label = getattr(experiment.job, "strategy", experiment.job.runtime)
-    rounds = Rounds("repetition", [Contender(label, experiment)], num_rounds, out)
+    rounds = Rounds(
+        "repetition", [Contender(label, experiment)], num_rounds, out, None if baseline is None else baseline.ratings
+    )
     found = rounds.run(sys.stderr)
-    against = None if baseline is None else baseline(found.samples)
+    against = None if baseline is None else baseline.judge(found.samples)
     verdict = judge_repetition(found)
     exit_code = _report(found, verdict, rounds.folder, as_json, against)
     if junit is not None:
@@ -84,7 +95,7 @@ def compare_with_baseline(
     """The figures of two stored runs, or sets of them, side by side; returns the exit code."""
     from harness.comparison.stored import find_samples
 
-    against = prepare_baseline(baseline, out, figures, tolerance, anyway)(find_samples(out, reference))
+    against = prepare_baseline(baseline, out, figures, tolerance, anyway).judge(find_samples(out, reference))
     if as_json:
         print_json({"run": reference, "baseline": baseline, **against.to_dict()})
     else:
@@ -96,8 +107,8 @@ def compare_with_baseline(
 
 def prepare_baseline(
     reference: str, out: Path, figures: Sequence[str] = (), tolerance: str | None = None, anyway: bool = False
-) -> Callable[[Sequence[Sample]], Against]:
-    """What compares samples with the baseline `reference`, which is read now: a mistake shows before anything runs.
+) -> Baseline:
+    """The baseline `reference`, which is read now: a mistake shows before anything runs.
 
     Raises:
         UsageError: there is no such baseline, figure or tolerance.
@@ -110,18 +121,19 @@ def prepare_baseline(
     samples = find_samples(out, reference)
     deciding = [_figure(name) for name in figures] or DECIDING
     ratio = DEFAULT_TOLERANCE_RATIO if tolerance is None else _tolerance(tolerance)
-    return lambda now: judge_against(now, samples, deciding, ratio, anyway=anyway)
+    return Baseline(
+        judge=lambda now: judge_against(now, samples, deciding, ratio, anyway=anyway),
+        ratings=next((sample.ratings for sample in samples if sample.ratings is not None), None),
+    )
 
 
-def single_run_against(
-    folder: Path, exit_code: int, out: Path, as_json: bool, baseline: Callable[[Sequence[Sample]], Against]
-) -> int:
+def single_run_against(folder: Path, exit_code: int, out: Path, as_json: bool, baseline: Baseline) -> int:
     """A run that has just ended beside its baseline, told after its report; returns the worse of both exit codes."""
     from harness.comparison.stored import find_samples
     from harness.comparison.text import against_lines
     from harness.comparison.verdicts import worst
 
-    against = baseline(find_samples(out, str(folder)))
+    against = baseline.judge(find_samples(out, str(folder)))
     # Standard output has the summary of the run, and nothing else.
     click.echo("\n" + "\n".join(against_lines(against, "this run", "the baseline")), err=as_json)
     return worst([exit_code, against.verdict.exit_code])

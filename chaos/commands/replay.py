@@ -37,6 +37,6 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
     if dry_run:
         print_plan(experiment, as_json)
         return 0
-    again, new_folder = execute(experiment, out, sys.stderr)
+    again, new_folder = execute(experiment, out, sys.stderr, ratings=summary.ratings)
     print_report(again, new_folder, as_json)
     return again.exit_code

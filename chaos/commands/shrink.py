@@ -55,7 +55,7 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     click.echo(f"to be kept: {wanted}", err=True)
 
     def fails(values: Mapping[str, Any]) -> bool:
-        again, _ = execute(from_mapping(values), out, io.StringIO())
+        again, _ = execute(from_mapping(values), out, io.StringIO(), ratings=summary.ratings)
         if again.verdict == "halted" and wanted.verdict != "halted":
             raise KeyboardInterrupt
         is_same = wanted.is_like(failure_of(again))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -62,8 +62,15 @@ class Rounds:
     `summaries` are those of the runs that there are, in the order in which they were made.
     """
 
-    def __init__(self, kind: Kind, contenders: Sequence[Contender], num_rounds: int, out: Path) -> None:
-        """Make the set's folder.
+    def __init__(
+        self,
+        kind: Kind,
+        contenders: Sequence[Contender],
+        num_rounds: int,
+        out: Path,
+        ratings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the set's folder. Without `ratings` (a baseline's), the first run's are those of all.
 
         Raises:
             EnvironmentFailure: it cannot be made.
@@ -75,6 +82,7 @@ class Rounds:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._runs: dict[str, list[Run]] = {one.label: [] for one in contenders}
         self._machine: dict[str, Any] = {}
+        self._ratings = ratings
         self.summaries: list[Summary] = []
         self.folder = new_set_folder(out, FOLDER_OF[kind])
 
@@ -106,13 +114,14 @@ class Rounds:
             runs.append(Run(REFUSED, round=number, error=one.refusal))
             return True
         try:
-            summary, folder = execute(one.experiment, self._out, stream)
+            summary, folder = execute(one.experiment, self._out, stream, ratings=self._ratings)
         except ChaosError as error:
             verdict = "dirty" if isinstance(error, HealError) else "error"
             runs.append(Run(verdict, round=number, error=str(error)))
             # What one run left behind stops the next as well.
             return not isinstance(error, HealError | EnvironmentFailure)
         self.summaries.append(summary)
+        self._ratings = self._ratings or summary.ratings
         _, events = judge(folder)
         place = str(Path("..") / ".." / folder.relative_to(self._out))
         runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(events)))

@@ -32,6 +32,7 @@ class Run:
 
     `error` says why there is no run. `verdict_but_gates` is what its verdict would be without the gates asked for
     (None: not known), `gates` are their answers. `dilation_overrun_ratio`: how much too busy the machine was for it.
+    `ratings`: by what its compute was padded, which other runs can use too.
     """
 
     verdict: str
@@ -43,6 +44,7 @@ class Run:
     error: str | None = None
     verdict_but_gates: str | None = None
     dilation_overrun_ratio: float | None = None
+    ratings: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, summary: Summary, folder: str | None = None, round: int = 1) -> Run:
@@ -55,6 +57,7 @@ class Run:
             reasons=summary.reasons,
             gates=tuple(gate for gate in summary.gates if not gate.builtin),
             dilation_overrun_ratio=summary.dilation_overrun_ratio,
+            ratings=summary.ratings,
         )
 
     @property
@@ -79,6 +82,7 @@ class Run:
             "gates": [gate.to_json() for gate in self.gates],
             "figures": dict(self.figures),
             "dilation_overrun_ratio": self.dilation_overrun_ratio,
+            "ratings": None if self.ratings is None else dict(self.ratings),
         }
 
 
@@ -100,6 +104,11 @@ class Sample:
     def values(self, name: str) -> list[float]:
         """The figure `name` of every run that counts and has one."""
         return [value for run in self.usable if (value := run.figures.get(name)) is not None]
+
+    @property
+    def ratings(self) -> Mapping[str, Any] | None:
+        """Those of the first run that has some."""
+        return next((run.ratings for run in self.runs if run.ratings is not None), None)
 
     def num_missing(self, name: str) -> int:
         """How many runs, of all, have no value of it."""
@@ -192,6 +201,7 @@ def _run_from(raw: Mapping[str, Any]) -> Run:
         error=raw["error"],
         verdict_but_gates=raw.get("verdict_but_gates"),
         dilation_overrun_ratio=raw.get("dilation_overrun_ratio"),
+        ratings=raw.get("ratings"),
     )
 
 

@@ -119,7 +119,10 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
         "dilation", lambda: integrity.dilation_overrun_ratio(finished, known["dilation_ratio"]), problems
     )
     if (known["dilation_ratio"] or 1) > 1:
-        known["pacing"] = "measured" if state.first_of(RatingsAgreed) is None else "rated"
+        ratings = state.first_of(RatingsAgreed)
+        known["pacing"] = "measured" if ratings is None else "rated"
+        if ratings is not None:
+            known["ratings"] = {"costs": ratings.costs, "rated_as": ratings.rated_as, "were_given": ratings.were_given}
         overrun = _attempt("overruns", lambda: integrity.overruns(finished), problems)
         known["overrun_segments_ratio"], known["worst_overrun_seconds"] = overrun or (None, None)
     return Summary(**known)

@@ -144,6 +144,7 @@ class Summary:
     strategy: str | None = None
     dilation_ratio: float | None = None
     pacing: str | None = None
+    ratings: Mapping[str, Any] | None = None
     twin_planned: bool = False
     data_parallel: int | None = None
     pipeline_bubble_ratio: float | None = None

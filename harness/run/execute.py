@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.experiment import Experiment, to_yaml
@@ -25,6 +25,7 @@ from harness.live.live import open_view
 from harness.report import html, junit
 from harness.run.conductor import Conductor
 from harness.run.preparation import prepare
+from harness.run.ratings import with_ratings
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError, require_device
@@ -36,9 +37,15 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 
 def execute(
-    experiment: Experiment, out: Path, stream: TextIO, exporter: JobExporter | None = None
+    experiment: Experiment,
+    out: Path,
+    stream: TextIO,
+    exporter: JobExporter | None = None,
+    ratings: Mapping[str, Any] | None = None,
 ) -> tuple[Summary, Path]:
     """Run `experiment`, shown on `stream` and exported by `exporter`; returns (summary, run folder).
+
+    `ratings` are those of the summary of a run that this one is to be compared with.
 
     Raises:
         UsageError: the experiment cannot be run.
@@ -46,7 +53,7 @@ def execute(
         HealError: an earlier run left something behind.
     """
     prepared = prepare(experiment)
-    job, incidents = prepared.job, prepared.plan.incidents
+    job, incidents = with_ratings(prepared.job, ratings), prepared.plan.incidents
     refuse_if_unclean()
     writable_folder()
     try:

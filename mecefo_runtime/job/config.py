@@ -231,6 +231,18 @@ class JobConfig:
         return self.pacing == "rated" and self.dilation_ratio > 1
 
     @property
+    def rated_as(self) -> dict[str, Any]:
+        """What ratings depend on, beside the machine: those of another job fit this one if it is the same."""
+        names = ("sequence_length", "microbatch_size", "precision", "dilation_ratio")
+        shapes = {"model": dataclasses.asdict(self.model), "approximation": dataclasses.asdict(self.approximation)}
+        return {name: getattr(self, name) for name in names} | shapes
+
+    @property
+    def rating_origin(self) -> dict[str, Any] | None:
+        """Where the ratings of this job are from, for its log; None: it has none."""
+        return {"rated_as": self.rated_as, "were_given": self.ratings is not None} if self.is_rated else None
+
+    @property
     def samples_per_step(self) -> int:
         """Sequences that one step consumes over all replicas."""
         return self.data_parallel * self.microbatches_per_replica * self.microbatch_size

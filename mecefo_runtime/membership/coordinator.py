@@ -100,7 +100,7 @@ class Coordinator:
                 stops_on_loss=stops_on_loss(job.strategy),
                 max_fruitless_restarts=job.max_fruitless_restarts,
                 evicts_corrupt=job.health.nonfinite == "evict",
-                is_rated=job.is_rated,
+                rating_origin=job.rating_origin,
             ),
             job.steps,
             self,

@@ -204,12 +204,12 @@ class Epochs:
             lineage=self._lineage,
             # Where all ranks end after a loss, nobody is left then to say how far the job had come.
             tells_commits=self._rules.stops_on_loss,
-            ratings=costs if self._rules.is_rated else None,
+            ratings=None if self._rules.rating_origin is None else costs,
         )
         self._known_costs = costs
         self._connected.agree_on(costs)
-        if not self.number and self._rules.is_rated:
-            self._effects.emit("ratings", costs=costs.to_dict())
+        if not self.number and self._rules.rating_origin is not None:
+            self._effects.emit("ratings", costs=costs.to_dict(), **self._rules.rating_origin)
         for rank, member in members.items():
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, message)

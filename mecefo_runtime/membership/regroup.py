@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import RankReport
@@ -41,8 +41,8 @@ class Rules:
     what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
     loss nobody goes on; all ranks end and are started again, from the newest checkpoint or, without one, from the first
     step; when `max_fruitless_restarts` of them in a row have come to no step that had not been committed before, the
-    job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go. `is_rated`: ranks pad their
-    compute by the costs that they agreed on at the start.
+    job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go. `rating_origin`: ranks pad their
+    compute by the costs that they agreed on at the start, and this is what the log says of these; None: they do not.
     """
 
     cluster: Cluster
@@ -55,7 +55,7 @@ class Rules:
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
     evicts_corrupt: bool = False
-    is_rated: bool = False
+    rating_origin: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

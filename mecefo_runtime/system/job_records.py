@@ -68,11 +68,16 @@ class RankFinished(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatingsAgreed(Record):
-    """By what all ranks pad their compute from the start to the end: `Costs`, with the dilation in them."""
+    """By what all ranks pad their compute from the start to the end: `Costs`, with the dilation in them.
+
+    Other jobs whose `rated_as` is the same can take them over; `were_given` to this job in the same way.
+    """
 
     KIND: ClassVar[str] = "ratings"
 
     costs: Mapping[str, Any] = field(default_factory=dict)
+    rated_as: Mapping[str, Any] = field(default_factory=dict)
+    were_given: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
