@@ -23,13 +23,15 @@ def predict_costs(
     accesses_bytes_per_second: float = 1e10,
     transfer_bytes_per_second: float = 1e9,
     bytes_per_value: int = 4,
+    activation_value_bytes: int | None = None,
     memory_bytes: int | None = None,
 ) -> Costs:
     """A prediction from counted operations, for where nothing has been measured.
 
     Counted are matrix products, at `flops_per_second`, and for embedding and optimizer, which compute next to
-    nothing, memory accesses, at `accesses_bytes_per_second`. The defaults are of the order of one CPU core. Left
-    out are launches, elementwise operations and communication: ratios of figures are better than the figures.
+    nothing, memory accesses, at `accesses_bytes_per_second`. The defaults are of the order of one CPU core. Numbers of
+    activations have `activation_value_bytes`, where they differ from the `bytes_per_value` of all others. Left out are
+    launches, elementwise operations and communication: ratios of figures are better than the figures.
 
     Causal attention is counted as half of its T x T products, twice forward and five times backward (which computes
     the scores again). A low-rank weight gradient of an m x n weight over b tokens takes 2br(m + n) + 2rmn
@@ -59,6 +61,7 @@ def predict_costs(
     head_forward_seconds = 2 * num_tokens * num_embedding_values / flops_per_second
     # The inputs of both norms and what they return, q, k, v and what they give; gate, up and their two products.
     layer_activation_values = 6 * hidden + 2 * key_value_size + 4 * intermediate
+    token_bytes = num_tokens * (activation_value_bytes or bytes_per_value)
     return Costs(
         layer_forward_seconds=forward_seconds,
         layer_backward_seconds=(2 * weights_flops + 5 * scores_flops) / flops_per_second,
@@ -76,9 +79,9 @@ def predict_costs(
         layer_state_bytes=_NUM_STATE_VALUES * num_layer_values * bytes_per_value,
         embedding_state_bytes=_NUM_STATE_VALUES * num_embedding_values * bytes_per_value,
         head_state_bytes=_NUM_STATE_VALUES * num_head_values * bytes_per_value,
-        layer_activation_bytes=num_tokens * layer_activation_values * bytes_per_value,
-        degraded_activation_bytes=num_tokens * (hidden + 2 * intermediate) * bytes_per_value,
-        recomputed_activation_bytes=num_tokens * hidden * bytes_per_value,
+        layer_activation_bytes=token_bytes * layer_activation_values,
+        degraded_activation_bytes=token_bytes * (hidden + 2 * intermediate),
+        recomputed_activation_bytes=token_bytes * hidden,
         transfer_bytes_per_second=transfer_bytes_per_second,
         memory_bytes=memory_bytes,
     )

@@ -1,0 +1,105 @@
+"""A device as a table: what a model's layers cost on it, and what its links carry. As JSON, a file of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from mecefo_runtime.job.config import PRESETS, ModelConfig
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.link import Links
+from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+
+FORMAT = "chaos device model 1"
+
+
+class DeviceModelError(ValueError):
+    """What was given is no device model; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """When and with what a table was measured."""
+
+    date: str
+    torch: str
+    num_ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What one device takes for the layers of the preset `model`, in undilated seconds.
+
+    `predicted` is computed from counted operations and published figures, `basis` says which; `measured` was timed on
+    the `device`, and `measurement` says when. Costs are for one microbatch of `microbatch_size` sequences of
+    `sequence_length` tokens; degraded layers have low-rank gradients of rank `approximation_rank`.
+    `activation_value_bytes` are those of one number of an activation that moves between stages.
+
+    Raises:
+        DeviceModelError: there is no such preset, or a figure is impossible.
+    """
+
+    name: str
+    provenance: Literal["measured", "predicted"]
+    device: str
+    model: str
+    sequence_length: int
+    microbatch_size: int
+    approximation_rank: int
+    costs: Costs
+    links: Links
+    activation_value_bytes: int = 4
+    basis: str = ""
+    measurement: Measurement | None = None
+
+    def __post_init__(self) -> None:
+        if self.model not in PRESETS:
+            raise DeviceModelError(f"there is no model {self.model[:40]!r}: there are {', '.join(PRESETS)}")
+        for name in ("sequence_length", "microbatch_size", "approximation_rank", "activation_value_bytes"):
+            if getattr(self, name) < 1:
+                raise DeviceModelError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not (self.name.strip() and self.name.isprintable() and self.device.isprintable()):
+            raise DeviceModelError("name and device must be words on one line")
+
+    @property
+    def config(self) -> ModelConfig:
+        """The shape of the model that the table is for."""
+        return PRESETS[self.model]
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        """Tokens of one microbatch."""
+        return self.sequence_length * self.microbatch_size
+
+    @property
+    def message_bytes(self) -> int:
+        """What moves from stage to stage for one microbatch: its activations, or their gradients."""
+        return self.tokens_per_microbatch * self.config.hidden_size * self.activation_value_bytes
+
+    def to_text(self) -> str:
+        """As it is kept in a file."""
+        return json.dumps({"format": FORMAT, **to_json(self)}, indent=2) + "\n"
+
+
+def parse_device_model(text: str) -> DeviceModel:
+    """Read what `DeviceModel.to_text` wrote.
+
+    Raises:
+        DeviceModelError: it is something else.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # Of the decoder's own kind, with line and column; or the text nests too deep.
+        place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
+        raise DeviceModelError(f"it is no JSON ({place})") from None
+    if not isinstance(raw, dict):
+        raise DeviceModelError("a device model is a JSON object")
+    said = raw.pop("format", None)
+    if said != FORMAT:
+        raise DeviceModelError(f'its format is {str(said)[:40]!r}, not "{FORMAT}": `chaos calibrate` writes one')
+    try:
+        return from_json(DeviceModel, raw)
+    except JsonTypeError as error:
+        raise DeviceModelError(str(error)) from None
