@@ -162,7 +162,9 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 @OUT_OPTION
 @JSON_OPTION
 @click.option(
-    "--strategies", metavar="NAME,NAME...", help="Run the experiment under each: mecefo,ndb,exact,checkpoint."
+    "--strategies",
+    metavar="NAME,NAME...",
+    help="Run the experiment under each: mecefo,mecefo-paper,ndb,exact,checkpoint.",
 )
 @click.option(
     "-K", "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="K", help="Runs of each."

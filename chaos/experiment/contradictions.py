@@ -48,6 +48,8 @@ def contradictions(
     job = experiment.job
     _about_backend(experiment, problems)
     if isinstance(job, Job):
+        for key, message in job.contradictions_of_strategy().items():
+            problems.add(("job", *key), message, rests_on=[_STRATEGY])
         hidden_size = PRESETS[job.model].hidden_size
         if job.approximation.rank > hidden_size:
             message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
-from chaos.errors import UsageError, setting
+from chaos.errors import UsageError, setting, shown
 from chaos.experiment.fields import MAX_RANKS, DilationText, HeartbeatText, ModelName, Said, Text, require_few_ranks
 from chaos.spec.quantities import BytesText
 from chaos.spec.trigger import Duration
@@ -20,7 +21,7 @@ from mecefo_runtime.job.config import (
     Pacing,
     RejectedStepPolicy,
 )
-from mecefo_runtime.planners import stops_on_loss
+from mecefo_runtime.planners import fixed_settings, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice
 
 # The recipe's defaults are the runtime's.
@@ -138,13 +139,15 @@ class Job(Said):
         return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
 
     def to_config(self, seed: int, dilation_ratio: float) -> JobConfig:
-        """The job as the runtime takes it; checkpoints that are to go to the run's folder have the folder "".
+        """The job as the runtime takes it, with what its strategy fixes.
+
+        Checkpoints that are to go to the run's folder have the folder "".
 
         Raises:
             UsageError: the shape does not fit.
         """
         data_parallel, pipeline = self.shape()
-        return JobConfig(
+        job = JobConfig(
             model=PRESETS[self.model],
             nodes=self.nodes,
             gpus_per_node=self.gpus_per_node,
@@ -171,6 +174,7 @@ class Job(Said):
             dilation_ratio=dilation_ratio,
             pacing=self.pacing,
         )
+        return with_fixed_settings(job)
 
     def _checkpoint_config(self) -> CheckpointConfig | None:
         said = self.checkpoint
@@ -179,6 +183,13 @@ class Job(Said):
         return CheckpointConfig(
             said.folder or "", said.every_steps, said.keep, said.resume, said.max_fruitless_restarts
         )
+
+    def contradictions_of_strategy(self) -> Mapping[tuple[str, ...], str]:
+        """By key, why what is said of the job cannot be with its strategy, which fixes it otherwise."""
+        return {
+            key: f"must be {shown(fixed)} with the strategy {self.strategy}, or left out, not {shown(own)}"
+            for key, own, fixed in _said_otherwise(self, fixed_settings(self.strategy))
+        }
 
     def violation_about_checkpoint_before(self, step: int | None) -> str | None:
         """Why there cannot be a checkpoint yet when `step` comes; None if there may be one."""
@@ -200,8 +211,24 @@ class Job(Said):
         return None
 
 
-def with_checkpoints(job: Job) -> Job:
-    """`job`, with checkpoints if its strategy lives by them and nothing is said of any."""
-    if job.checkpoint is not None or not stops_on_loss(job.strategy):
-        return job
-    return job.model_copy(update={"checkpoint": Checkpoint(every_steps=DEFAULT_CHECKPOINT_STEPS)})
+def with_strategy(job: Job) -> Job:
+    """`job` with what its strategy fixes, and with checkpoints if it lives by them and nothing is said of any."""
+    update = {
+        key: getattr(job, key).model_copy(update=fixed) if isinstance(fixed, Mapping) else fixed
+        for key, fixed in fixed_settings(job.strategy).items()
+    }
+    if job.checkpoint is None and stops_on_loss(job.strategy):
+        update["checkpoint"] = Checkpoint(every_steps=DEFAULT_CHECKPOINT_STEPS)
+    return job.model_copy(update=update)
+
+
+def _said_otherwise(said: Said, settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """(key, what is said, what it has to be) of everything in `said` that differs from `settings`."""
+    for key, fixed in settings.items():
+        own = getattr(said, key)
+        if key not in said.model_fields_set or own == fixed:
+            continue
+        if isinstance(fixed, Mapping):
+            yield from (((key, *inner), *values) for inner, *values in _said_otherwise(own, fixed))
+        else:
+            yield (key,), own, fixed

@@ -35,7 +35,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "data_parallel": "replicas of the model; derived from the ranks where it is left out",
         "pipeline": "stages of a replica; derived from the ranks where it is left out",
         "steps": "optimizer steps to train",
-        "strategy": "who takes over the layers of a lost rank, and how",
+        "strategy": "who takes over the layers of a lost rank, and how; some fix other settings",
         "data": "UTF-8 text to train on, a file or a folder; the sources of Python's standard library where left out",
         "dilation": "each rank computes so many times slower than this CPU, and behaves like a device of its own",
         "pacing": "what dilated compute lasts: its rated time, measured at the start, or a multiple of its own",

@@ -62,7 +62,7 @@ PRESETS: Mapping[str, ModelConfig] = {
 
 @dataclass(frozen=True, slots=True)
 class ApproximationConfig:
-    """The MeCeFO techniques for degraded layers (arXiv 2510.16415, section 4).
+    """The MeCeFO techniques for degraded layers (arXiv 2510.16415, section 3).
 
     `rank` is r of the low-rank weight gradient, `refresh_steps` is tau. `down_projection` says which singular vectors
     the down projection's gradient is projected on: "left" is nearer to the exact gradient, "right" is the paper's.

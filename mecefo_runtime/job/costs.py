@@ -14,10 +14,11 @@ class Costs:
     """One rank's device. Seconds and activation bytes are for one microbatch; all layers of a model are alike.
 
     A `degraded` layer runs approximated; a `recomputed` one is degraded and computes gate and up again in the backward
-    pass (its forward pass is the degraded one). `layer_update_seconds` is the optimizer's part of a step for one layer,
-    `layer_checksum_seconds` a checksum of its state, `refresh_seconds` new bases for a degraded one. State is
+    pass, a `fully_recomputed` one the down projection, too (their forward pass is the degraded one). State is
     parameters, gradients and optimizer state; activations are what is stored between the forward and the backward pass
-    of one microbatch. `memory_bytes` is what a rank has for state and activations, None where there is no limit.
+    of one microbatch. `layer_update_seconds` is the optimizer's part of a step for one layer, `layer_checksum_seconds`
+    a checksum of its state, `refresh_seconds` new bases for a degraded one. `memory_bytes` is what a rank has for state
+    and activations, None where there is no limit.
 
     Raises:
         ValueError: a figure is not positive or not finite.
@@ -28,6 +29,7 @@ class Costs:
     degraded_forward_seconds: float
     degraded_backward_seconds: float
     recomputed_backward_seconds: float
+    fully_recomputed_backward_seconds: float
     embedding_forward_seconds: float
     embedding_backward_seconds: float
     head_forward_seconds: float
@@ -76,6 +78,11 @@ class Costs:
         """Forward and backward pass of a degraded layer that recomputes gate and up."""
         return self.degraded_forward_seconds + self.recomputed_backward_seconds
 
+    @property
+    def fully_recomputed_seconds(self) -> float:
+        """Forward and backward pass of a degraded layer that recomputes its whole feed-forward part."""
+        return self.degraded_forward_seconds + self.fully_recomputed_backward_seconds
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return asdict(self)
@@ -87,8 +94,15 @@ class Costs:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
-        """Read what `to_dict` wrote."""
-        return cls(**raw)
+        """Read what `to_dict` wrote, also before there was full recomputation.
+
+        Then the down projection is taken to cost half of what gate and up do together, which are as large each.
+        """
+        values = dict(raw)
+        if "fully_recomputed_backward_seconds" not in values:
+            recomputed, degraded = values["recomputed_backward_seconds"], values["degraded_backward_seconds"]
+            values["fully_recomputed_backward_seconds"] = recomputed + max(0.0, recomputed - degraded) / 2
+        return cls(**values)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs:

@@ -91,7 +91,8 @@ def _ranks_by_cell(cluster: Cluster) -> dict[tuple[int, int], int]:
 class Span:
     """Layers `first` up to but without `end`, held by `rank` in one replica; those in `degraded` run approximated.
 
-    Those of them that are in `recomputed` too compute gate and up again in the backward pass instead of storing them.
+    Those of them that are in `recomputed` too compute gate and up again in the backward pass instead of storing them;
+    with `recomputes_fully` the whole of their feed-forward part, down projection included.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class Span:
     end: int
     degraded: frozenset[int] = frozenset()
     recomputed: frozenset[int] = frozenset()
+    recomputes_fully: bool = False
 
     @property
     def layers(self) -> range:
@@ -217,6 +219,7 @@ class Layout:
                             "end": s.end,
                             "degraded": sorted(s.degraded),
                             "recomputed": sorted(s.recomputed),
+                            "recomputes_fully": s.recomputes_fully,
                         }
                         for s in replica.spans
                     ],
@@ -227,7 +230,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
-        """Read what `to_dict` wrote."""
+        """Read what `to_dict` wrote, also before there was full recomputation."""
         return cls(
             num_layers=raw["num_layers"],
             replicas=tuple(
@@ -235,7 +238,14 @@ class Layout:
                     replica=r["replica"],
                     num_microbatches=r["num_microbatches"],
                     spans=tuple(
-                        Span(s["rank"], s["first"], s["end"], frozenset(s["degraded"]), frozenset(s["recomputed"]))
+                        Span(
+                            rank=s["rank"],
+                            first=s["first"],
+                            end=s["end"],
+                            degraded=frozenset(s["degraded"]),
+                            recomputed=frozenset(s["recomputed"]),
+                            recomputes_fully=s.get("recomputes_fully", False),
+                        )
                         for s in r["spans"]
                     ),
                 )

@@ -35,7 +35,7 @@ def predict_costs(
 
     Causal attention is counted as half of its T x T products, twice forward and five times backward (which computes
     the scores again). A low-rank weight gradient of an m x n weight over b tokens takes 2br(m + n) + 2rmn
-    (arXiv 2510.16415, section 4.3).
+    (arXiv 2510.16415, section 3).
     """
     num_tokens = sequence_length * microbatch_size
     hidden, intermediate = model.hidden_size, model.intermediate_size
@@ -50,7 +50,7 @@ def predict_costs(
     low_rank_flops = 3 * 2 * num_tokens * rank * (hidden + intermediate) + 2 * rank * num_ffn_weights
     forward_seconds = (weights_flops + 2 * scores_flops) / flops_per_second
     degraded_backward_seconds = (ffn_input_flops + low_rank_flops) / flops_per_second
-    gate_and_up_seconds = ffn_input_flops * 2 / 3 / flops_per_second
+    ffn_map_seconds = ffn_input_flops / 3 / flops_per_second
 
     num_layer_values = num_attention_weights + num_ffn_weights + 2 * hidden
     num_embedding_values = model.vocab_size * hidden
@@ -67,7 +67,8 @@ def predict_costs(
         layer_backward_seconds=(2 * weights_flops + 5 * scores_flops) / flops_per_second,
         degraded_forward_seconds=forward_seconds,
         degraded_backward_seconds=degraded_backward_seconds,
-        recomputed_backward_seconds=degraded_backward_seconds + gate_and_up_seconds,
+        recomputed_backward_seconds=degraded_backward_seconds + 2 * ffn_map_seconds,
+        fully_recomputed_backward_seconds=degraded_backward_seconds + 3 * ffn_map_seconds,
         embedding_forward_seconds=embedding_accesses * bytes_per_value / accesses_bytes_per_second,
         embedding_backward_seconds=embedding_gradient_accesses * bytes_per_value / accesses_bytes_per_second,
         head_forward_seconds=head_forward_seconds,

@@ -16,10 +16,11 @@ from mecefo_runtime.job.layout import Layout, Replica, Span
 def span_seconds(span: Span, num_layers: int, costs: Costs) -> float:
     """Forward and backward of one microbatch through `span`, of a model of `num_layers`, with embedding and head."""
     num_degraded, num_recomputed = len(span.degraded), len(span.recomputed)
+    recomputed_seconds = costs.fully_recomputed_seconds if span.recomputes_fully else costs.recomputed_seconds
     return (
         (len(span.layers) - num_degraded) * costs.layer_seconds
         + (num_degraded - num_recomputed) * costs.degraded_seconds
-        + num_recomputed * costs.recomputed_seconds
+        + num_recomputed * recomputed_seconds
         + ends_seconds(span.first == 0, span.end == num_layers, costs)
     )
 

@@ -28,7 +28,7 @@ from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.launch.keeper import listen, start_keeper, start_standby
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.model.data import DataError, read_corpus
-from mecefo_runtime.planners import names, stops_on_loss
+from mecefo_runtime.planners import names, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
 from mecefo_runtime.system.wire import LOOPBACK, new_token
 
@@ -132,7 +132,7 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
         newest_durable(job)
     except (LayoutError, DataError, DeviceError, MismatchedCheckpoint, ValueError) as error:
         raise LaunchError(str(error)) from error
-    return job
+    return with_fixed_settings(job)
 
 
 def launch(

@@ -52,7 +52,7 @@ from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoi
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules
-from mecefo_runtime.planners import find, stops_on_loss
+from mecefo_runtime.planners import find, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
 
@@ -67,7 +67,11 @@ READING_TURNS = 3
 
 
 class Coordinator:
-    """Serves one job on `listener` until it has ended."""
+    """Serves one job on `listener` until it has ended.
+
+    Raises:
+        ValueError: the job lacks what its strategy fixes (`with_fixed_settings`).
+    """
 
     def __init__(
         self,
@@ -77,6 +81,8 @@ class Coordinator:
         emitter: Emitter,
         checkpoint: CoordinatorCheckpoint | None = None,
     ) -> None:
+        if job != with_fixed_settings(job):
+            raise ValueError(f"the job's settings are not those that the strategy {job.strategy} fixes")
         self._checkpoint = checkpoint or CoordinatorCheckpoint()
         self._listener = listener
         self._token = token

@@ -1,9 +1,10 @@
-"""The MeCeFO techniques (arXiv 2510.16415, section 4) on a transformer block: `degrade`, `refresh` and `restore` it.
+"""The MeCeFO techniques (arXiv 2510.16415, section 3) on a transformer block: `degrade`, `refresh` and `restore` it.
 
 I.   The attention and its norm run in the forward pass alone: y = x + stop_gradient(attention(norm(x))). Nothing of
      them is stored, their parameters get no gradient, and the residual carries the whole gradient of the input.
 II.  Of the feed-forward half only its input is stored; gate and up are computed again in the backward pass (the output
-     of the down projection is not needed there). A choice per block: without it gate's and up's outputs are stored too.
+     of the down projection is not needed there). A choice per block: without it gate's and up's outputs are stored too;
+     and for what the paper does, the down projection can be computed again as well, at its cost and to no use.
 III. The weight gradient G^T x of a linear map y = W x (G and x have a row for each token) is replaced by
      (G^T (x V)) V^T, with V the leading right singular vectors of W: 2 b r (m + n) + 2 r m n operations instead of
      2 b m n. For the down projection the left ones, U ((G U)^T x), cost the same and come nearer to the exact gradient;
@@ -16,7 +17,7 @@ Shape suffixes: B sequences, T tokens, X = B * T, H hidden, F intermediate, R ra
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +27,11 @@ from mecefo_runtime.job.config import ApproximationConfig
 from mecefo_runtime.model.block_adapters import BlockAdapter, adapter_of
 from mecefo_runtime.model.low_rank import Bases, compute_bases
 
+Recompute = bool | Literal["full"]
+"""Whether gate and up are computed again in the backward pass; "full": the down projection, too."""
 
-def degrade(block: nn.Module, config: ApproximationConfig, *, recompute: bool = False, seed: int = 0) -> None:
+
+def degrade(block: nn.Module, config: ApproximationConfig, *, recompute: Recompute = False, seed: int = 0) -> None:
     """Let `block` run approximated from now on, until `restore`.
 
     `recompute` is technique II: less is stored, and gate and up are computed twice; no bit of a result depends on it.
@@ -56,7 +60,7 @@ def is_degraded(block: nn.Module) -> bool:
     return isinstance(block.forward, _DegradedForward)
 
 
-def set_recompute(block: nn.Module, recompute: bool) -> None:
+def set_recompute(block: nn.Module, recompute: Recompute) -> None:
     """Choose for a degraded block whether it recomputes (technique II), from its next forward pass on.
 
     Raises:
@@ -66,8 +70,8 @@ def set_recompute(block: nn.Module, recompute: bool) -> None:
 
 
 def recomputes(block: nn.Module) -> bool:
-    """Whether `block` is degraded and recomputes (technique II)."""
-    return isinstance(block.forward, _DegradedForward) and block.forward.recompute
+    """Whether `block` is degraded and recomputes (technique II), fully or not."""
+    return isinstance(block.forward, _DegradedForward) and bool(block.forward.recompute)
 
 
 def refresh(block: nn.Module) -> None:
@@ -93,7 +97,7 @@ def bases(block: nn.Module) -> Bases:
 class _DegradedForward:
     """What a degraded block has as its `forward`: the same arguments, the same result."""
 
-    def __init__(self, block: nn.Module, config: ApproximationConfig, recompute: bool, seed: int) -> None:
+    def __init__(self, block: nn.Module, config: ApproximationConfig, recompute: Recompute, seed: int) -> None:
         self.recompute = recompute
         self.bases = compute_bases(block, config, seed)
         self._adapter = adapter_of(block)
@@ -141,7 +145,7 @@ class _FeedForwardHalf(torch.autograd.Function):
         down_HF: Tensor,
         parts: BlockAdapter,
         bases: Bases,
-        recompute: bool,
+        recompute: Recompute,
     ) -> Tensor:
         x_XH = x_BTH.flatten(0, -2)
         normal_XH = parts.ffn_norm(x_XH)
@@ -149,7 +153,7 @@ class _FeedForwardHalf(torch.autograd.Function):
         kept = () if recompute else (gated_XF, raised_XF)
         ctx.save_for_backward(x_XH, norm_H, gate_FH, up_FH, down_HF, *kept)
         # Shared by all microbatches, never written to: no need for autograd to watch over them.
-        ctx.parts, ctx.bases = parts, bases
+        ctx.parts, ctx.bases, ctx.recomputes_fully = parts, bases, recompute == "full"
         device = x_XH.device.type
         ctx.autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return (x_XH + F.linear(F.silu(gated_XF).mul_(raised_XF), down_HF)).view_as(x_BTH)
@@ -180,6 +184,9 @@ class _FeedForwardHalf(torch.autograd.Function):
             grad_gated_XF = grad_raised_XF * raised_XF
             torch.ops.aten.silu_backward.grad_input(grad_gated_XF, gated_XF, grad_input=grad_gated_XF)
             product_XF = F.silu(gated_XF)
+            if ctx.recomputes_fully:
+                # Nothing reads it: it is computed for the time that it takes whoever computes all of the half again.
+                F.linear(product_XF * raised_XF, down_HF).add_(x_XH)
             grad_raised_XF.mul_(product_XF)
             grad_down = None
             if needs_down:

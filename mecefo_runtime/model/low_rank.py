@@ -1,4 +1,4 @@
-"""The subspaces of technique III (MeCeFO, arXiv 2510.16415, section 4): how they are found, and what they are good for.
+"""The subspaces of technique III (MeCeFO, arXiv 2510.16415, section 3): how they are found, and what they are good for.
 
 The weight gradient G (M x N) of a linear map y = W x is projected: P(G) = G V V^T on right singular vectors V of W
 (N x R, the paper's choice), or P(G) = U U^T G on left ones U (M x R).

@@ -1,7 +1,9 @@
 """Planners: who is alive -> layout. One file each; a file in this folder is found by its name (`--strategy`).
 
-A planner module has one function, `plan(situation) -> Layout`, pure and deterministic, and a docstring whose first line
-says what it does. It raises `NoLayout` when no replica can be made whole.
+An underscore in the file's name is a hyphen in the strategy's. A planner module has one function, `plan(situation) ->
+Layout`, pure and deterministic, and a docstring whose first line says what it does. It raises `NoLayout` when no
+replica can be made whole. What else belongs to a strategy is said by constants: see `stops_on_loss` and
+`fixed_settings`.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Protocol, cast
 
+from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
 
@@ -22,7 +26,7 @@ class NoLayout(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What there is to plan with; `ndb` and `exact` look at `cluster` and `alive` alone.
+    """What there is to plan with; those that take stages over whole look at `cluster` and `alive` alone.
 
     `current` is what ran last. `holdings` are the units that each living rank holds now (one that is not named holds
     nothing); empty where it is not known. At most `degraded_share_limit` (0 to 1) of a step's samples may go through
@@ -55,7 +59,8 @@ class Planner(Protocol):
 
 def names() -> tuple[str, ...]:
     """The planners that this folder holds."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(name.replace("_", "-") for name in found if not name.startswith("_")))
 
 
 def stops_on_loss(name: str | None) -> bool:
@@ -63,7 +68,25 @@ def stops_on_loss(name: str | None) -> bool:
 
     The planner's module says so by `STOPS_ON_LOSS`.
     """
-    return name in names() and getattr(importlib.import_module(f"{__name__}.{name}"), "STOPS_ON_LOSS", False) is True
+    return name is not None and name in names() and getattr(_module(name), "STOPS_ON_LOSS", False) is True
+
+
+def fixed_settings(name: str) -> Mapping[str, Any]:
+    """The settings of a job without which a strategy is not what it is called, by key; empty of unknown names.
+
+    A key is a field of `JobConfig`; where that has fields of its own, the value is a mapping of those. The planner's
+    module says so by `FIXED_SETTINGS`.
+    """
+    return getattr(_module(name), "FIXED_SETTINGS", {}) if name in names() else {}
+
+
+def with_fixed_settings(job: JobConfig) -> JobConfig:
+    """`job` with what its strategy fixes."""
+    fixed = {
+        key: replace(getattr(job, key), **value) if isinstance(value, Mapping) else value
+        for key, value in fixed_settings(job.strategy).items()
+    }
+    return replace(job, **fixed)
 
 
 def find(name: str) -> Planner:
@@ -74,4 +97,8 @@ def find(name: str) -> Planner:
     """
     if name not in names():
         raise KeyError(name)
-    return cast(Planner, importlib.import_module(f"{__name__}.{name}").plan)
+    return cast(Planner, _module(name).plan)
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")

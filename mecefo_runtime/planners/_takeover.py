@@ -8,17 +8,17 @@ from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, split_even
 from mecefo_runtime.planners import NoLayout
 
 
-def plan_takeover(cluster: Cluster, alive: Collection[int], *, degrade: bool) -> Layout:
+def plan_takeover(cluster: Cluster, alive: Collection[int], *, degrade: bool, recompute_fully: bool = False) -> Layout:
     """The configured layout with every lost stage at a neighbour, equal microbatches for all replicas that are left.
 
-    With `degrade`, all layers of a rank that holds more than its own stage are degraded.
+    With `degrade`, all layers of a rank that holds more than its own stage are degraded and recomputed.
     """
     living = frozenset(alive)
     spans_of: dict[int, tuple[Span, ...]] = {}
     for replica in range(cluster.data_parallel):
         owners = _owners([cluster.rank_at(replica, stage) for stage in range(cluster.pipeline)], living)
         if owners is not None:
-            spans_of[replica] = _spans(cluster, owners, degrade)
+            spans_of[replica] = _spans(cluster, owners, degrade, recompute_fully)
     if not spans_of:
         raise NoLayout("no replica has a living rank left")
     shares = split_evenly(cluster.num_microbatches, len(spans_of))
@@ -45,12 +45,12 @@ def _owners(ranks: list[int], living: frozenset[int]) -> list[int] | None:
     return [ranks[nearest(stage)] for stage in range(len(ranks))]
 
 
-def _spans(cluster: Cluster, owners: list[int], degrade: bool) -> tuple[Span, ...]:
+def _spans(cluster: Cluster, owners: list[int], degrade: bool, recompute_fully: bool) -> tuple[Span, ...]:
     spans: list[Span] = []
     for rank in dict.fromkeys(owners):
         stages = [stage for stage, owner in enumerate(owners) if owner == rank]
         layers = range(cluster.stage_layers(stages[0]).start, cluster.stage_layers(stages[-1]).stop)
         degraded = frozenset(layers) if degrade and len(stages) > 1 else frozenset[int]()
-        # The paper's technique II: a neighbour that does both recomputes.
-        spans.append(Span(rank, layers.start, layers.stop, degraded, recomputed=degraded))
+        # Technique II: a neighbour that does both recomputes.
+        spans.append(Span(rank, layers.start, layers.stop, degraded, degraded, bool(degraded) and recompute_fully))
     return tuple(spans)

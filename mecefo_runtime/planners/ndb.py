@@ -1,4 +1,8 @@
-"""Neighbour-do-both to the letter: the neighbour takes the lost stage whole and runs all of its layers approximated."""
+"""Neighbour-do-both, ours: the neighbour takes the lost stage whole and runs all of its layers approximated.
+
+What is approximated how is the job's to say; gate and up are computed again, the down projection is not. What the paper
+does stands in `mecefo_paper`.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +12,5 @@ from mecefo_runtime.planners._takeover import plan_takeover
 
 
 def plan(situation: Situation) -> Layout:
-    """See `Planner`; the paper's policy (arXiv 2510.16415, section 3)."""
+    """See `Planner`."""
     return plan_takeover(situation.cluster, situation.alive, degrade=True)

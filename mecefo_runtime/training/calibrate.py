@@ -43,13 +43,15 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     generator = torch.Generator().manual_seed(job.seed)
     tokens_BT = torch.randint(job.model.vocab_size, shape, generator=generator).to(device)
     x_BTH = torch.randn(*shape, job.model.hidden_size, generator=generator).to(device)
-    exact, degraded, recomputed = (build_unit(layer_unit(0), job.model, job.seed, device=device) for _ in range(3))
+    layers = (build_unit(layer_unit(0), job.model, job.seed, device=device) for _ in range(4))
+    exact, degraded, recomputed, fully_recomputed = layers
     embedding = build_unit(EMBEDDING, job.model, job.seed, device=device)
     head = build_unit(HEAD, job.model, job.seed, device=device)
     assert isinstance(head, Head)
     exact_bytes = _count_saved_bytes(exact, x_BTH, job.precision)
     degrade(degraded, job.approximation, recompute=False, seed=job.seed)
     degrade(recomputed, job.approximation, recompute=True, seed=job.seed)
+    degrade(fully_recomputed, job.approximation, recompute="full", seed=job.seed)
     optimizer = EagerAdamW(exact.parameters(), lr=0.0, fused=True)
     state = torch.zeros(_state_bytes(exact) * 3 // 4, dtype=torch.uint8, device=device)
 
@@ -61,6 +63,7 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
         ("layer_update_seconds",): [optimizer.step],
         ("degraded_forward_seconds", "degraded_backward_seconds"): passes(degraded, x_BTH),
         ("", "recomputed_backward_seconds"): passes(recomputed, x_BTH),
+        ("", "fully_recomputed_backward_seconds"): passes(fully_recomputed, x_BTH),
         ("refresh_seconds",): [lambda: refresh(degraded)],
         ("embedding_forward_seconds", "embedding_backward_seconds"): passes(embedding, tokens_BT),
         ("head_forward_seconds", "head_backward_seconds"): passes(lambda x: head.loss(x, tokens_BT), x_BTH),

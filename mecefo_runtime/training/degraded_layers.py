@@ -1,7 +1,7 @@
 """The approximated layers of an epoch: which they are, and how the gradients of all replicas become one mean.
 
 A degraded layer gives no gradient to its attention, so the mean of that is over N(l), the replicas whose layer l is not
-degraded (arXiv 2510.16415, section 4.1). Every holder reduces a plain sum, weighted by samples, to which degraded ones
+degraded (arXiv 2510.16415, section 3). Every holder reduces a plain sum, weighted by samples, to which degraded ones
 contribute zeros; what makes it the mean over N(l) is a factor. With `average_rest`, likewise for what technique III
 cuts off the feed-forward gradients; then all holders agree on the bases, to the bit.
 """
@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Span, layer_unit
-from mecefo_runtime.model.approximate import bases, degrade, is_degraded, refresh, restore, set_recompute
+from mecefo_runtime.model.approximate import (
+    Recompute,
+    bases,
+    degrade,
+    is_degraded,
+    refresh,
+    restore,
+    set_recompute,
+)
 from mecefo_runtime.model.low_rank import Bases, compute_bases, correct_, projections
 from mecefo_runtime.state.model_state import ModelState
 
@@ -65,10 +73,13 @@ class DegradedLayers:
                 restore(block)
             if layer not in span.degraded:
                 continue
+            recompute: Recompute = layer in span.recomputed
+            if recompute and span.recomputes_fully:
+                recompute = "full"
             if is_degraded(block):
-                set_recompute(block, layer in span.recomputed)
+                set_recompute(block, recompute)
             else:
-                degrade(block, self._config, recompute=layer in span.recomputed, seed=self._seed)
+                degrade(block, self._config, recompute=recompute, seed=self._seed)
 
     @property
     def num_refreshed(self) -> int:

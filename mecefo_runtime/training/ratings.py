@@ -21,6 +21,9 @@ class Ratings:
         span = place[0].spans[place[1]]
         num_degraded, num_recomputed = len(span.degraded), len(span.recomputed)
         num_exact = len(span.layers) - num_degraded
+        recomputed_backward_seconds = costs.recomputed_backward_seconds
+        if span.recomputes_fully:
+            recomputed_backward_seconds = costs.fully_recomputed_backward_seconds
         has_embedding, has_head = span.first == 0, span.end == layout.num_layers
         self.forward_seconds = (
             num_exact * costs.layer_forward_seconds
@@ -31,7 +34,7 @@ class Ratings:
         self.backward_seconds = (
             num_exact * costs.layer_backward_seconds
             + (num_degraded - num_recomputed) * costs.degraded_backward_seconds
-            + num_recomputed * costs.recomputed_backward_seconds
+            + num_recomputed * recomputed_backward_seconds
             + has_embedding * costs.embedding_backward_seconds
             + has_head * costs.head_backward_seconds
         )

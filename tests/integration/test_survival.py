@@ -3,6 +3,7 @@
 import pytest
 
 from chaos.spec.trigger import PHASES
+from mecefo_runtime.job.layout import Layout
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, SMALL, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -25,6 +26,20 @@ def test_default_job_loses_a_random_node_and_gets_it_back(tmp_path):
     assert repair.step == 30
     losses = [event.fields["loss"] for event in run.of("step_committed")]
     assert losses[-1] < losses[0] - 1.0, "it did not learn"
+
+
+def test_a_neighbour_does_both_as_the_paper_says(tmp_path):
+    run = run_chaos(
+        tmp_path, "kill-node", "--at", "step=10", "--on", "node=1", *REPAIRED, "--strategy", "mecefo-paper", patch=PATCH
+    )
+    assert_survived(run, STEPS, at=10)
+    approximation = run.of("run_started")[0].fields["experiment"]["job"]["approximation"]
+    assert (approximation["down_projection"], approximation["average_rest"]) == ("right", False)
+    _, lost, back = (Layout.from_dict(event.fields["layout"]) for event in run.of("layout"))
+    spans = [span for replica in lost.replicas for span in replica.spans]
+    assert all(span.recomputes_fully and span.recomputed == frozenset(span.layers) for span in spans)
+    assert back.num_degraded_layers == 0
+    assert run.summary["strategy"] == "mecefo-paper"
 
 
 def test_coordinator_can_be_lost(tmp_path):

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
 
-# A layer takes 3 seconds and a degraded one 2 (recomputed 2.5); there is nothing beside layers to speak of.
+# A layer takes 3 seconds and a degraded one 2 (recomputed 2.5, fully 2.75); there is nothing beside layers to speak of.
 PLAIN = Costs(
     layer_forward_seconds=1.0,
     layer_backward_seconds=2.0,
     degraded_forward_seconds=1.0,
     degraded_backward_seconds=1.0,
     recomputed_backward_seconds=1.5,
+    fully_recomputed_backward_seconds=1.75,
     embedding_forward_seconds=0.5 * 1e-6,
     embedding_backward_seconds=0.5 * 1e-6,
     head_forward_seconds=0.5 * 1e-6,
@@ -61,6 +62,7 @@ def costs(draw: st.DrawFn, *, is_ordered: bool = False, memory_bytes: int | None
         degraded_forward_seconds=degraded / 3,
         degraded_backward_seconds=degraded * 2 / 3,
         recomputed_backward_seconds=max(0.01, recomputed - degraded / 3),
+        fully_recomputed_backward_seconds=max(0.01, recomputed - degraded / 3) * draw(st.floats(1, 1.5)),
         embedding_forward_seconds=draw(small),
         embedding_backward_seconds=draw(small),
         head_forward_seconds=draw(small),

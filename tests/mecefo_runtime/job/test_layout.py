@@ -78,7 +78,7 @@ def layouts(draw):
             degraded = draw(st.frozensets(st.integers(first, end - 1)))
             recomputed = frozenset(draw(st.lists(st.sampled_from(sorted(degraded))))) if degraded else frozenset()
             rank = ranks[len(spans) + index * cluster.pipeline]
-            spans.append(Span(rank, first, end, degraded, recomputed))
+            spans.append(Span(rank, first, end, degraded, recomputed, draw(st.booleans())))
         replicas.append(Replica(index, tuple(spans), shares[index]))
     return cluster, Layout(cluster.num_layers, tuple(replicas))
 

@@ -38,7 +38,12 @@ LAST = Span(2, 5, 6)
 REPLICA = Replica(0, (FIRST, MIDDLE, LAST), 5)
 
 
-@pytest.mark.parametrize(("span", "seconds"), [(FIRST, 6.25), (MIDDLE, 7.5), (LAST, 7.0), (Span(0, 0, 6), 22.25)])
+FULLY = replace(MIDDLE, recomputes_fully=True)
+
+
+@pytest.mark.parametrize(
+    ("span", "seconds"), [(FIRST, 6.25), (MIDDLE, 7.5), (FULLY, 7.75), (LAST, 7.0), (Span(0, 0, 6), 22.25)]
+)
 def test_a_microbatch_through_a_span(span, seconds):
     assert span_seconds(span, 6, COSTS) == seconds
 

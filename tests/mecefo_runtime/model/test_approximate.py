@@ -4,13 +4,16 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
 from mecefo_runtime.model.approximate import (
+    Recompute,
     bases,
     degrade,
     is_degraded,
@@ -70,7 +73,7 @@ def without_attention_backward(block: Block) -> Callable[[Tensor], Tensor]:
 
 
 every_side = pytest.mark.parametrize("side", ["left", "right"])
-every_choice = pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+every_choice = pytest.mark.parametrize("recompute", ["full", True, False], ids=["all", "gate-and-up", "keep"])
 
 
 def of_side(side: str, rank: int = 8) -> ApproximationConfig:
@@ -79,7 +82,7 @@ def of_side(side: str, rank: int = 8) -> ApproximationConfig:
 
 @every_choice
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_output_is_the_normal_blocks(recompute: bool, dtype: torch.dtype) -> None:
+def test_the_output_is_the_normal_blocks(recompute: Recompute, dtype: torch.dtype) -> None:
     block = build_block(dtype)
     expected = block(random(2, dtype=dtype))
     degrade(block, ApproximationConfig(8), recompute=recompute)
@@ -88,7 +91,7 @@ def test_the_output_is_the_normal_blocks(recompute: bool, dtype: torch.dtype) ->
 
 @every_choice
 @every_side
-def test_gradients_are_those_of_the_paper(recompute: bool, side: str) -> None:
+def test_gradients_are_those_of_the_paper(recompute: Recompute, side: str) -> None:
     block = build_block()
     _, expected_input, exact = gradients(block, without_attention_backward(block))
     degrade(block, of_side(side), recompute=recompute)
@@ -146,26 +149,26 @@ def test_recomputation_changes_no_bit(side: str, dtype: torch.dtype) -> None:
     block = build_block(dtype)
     degrade(block, of_side(side))
     results = []
-    for recompute in (False, True):
+    for recompute in (False, True, "full"):
         set_recompute(block, recompute)
         output, input_gradient, found = gradients(block, block)
         results.append([output, input_gradient, *(g for g in found.values() if g is not None)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*results, strict=True))
 
 
 @every_choice
-def test_the_choice_of_recomputation_changes_nothing_else(recompute: bool) -> None:
+def test_the_choice_of_recomputation_changes_nothing_else(recompute: Recompute) -> None:
     block = build_block()
     config = ApproximationConfig(8)
     degrade(block, config, recompute=recompute)
-    assert recomputes(block) is recompute
+    assert recomputes(block) is bool(recompute)
     before = bases(block)
     block.ffn.gate.weight.data.add_(1)  # bases that were computed again would be others
     degrade(block, config, recompute=not recompute)
-    assert recomputes(block) is not recompute
+    assert recomputes(block) is (not recompute)
     assert bases(block) is before
     set_recompute(block, recompute)
-    assert recomputes(block) is recompute
+    assert recomputes(block) is bool(recompute)
     assert bases(block) is before
     restore(block)
     assert not recomputes(block)
@@ -173,7 +176,7 @@ def test_the_choice_of_recomputation_changes_nothing_else(recompute: bool) -> No
 
 def test_a_pass_keeps_the_choice_of_its_forward() -> None:
     block = build_block()
-    for recompute in (True, False):
+    for recompute in ("full", True, False):
         degrade(block, ApproximationConfig(8), recompute=recompute)
         _, _, expected = gradients(block, block)
         block.zero_grad(set_to_none=True)
@@ -241,8 +244,41 @@ def test_of_a_degraded_block_the_ffns_input_is_stored_and_gate_and_up_unless_rec
     wide = ((num_tokens, intermediate), size * num_tokens * intermediate)
     narrow = ((num_tokens, hidden), size * num_tokens * hidden)
     assert saved(block, dtype) == [narrow, wide, wide]
-    set_recompute(block, True)
-    assert saved(block, dtype) == [narrow]
+    for recompute in (True, "full"):
+        set_recompute(block, recompute)
+        assert saved(block, dtype) == [narrow]
+
+
+class ForwardProducts(TorchDispatchMode):
+    """Counts the matrix products whose result has the shape of the block's output: those of the down projection."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, self.number = shape, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.number += func.overloadpacket is torch.ops.aten.mm and tuple(result.shape) == self.shape
+        return result
+
+
+@every_side
+def test_full_recomputation_computes_all_of_the_feed_forward_half_again(side: str) -> None:
+    block = build_block()
+    degrade(block, of_side(side))
+    found: dict[Recompute, tuple[int, int]] = {}
+    for recompute in (False, True, "full"):
+        set_recompute(block, recompute)
+        output_BTH = block(random(2).requires_grad_())
+        numbers = []
+        for width in (64, 176):
+            with ForwardProducts((SHAPE[0] * SHAPE[1], width)) as products:
+                output_BTH.backward(random(3), retain_graph=True)
+            numbers.append(products.number)
+        found[recompute] = (numbers[0], numbers[1])
+    narrow, wide = found[False]
+    assert found[True] == (narrow, wide + 2), "gate and up, once more"
+    assert found["full"] == (narrow + 1, wide + 2), "and the down projection"
 
 
 def test_a_normal_block_stores_what_the_degraded_one_does_not() -> None:
@@ -310,7 +346,7 @@ def test_gradients_accumulate_in_place_and_attention_buffers_stay_as_they_are() 
 
 
 @every_choice
-def test_a_second_backward_pass_over_the_same_graph_finds_what_the_first_did(recompute: bool) -> None:
+def test_a_second_backward_pass_over_the_same_graph_finds_what_the_first_did(recompute: Recompute) -> None:
     block = build_block()
     degrade(block, ApproximationConfig(8), recompute=recompute)
     _, _, expected = gradients(block, block)
@@ -354,7 +390,7 @@ def test_bfloat16_follows_float64() -> None:
 
 
 @every_choice
-def test_autocast_is_followed_into_the_backward_pass(recompute: bool) -> None:
+def test_autocast_is_followed_into_the_backward_pass(recompute: Recompute) -> None:
     block = build_block(torch.float32)
 
     def run(is_on: bool) -> list[Tensor]:

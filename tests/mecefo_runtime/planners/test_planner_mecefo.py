@@ -85,6 +85,7 @@ def test_freedom_for_updates_does_not_degrade_who_must_not():
         degraded_forward_seconds=1 / 3,
         degraded_backward_seconds=2 / 3,
         recomputed_backward_seconds=nextafter(2 / 3, inf),
+        fully_recomputed_backward_seconds=nextafter(2 / 3, inf),
         embedding_forward_seconds=0.5 * 1.0,
         embedding_backward_seconds=0.5 * 1.0,
         head_forward_seconds=0.5 * 1.0,

@@ -1,6 +1,5 @@
 """What every planner keeps to, for any cluster and any set of survivors. A new planner is tried by being there."""
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime import planners
+from mecefo_runtime.job.config import ApproximationConfig, JobConfig
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, split_evenly
 from mecefo_runtime.planners import NoLayout, Situation
 from tests.examples import FEW
@@ -62,20 +62,41 @@ def configured(cluster):
     )
 
 
-def test_the_papers_planner_and_the_exact_one_are_there():
-    assert {"exact", "mecefo", "ndb"} <= set(planners.names())
+def test_the_papers_planner_and_ours_are_there():
+    assert {"exact", "mecefo", "mecefo-paper", "ndb"} <= set(planners.names())
     assert list(planners.names()) == sorted(planners.names())
     with pytest.raises(KeyError):
         planners.find("no-such-planner")
     with pytest.raises(KeyError):
         planners.find("_takeover")
+    with pytest.raises(KeyError):
+        planners.find("mecefo_paper")
 
 
 @each_planner
 def test_metadata(name):
-    module = importlib.import_module(f"mecefo_runtime.planners.{name}")
-    assert len(module.__doc__.splitlines()[0]) > 20
-    assert list(inspect.signature(module.plan).parameters) == ["situation"]
+    plan = planners.find(name)
+    assert len(inspect.getmodule(plan).__doc__.splitlines()[0]) > 20
+    assert list(inspect.signature(plan).parameters) == ["situation"]
+
+
+@each_planner
+def test_what_a_strategy_fixes_can_be_set(name):
+    job = planners.with_fixed_settings(JobConfig(strategy=name))
+    assert planners.with_fixed_settings(job) == job
+    for key, value in planners.fixed_settings(name).items():
+        own = getattr(job, key)
+        assert own == (replace(own, **value) if isinstance(value, dict) else value)
+
+
+def test_the_papers_approximation_is_fixed_and_ours_is_not():
+    ours = ApproximationConfig(rank=3, down_projection="left", average_rest=True)
+    job = JobConfig(strategy="mecefo-paper", approximation=ours, degraded_share_limit=0.25)
+    fixed = planners.with_fixed_settings(job)
+    assert fixed.approximation == ApproximationConfig(rank=3, down_projection="right", average_rest=False)
+    assert (fixed.takeover, fixed.degraded_share_limit) == ("direct", 1.0)
+    assert planners.with_fixed_settings(replace(job, strategy="ndb")) == replace(job, strategy="ndb")
+    assert not planners.fixed_settings("no-such-planner")
 
 
 def test_planning_needs_no_torch():
@@ -141,17 +162,19 @@ def test_exact_degrades_nothing(situation):
     assert planners.find("exact")(situation).num_degraded_layers == 0
 
 
+@pytest.mark.parametrize("name", ["mecefo-paper", "ndb"])
 @given(situation=situations())
-def test_ndb_degrades_whoever_took_over_and_nobody_else(situation):
+def test_whoever_does_both_degrades_all_and_nobody_else_does(name, situation):
     cluster = situation.cluster
-    for replica in planners.find("ndb")(situation).replicas:
+    for replica in planners.find(name)(situation).replicas:
         for span in replica.spans:
             _, stage = cluster.cell_of(span.rank)
             took_over = span.layers != cluster.stage_layers(stage)
-            assert span.degraded == (frozenset(span.layers) if took_over else frozenset())
+            assert span.degraded == span.recomputed == (frozenset(span.layers) if took_over else frozenset())
+            assert span.recomputes_fully is (took_over and name == "mecefo-paper")
 
 
-@pytest.mark.parametrize("name", ["exact", "ndb"])
+@pytest.mark.parametrize("name", ["exact", "mecefo-paper", "ndb"])
 @given(situation=situations())
 def test_a_takeover_stays_in_the_replica_and_stages_stay_whole(name, situation):
     cluster, alive = situation.cluster, situation.alive

@@ -52,6 +52,16 @@ def test_the_layout_is_obeyed_and_taken_back():
     Holder(2)
 
 
+def test_a_layer_recomputes_as_much_as_its_span_says():
+    block = Holder(1).state.units["layer.2"].module
+    assert block.forward.recompute is True
+    span = replace(LAYOUT.replicas[1].spans[0], recomputes_fully=True)
+    fully = replace(LAYOUT, replicas=(LAYOUT.replicas[0], Replica(1, (span,), 3)))
+    blocks = Holder(1, layout=fully).state.units
+    assert blocks["layer.2"].module.forward.recompute == "full"
+    assert blocks["layer.1"].module.forward.recompute is False, "it is degraded, and keeps gate and up"
+
+
 def test_holders_agree_on_the_bases_to_the_bit_also_after_refreshes():
     holders = [Holder(0), Holder(1)]
     for _ in range(3):
