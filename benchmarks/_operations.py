@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from mecefo_runtime.job.config import ModelConfig
+from mecefo_runtime.model.approximate import Recompute
 
 
 def count_block(
-    model: ModelConfig, num_sequences: int, sequence_length: int, *, rank: int | None = None, recompute: bool = False
+    model: ModelConfig,
+    num_sequences: int,
+    sequence_length: int,
+    *,
+    rank: int | None = None,
+    recompute: Recompute = False,
 ) -> int:
     """Operations of one block's forward and backward pass; with `rank` degraded.
 
@@ -25,4 +31,5 @@ def count_block(
         return forward + 2 * attention_maps + 5 * over_pairs + 6 * ffn_map
     rank = min(rank, hidden, intermediate)
     low_rank_gradient = 2 * num_tokens * rank * (hidden + intermediate) + 2 * rank * hidden * intermediate
-    return forward + 3 * ffn_map + (2 * ffn_map if recompute else 0) + 3 * low_rank_gradient
+    num_recomputed = 3 if recompute == "full" else 2 if recompute else 0
+    return forward + (3 + num_recomputed) * ffn_map + 3 * low_rank_gradient

@@ -164,7 +164,7 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 @click.option(
     "--strategies",
     metavar="NAME,NAME...",
-    help="Run the experiment under each: mecefo,mecefo-paper,ndb,exact,checkpoint.",
+    help="Run the experiment under each: mecefo,mecefo-paper,ndb,exact,oobleck-like,checkpoint.",
 )
 @click.option(
     "-K", "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="K", help="Runs of each."

@@ -142,7 +142,8 @@ def experiment_options(command: Any) -> Any:
         click.option("--steps", type=NUMBER, help="Training steps. Default: 560."),
         click.option(
             "--strategy",
-            help="Who takes over lost layers, and how: mecefo, mecefo-paper, ndb, exact, checkpoint. Default: mecefo.",
+            help="Who takes over lost layers, and how: mecefo, mecefo-paper, ndb, exact, oobleck-like, checkpoint. "
+            "Default: mecefo.",
         ),
         click.option(
             "--checkpoint-every", type=NUMBER, metavar="STEPS", help="Write a checkpoint so often. Default: none."

@@ -115,7 +115,7 @@ class Partition:
         for stage in range(num_stages):
             ends = update_seconds(0, stage == 0, stage == last, costs)
             ladders.append([ends + layer for layer in layers] if ends else layers)
-        counts = _level(self._num_layers, ladders)
+        counts = level(self._num_layers, ladders)
         assert counts is not None, "there are at least as many layers as stages"
         return max(ladder[count - 1] for ladder, count in zip(ladders, counts, strict=True))
 
@@ -123,7 +123,7 @@ class Partition:
 
     def _fill(self, places: Sequence[Place], ladders: Sequence[Sequence[tuple[Load, float]]]) -> Pace | None:
         """The pace with the fastest slowest stage, of the loads of 1, 2, ... layers of every place."""
-        counts = _level(self._num_layers, [[seconds for _, seconds in ladder] for ladder in ladders])
+        counts = level(self._num_layers, [[seconds for _, seconds in ladder] for ladder in ladders])
         if counts is None:
             return None
         return self._pace(places, [ladder[count - 1][0] for ladder, count in zip(ladders, counts, strict=True)])
@@ -316,7 +316,7 @@ def _slowest_within(budget_seconds: float, sum_seconds: float, num_microbatches:
     return max(0.0, budget_seconds - sum_seconds) / (num_microbatches - 1)
 
 
-def _level(num_layers: int, ladders: Sequence[Sequence[float]]) -> list[int] | None:
+def level(num_layers: int, ladders: Sequence[Sequence[float]]) -> list[int] | None:
     """How many layers each stage takes so that the largest `ladders[stage][count - 1]` is least; None: no room.
 
     Layer by layer to the stage that is then least, which is best because every ladder rises.

@@ -21,7 +21,6 @@ from itertools import accumulate
 from math import floor, inf
 from typing import NamedTuple
 
-from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import (
     Cluster,
     Layout,
@@ -34,14 +33,13 @@ from mecefo_runtime.job.layout import (
 from mecefo_runtime.job.step_time import (
     degraded_share_ratio,
     most_memory_bytes,
-    span_seconds,
-    span_update_seconds,
     step_seconds,
     update_seconds,
 )
 from mecefo_runtime.planners import NoLayout, Situation
-from mecefo_runtime.planners._partition import Pace, Partition
-from mecefo_runtime.planners._shares import Shares, Sharing, Team, Whole
+from mecefo_runtime.planners._configured import failure_free_seconds, memory_limit, survivors, whole
+from mecefo_runtime.planners._partition import Partition
+from mecefo_runtime.planners._shares import Shares, Sharing, Team
 from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Stages
 
 # A step may take this much longer than without failures before a layer is degraded for it, and a plan must be better
@@ -82,11 +80,12 @@ class _Search:
         self._cluster = situation.cluster
         self._costs = situation.costs
         self._configured = configured
-        self._memory_bytes = _memory_limit(configured, situation.costs)
-        self._survivors = _survivors(situation, configured)
+        self._memory_bytes = memory_limit(configured, situation.costs)
+        self._survivors = survivors(situation, configured)
         num_microbatches = self._cluster.num_microbatches
         self._most_degraded = floor(situation.degraded_share_limit * num_microbatches * (1 + ROUNDING_RATIO))
-        self._target_seconds = _failure_free_seconds(configured, self._costs) * (1 + TOLERANCE_RATIO)
+        self._target_seconds = failure_free_seconds(configured, self._costs) * (1 + TOLERANCE_RATIO)
+        self._whole = whole(configured, situation.costs, num_microbatches, self._memory_bytes)
         self._sharings: dict[float, Sharing] = {}
         self._partitions: dict[float, Partition] = {}
 
@@ -205,7 +204,7 @@ class _Search:
         """What the slowest rank's update can take, ascending."""
         least_seconds = 0.0
         if any(team.is_whole for team in teams):
-            least_seconds = self._configured_update_seconds()
+            least_seconds = self._whole.pace.update_seconds
         for num_stages in {team.num_stages for team in teams if not team.is_whole}:
             least_seconds = max(least_seconds, self._partition(inf).least_update_seconds(num_stages))
         limits = {
@@ -215,10 +214,6 @@ class _Search:
             for has_head in (False, True)
         }
         yield from sorted(limit for limit in limits if limit >= least_seconds * (1 - ROUNDING_RATIO))
-
-    def _configured_update_seconds(self) -> float:
-        spans = self._configured.replicas[0].spans
-        return max(span_update_seconds(span, self._cluster.num_layers, self._costs) for span in spans)
 
     def _partition(self, limit_seconds: float) -> Partition:
         if limit_seconds not in self._partitions:
@@ -230,22 +225,9 @@ class _Search:
     def _sharing(self, limit_seconds: float) -> Sharing:
         if limit_seconds not in self._sharings:
             self._sharings[limit_seconds] = Sharing(
-                self._partition(limit_seconds), self._whole(), self._cluster.num_microbatches, self._most_degraded
+                self._partition(limit_seconds), self._whole, self._cluster.num_microbatches, self._most_degraded
             )
         return self._sharings[limit_seconds]
-
-    def _whole(self) -> Whole:
-        replica, num_layers = self._configured.replicas[0], self._cluster.num_layers
-        stages = [span_seconds(span, num_layers, self._costs) for span in replica.spans]
-        most = self._cluster.num_microbatches
-        if self._memory_bytes is not None:
-            # With as many microbatches as stages, the most are in flight that ever are.
-            for number in range(min(most, self._cluster.pipeline), 0, -1):
-                tried = Layout(num_layers, (replace(replica, num_microbatches=number),))
-                if most_memory_bytes(tried, self._costs) <= self._memory_bytes:
-                    break
-                most = number - 1
-        return Whole(Pace(max(stages), sum(stages), 0, 0, self._configured_update_seconds()), most)
 
     # ---- the layout ----
 
@@ -297,31 +279,6 @@ class _Degradable:
         return Span(rank, layers.start, layers.stop, frozenset(degraded), frozenset(degraded[: load.num_recomputed]))
 
 
-def _survivors(situation: Situation, configured: Layout) -> dict[int, tuple[int, ...]]:
-    """The living ranks of every replica that has any, in the order of their stages."""
-    living = {
-        replica.replica: tuple(span.rank for span in replica.spans if span.rank in situation.alive)
-        for replica in configured.replicas
-    }
-    return {replica: ranks for replica, ranks in living.items() if ranks}
-
-
-def _memory_limit(configured: Layout, costs: Costs) -> int | None:
-    """A rank's memory; at least what the configured layout uses, which has been seen to be there."""
-    if costs.memory_bytes is None:
-        return None
-    return max(costs.memory_bytes, most_memory_bytes(_first_replica(configured), costs))
-
-
-def _failure_free_seconds(configured: Layout, costs: Costs) -> float:
-    return step_seconds(_first_replica(configured), costs)
-
-
-def _first_replica(configured: Layout) -> Layout:
-    """What stands for all: in the configured layout no replica has other stages, or more microbatches."""
-    return replace(configured, replicas=configured.replicas[:1])
-
-
 @lru_cache(maxsize=4096)
 def _lacking(num_layers: int, held: frozenset[str]) -> list[int]:
     """For every layer, and the end, how many of those before it are not in `held`."""
@@ -352,12 +309,12 @@ def _is_as_good(current: Layout, found: Layout, situation: Situation, configured
         own = configured.replicas[replica.replica]
         if not replica.num_microbatches or (len(replica.spans) == len(own.spans) and replica.spans != own.spans):
             return False
-    memory_bytes = _memory_limit(configured, costs)
+    memory_bytes = memory_limit(configured, costs)
     if memory_bytes is not None and most_memory_bytes(current, costs) > memory_bytes:
         return False
     if degraded_share_ratio(current) > situation.degraded_share_limit * (1 + ROUNDING_RATIO):
         return False
-    slowest_seconds = max(_failure_free_seconds(configured, costs), step_seconds(found, costs)) * (1 + TOLERANCE_RATIO)
+    slowest_seconds = max(failure_free_seconds(configured, costs), step_seconds(found, costs)) * (1 + TOLERANCE_RATIO)
     return step_seconds(current, costs) <= slowest_seconds and _cost(current) <= _cost(found) * (1 + TOLERANCE_RATIO)
 
 

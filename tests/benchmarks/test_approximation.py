@@ -40,7 +40,7 @@ COST = Cost(8, 4, 2, spread([0.4]), spread([0.04]), spread([0.01]), 0.99)
 def measured(shape=SHAPE, factor=0.5):
     return [
         Measurement(shape, way, spread([share, 2 * share]), spread([share, share]), 1000)
-        for way, share in zip(WAYS, (1.0, factor, 0.75), strict=True)
+        for way, share in zip(WAYS, (1.0, factor, 0.75, 0.8), strict=True)
     ]
 
 
@@ -70,6 +70,8 @@ def test_a_degraded_block_saves_the_attentions_backward_pass_and_most_of_the_wei
     assert normal - degraded == attention + exact_gradients - low_rank
     recomputed = count_block(model, 4, 256, rank=64, recompute=True)
     assert recomputed - degraded == 2 * 2 * num_tokens * hidden * intermediate
+    fully = count_block(model, 4, 256, rank=64, recompute="full")
+    assert fully - degraded == 3 * 2 * num_tokens * hidden * intermediate
 
 
 @pytest.mark.unit
@@ -78,6 +80,7 @@ def test_the_counted_ratios_of_two_stages_are_those_of_the_design():
     normal = count_block(model, 32, 256)
     assert 2 * count_block(model, 32, 256, rank=64) / normal == pytest.approx(1.12, abs=0.01)
     assert 2 * count_block(model, 32, 256, rank=64, recompute=True) / normal == pytest.approx(1.41, abs=0.01)
+    assert 2 * count_block(model, 32, 256, rank=64, recompute="full") / normal == pytest.approx(1.56, abs=0.01)
 
 
 @pytest.mark.unit
@@ -122,14 +125,14 @@ def test_a_shape_of_another_precision_is_built_in_it():
 @pytest.mark.unit
 def test_the_ways_differ_in_nothing_but_the_approximation_and_in_what_they_store():
     blocks = {way: build(SHAPE, way) for way in WAYS}
-    assert [is_degraded(block) for block in blocks.values()] == [False, True, True]
-    assert [recomputes(block) for block in blocks.values()] == [False, False, True]
+    assert [is_degraded(block) for block in blocks.values()] == [False, True, True, True]
+    assert [recomputes(block) for block in blocks.values()] == [False, False, True, True]
     for parameters in zip(*(block.parameters() for block in blocks.values()), strict=True):
         assert all(torch.equal(parameters[0], other) for other in parameters)
     x = torch.randn(2, 16, 64, requires_grad=True)
     saved = {way: count_saved_bytes(block, x) for way, block in blocks.items()}
     assert saved["degraded"] == 4 * 32 * (64 + 2 * 176)
-    assert saved["degraded, recomputed"] == 4 * 32 * 64
+    assert saved["degraded, recomputed"] == saved["degraded, all recomputed"] == 4 * 32 * 64
     assert saved["normal"] > 2 * saved["degraded"]
 
 
@@ -143,10 +146,14 @@ def test_parts_are_run_in_order_and_timed_one_by_one():
 
 @pytest.mark.unit
 def test_ratios_are_taken_round_by_round():
-    degraded, recomputed = ratios(measured())
-    assert (degraded.way, recomputed.way) == WAYS[1:]
+    degraded, recomputed, fully = ratios(measured())
+    assert (degraded.way, recomputed.way, fully.way) == WAYS[1:]
     assert degraded.measured.values == pytest.approx((0.5, 0.5))
     assert recomputed.measured.values == pytest.approx((0.75, 0.75))
+    assert fully.measured.values == pytest.approx((0.8, 0.8))
+    lines = report(measured(), QUALITY, 2.5, [COST], MACHINE).splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{SHAPE}: degraded  "))
+    assert line.split()[-3] == "1.00", "two of them take as long as one that is not degraded"
     model = PRESETS["llama-tiny"]
     assert degraded.counted == count_block(model, 2, 256, rank=16) / count_block(model, 2, 256)
 

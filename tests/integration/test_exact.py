@@ -2,8 +2,9 @@
 
 import pytest
 
+from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import TWIN_JOB
-from tests.integration.runs import PATIENT, assert_holders_agree, assert_survived, run_chaos
+from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, assert_holders_agree, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -20,4 +21,25 @@ def test_losses_equal_the_twins(tmp_path):
     assert_holders_agree(run, TWIN_JOB)
     assert [event.fields["degraded_layers"] for event in run.of("layout")] == [0, 0, 0]
     assert sorted({event.step for event in run.of("step_committed", TWIN_JOB)}) == list(range(1, STEPS + 1))
+    assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
+
+
+# As much memory as the configured stages take: one rank alone cannot hold the model.
+MERGING = """
+name: merging
+job:
+  {nodes: 2, gpus_per_node: 2, steps: 40, dilation: off, strategy: oobleck-like, rank_memory_bytes: 1}
+faults: [{kind: kill-node, on: node=1, at: {step: 10}, repair: 5steps}]
+"""
+
+
+def test_two_replicas_that_become_one_lose_nothing(tmp_path):
+    path = tmp_path / "merging.yaml"
+    path.write_text(MERGING)
+    run = run_chaos(tmp_path, str(path), patch=PATIENT + SLOW_UNTIL_BACK)
+    assert_survived(run, 40, at=10)
+    assert_holders_agree(run, TWIN_JOB)
+    layouts = [Layout.from_dict(event.fields["layout"]) for event in run.of("layout")]
+    ranks = [[[span.rank for span in replica.spans] for replica in layout.replicas] for layout in layouts]
+    assert ranks == [[[0, 2], [3, 1]], [[0, 1]], [[0, 2], [3, 1]]]
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO

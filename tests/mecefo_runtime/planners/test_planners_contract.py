@@ -63,7 +63,7 @@ def configured(cluster):
 
 
 def test_the_papers_planner_and_ours_are_there():
-    assert {"exact", "mecefo", "mecefo-paper", "ndb"} <= set(planners.names())
+    assert {"exact", "mecefo", "mecefo-paper", "ndb", "oobleck-like"} <= set(planners.names())
     assert list(planners.names()) == sorted(planners.names())
     with pytest.raises(KeyError):
         planners.find("no-such-planner")

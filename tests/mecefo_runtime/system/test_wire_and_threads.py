@@ -220,6 +220,15 @@ def test_who_was_sent_away_and_could_not_be_reached_comes_back_as_soon_as_it_can
     assert rank.steady_wanted == []
 
 
+def test_a_job_without_what_its_strategy_fixes_is_no_job():
+    job = JobConfig(strategy="mecefo-paper")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ValueError, match="not those that the strategy mecefo-paper fixes"),
+    ):
+        Coordinator(job, listener, "t", Emitter(print, "coordinator"))
+
+
 def test_a_bug_of_the_coordinator_ends_it_rather_than_a_connection(monkeypatch):
     emitted: list[str] = []
     listener = socket.create_server(("127.0.0.1", 0))
