@@ -234,7 +234,9 @@ class JobConfig:
     def rated_as(self) -> dict[str, Any]:
         """What ratings depend on, beside the machine: those of another job fit this one if it is the same."""
         names = ("sequence_length", "microbatch_size", "precision", "dilation_ratio")
-        shapes = {"model": dataclasses.asdict(self.model), "approximation": dataclasses.asdict(self.approximation)}
+        # Of the approximation the rank alone says how many operations there are: strategies that differ in the rest can
+        # be compared by the same ratings.
+        shapes = {"model": dataclasses.asdict(self.model), "rank": self.approximation.rank}
         return {name: getattr(self, name) for name in names} | shapes
 
     @property

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.run.ratings import with_ratings
-from mecefo_runtime.job.config import PRESETS, JobConfig
+from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig
+from mecefo_runtime.planners import with_fixed_settings
 from tests.planning import COSTS
 
 pytestmark = pytest.mark.unit
@@ -21,6 +22,12 @@ def test_those_of_a_job_with_the_same_shapes_whatever_else_it_was():
     assert with_ratings(other, OF_AN_EARLIER_RUN).ratings == replace(COSTS, memory_bytes=10**9)
 
 
+def test_those_of_another_strategys_approximation_whose_operations_are_as_many():
+    paper = with_fixed_settings(replace(JOB, strategy="mecefo-paper"))
+    assert paper.approximation != JOB.approximation
+    assert with_ratings(paper, OF_AN_EARLIER_RUN).ratings == COSTS
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -29,6 +36,7 @@ def test_those_of_a_job_with_the_same_shapes_whatever_else_it_was():
         {"microbatch_size": 3},
         {"dilation_ratio": 9.0},
         {"precision": "bf16"},
+        {"approximation": ApproximationConfig(rank=8)},
     ],
 )
 def test_none_of_a_job_that_computes_something_else(change):

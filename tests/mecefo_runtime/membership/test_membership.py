@@ -389,7 +389,7 @@ def test_it_is_called_in_time_for_whatever_it_waits_for() -> None:
 def test_no_schedule_of_losses_and_rejoins_loses_or_doubles_a_step(data: st.DataObject) -> None:
     """At any moment any rank may be anywhere in the step; `obey` asserts the commit rule for every survivor."""
     world = World(
-        data.draw(st.sampled_from(["ndb", "exact", "mecefo"])),
+        data.draw(st.sampled_from(["ndb", "exact", "mecefo", "oobleck-like"])),
         takeover=data.draw(st.sampled_from(["auto", "direct", "background"])),
     )
     world.start()

@@ -112,7 +112,7 @@ def test_balancing_never_waits_for_another_balance() -> None:
 @given(
     lost=st.sets(st.sampled_from(sorted(EVERYBODY)), min_size=1, max_size=6),
     takeover=st.sampled_from(["auto", "direct", "background"]),
-    strategy=st.sampled_from(["mecefo", "ndb", "exact"]),
+    strategy=st.sampled_from(["mecefo", "mecefo-paper", "ndb", "exact", "oobleck-like"]),
     speed=st.sampled_from([1e3, 1e6, 1e9, 1e12]),
 )
 def test_every_plan_can_run_at_once_or_after_its_transfers(lost, takeover, strategy, speed):
