@@ -55,7 +55,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "harness": (
         *("analysis", "store", "network", "control", "judging", "live", "backends", "doctor", "report", "exporter"),
-        *("run", "comparison", "pytest"),
+        *("forecast", "run", "comparison", "pytest"),
     ),
 }
 # The command and its subcommands: they may use everything.
