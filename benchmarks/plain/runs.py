@@ -23,7 +23,7 @@ from chaos.in_process.protocol import AgentSession, FromAgent, Holds, Release
 from harness.control.control_server import ControlServer
 from mecefo_runtime.comm.messages import StopNode
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.wire import new_token
 
 START_TIMEOUT_SECONDS = 120.0
@@ -340,7 +340,7 @@ async def _finish_ours(
             while not watch.all_ranks_exited:
                 await asyncio.sleep(POLL_SECONDS)
     for node in range(job.nodes):
-        control.order(node, StopNode())
+        control.order(MAIN_JOB, node, StopNode())
     await _finish(forks, alive, list(alive), "ours", folder)
 
 

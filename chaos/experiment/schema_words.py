@@ -16,7 +16,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "limits": "how much may be struck at once",
         "gates": "what must hold in the end; a failed one fails the run",
         "halt": "conditions looked at after every step; the first that becomes true ends the run",
-        "twin": "run the same job without faults afterwards, to compare the loss",
+        "twin": "run the same job without faults, too, to compare the loss",
         "backend": "what nodes are: process groups of this machine, or containers",
         "network": "what connects ranks on this machine: `loopback`, a network namespace for each, or what faults need",
         "containers": "with docker: what a node's container is",

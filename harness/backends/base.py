@@ -70,6 +70,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def can_run_beside(self) -> bool:
+        """Whether a second job shares nothing with the first that a fault of the first can break."""
+        ...
+
+    @property
     def jobs(self) -> Sequence[RunningJob]:
         """All that were prepared."""
         ...

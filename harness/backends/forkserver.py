@@ -24,7 +24,14 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Emitter
-from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
+from mecefo_runtime.system.process import (
+    ProcessId,
+    die_with_parent,
+    keep_only,
+    set_name,
+    start_child,
+    take_idle_priority,
+)
 from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import LOOPBACK
 
@@ -133,7 +140,14 @@ class ForkServer:
 
     def _start(self, command: Mapping[str, Any], name: str, run: Any) -> None:
         prefix = "" if command["job"] == "main" else f"{command['job']}-"
-        process = start_child(name, Path(command["logs"]) / f"{prefix}{name}.log", run)
+        settings = json.loads(command.get("environment", {}).get("MECEFO_JOB", "{}"))
+
+        def start() -> Any:
+            if settings.get("priority") == "idle":
+                take_idle_priority()
+            return run()
+
+        process = start_child(name, Path(command["logs"]) / f"{prefix}{name}.log", start)
         descriptor = os.pidfd_open(process.pid)
         self._children[descriptor] = process
         self._selector.register(descriptor, selectors.EVENT_READ)

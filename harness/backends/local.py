@@ -64,6 +64,8 @@ class LocalBackend:
         self._emitter = emitter
         self._networked = networked
         self.has_networks = networked is not None
+        # Its ranks would have the same links.
+        self.can_run_beside = networked is None
         self._links: NamespaceLinks | None = None
         self._server: asyncio.subprocess.Process | None = None
         self._replies: asyncio.Task[None] | None = None

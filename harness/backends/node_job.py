@@ -64,7 +64,7 @@ class NodeJob(EndingJob):
         self._cluster = job.cluster()
         self._environment = environment
         self._logs = logs
-        self._emitter = emitter
+        self._emitter = emitter.of_job(name)
         self._coordinator: OwnedProcess | None = None
         self._coordinator_attempt = 0
         self._num_crashes = 0
@@ -167,7 +167,7 @@ class NodeJob(EndingJob):
             return
         node = self._cluster.node_of(rank)
         self._rank_attempts[rank] += 1
-        if not self._control.order(node, StartRank(rank, self._rank_attempts[rank])):
+        if not self._control.order(self.name, node, StartRank(rank, self._rank_attempts[rank])):
             self.repair_node(node)
 
     async def stop(self) -> None:

@@ -43,7 +43,8 @@ class ControlServer:
         self._token = token
         self._on_event = on_event
         self._server: asyncio.Server | None = None
-        self._supervisors: dict[int, asyncio.StreamWriter] = {}
+        # By job and node.
+        self._supervisors: dict[tuple[str, int], asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self._socket_file: SocketFile | None = None
         self._host_pids = HostPids()
@@ -93,9 +94,9 @@ class ControlServer:
         if self._open:
             await asyncio.wait(list(self._open), timeout=timeout_seconds)
 
-    def order(self, node: int, order: ToSupervisor) -> bool:
-        """Send an order to the supervisor of `node`; False when it is not there."""
-        writer = self._supervisors.get(node)
+    def order(self, job: str, node: int, order: ToSupervisor) -> bool:
+        """Send an order to the supervisor of `node` in `job`; False when it is not there."""
+        writer = self._supervisors.get((job, node))
         if writer is None:
             return False
         writer.write(encode(messages.to_wire(order)))
@@ -116,10 +117,11 @@ class ControlServer:
                 case "node" if self.nodes is not None and peer_pid is not None:
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
-                    self._supervisors[int(hello["node"])] = writer
+                    place = str(hello["job"]), int(hello["node"])
+                    self._supervisors[place] = writer
                     await self._collect(reader, peer_pid)
-                    if self._supervisors.get(int(hello["node"])) is writer:
-                        del self._supervisors[int(hello["node"])]
+                    if self._supervisors.get(place) is writer:
+                        del self._supervisors[place]
                 case "events":
                     await self._collect(reader, peer_pid)
         except (WireError, OSError, ValueError, KeyError):

@@ -11,12 +11,10 @@ import platform
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chaos.errors import ChaosError, EnvironmentFailure
-from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.faults import registry
 from chaos.faults.base import Fault, FaultContext
@@ -35,19 +33,15 @@ from harness.control.recorder import Recorder
 from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
+from harness.run.job_run import JobRun, facts_of
 from harness.run.restarts import Restarts
+from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Emitter, Event
 from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, StepCommitted
 from mecefo_runtime.system.run_records import Injected
 from mecefo_runtime.system.wire import new_token
 
-# A job that commits nothing for this long, and for this many times its usual step, hangs.
-STALL_SECONDS = 60.0
-STALL_STEPS = 50
-STALL_HEARTBEATS = 10
-STALL_CHECK_SECONDS = 1.0
 # What is in force when the job ends is undone before its processes are killed; what only their end lifts takes longer.
 UNDO_FIRST_SECONDS = 2.0
 
@@ -96,14 +90,28 @@ class Conductor:
         )
         self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
-        self._running: RunningJob | None = None
         self._injector: Injector | None = None
         self._undoing: asyncio.Task[None] | None = None
         self._repairs = Restarts(
-            self._incidents, self._faults, self._emitter, lambda: self._running, state.usual_step_seconds, job.steps
+            self._incidents,
+            self._faults,
+            self._emitter,
+            lambda: self._main.running,
+            state.usual_step_seconds,
+            job.steps,
         )
-        self._committed_steps = 0
-        self._last_progress_seconds = 0.0
+        self._main: JobRun = JobRun(
+            MAIN_JOB,
+            job,
+            self._backend,
+            self._on_event,
+            state,
+            lambda: self._repairs.awaited_until_seconds,
+            self._may_be_repaired,
+        )
+        self._twin: Twin | None = None
+        if experiment.twin and isinstance(job, JobConfig):
+            self._twin = Twin(job, self._twin_run, self._emitter, can_run_beside=self._backend.can_run_beside)
         self._end: asyncio.Future[str] | None = None
         self._end_message = ""
         self._log_failure: EnvironmentFailure | None = None
@@ -123,8 +131,8 @@ class Conductor:
                 self._announce()
                 await self._unless_ended(self._open())
                 await self._unless_ended(self._run_main())
-                if self._experiment.twin and self._main_outcome == "completed":
-                    await self._unless_ended(self._run_twin())
+                if self._twin is not None and self._main_outcome == "completed":
+                    await self._unless_ended(self._twin.finish())
                 reason, message = "completed", ""
             except _Ended as ended:
                 reason, message = ended.reason, ended.message
@@ -144,7 +152,7 @@ class Conductor:
             experiment_hash=experiment_hash(self._experiment),
             seed=self._experiment.seed,
             gates=[str(gate) for gate in self._experiment.gates],
-            dilation_ratio=_facts(self._job)["dilation_ratio"],
+            dilation_ratio=facts_of(self._job)["dilation_ratio"],
             machine={
                 "cores": len(os.sched_getaffinity(0)),
                 "platform": platform.platform(),
@@ -164,7 +172,8 @@ class Conductor:
     async def _run_main(self) -> None:
         cluster = self._job.cluster()
         limits = self._experiment.limits
-        running = await self._start_job(MAIN_JOB, self._job, with_agents=True)
+        self._main.tell_start()
+        running = await self._main.prepare(with_agents=True)
         sessions, emitter = AgentSessions(), Emitter(self._on_event, "injector")
         self._injector = self._control.agents = Injector(
             list(self._incidents.values()),
@@ -180,7 +189,7 @@ class Conductor:
         try:
             await running.start()
             self._injector.start()
-            self._main_outcome = await self._finish_job(running)
+            self._main_outcome = await self._finish_main(self._main)
         finally:
             await (self._undoing or self._injector.finish())
             self._injector = None
@@ -198,72 +207,29 @@ class Conductor:
             cluster=self._job.cluster(),
         )
 
-    async def _run_twin(self) -> None:
-        assert isinstance(self._job, JobConfig)
-        twin = replace(self._job, dilation_ratio=NO_DILATION, checkpoint=None)
-        running = await self._start_job(TWIN_JOB, twin, with_agents=False)
-        await running.start()
-        await self._finish_job(running)
-
-    async def _start_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> RunningJob:
-        self._committed_steps = 0
-        self._last_progress_seconds = asyncio.get_running_loop().time()
-        Emitter(self._on_event, "conductor", job=name).emit(
-            "job_started",
-            num_ranks=job.cluster().num_ranks,
-            nodes=job.nodes,
-            steps=job.steps,
-            **_facts(job),
-        )
-        self._running = await self._backend.prepare_job(name, job, with_agents=with_agents)
-        return self._running
-
-    async def _finish_job(self, running: RunningJob) -> Outcome:
+    async def _finish_main(self, main: JobRun) -> Outcome:
         outcome: Outcome = "stopped"
-        stall_watch = asyncio.create_task(self._watch_for_stall(running))
         try:
-            outcome = await running.ended()
+            outcome = await main.finish(self._before_stop)
         finally:
-            stall_watch.cancel()
-            await self._repairs.close()
-            if self._injector is not None:
-                self._undoing = asyncio.create_task(self._injector.finish())
-                await asyncio.wait({self._undoing}, timeout=UNDO_FIRST_SECONDS)
-            await running.stop()
-            Emitter(self._on_event, "conductor", job=running.name).emit(
-                "job_ended", outcome=outcome, steps_committed=self._committed_steps
-            )
-            self._running = None
+            main.tell_end(outcome)
         return outcome
 
-    async def _watch_for_stall(self, running: RunningJob) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(STALL_CHECK_SECONDS)
-            patience_seconds = self._patience_seconds(running.name)
-            self._last_progress_seconds = max(self._last_progress_seconds, self._repairs.awaited_until_seconds)
-            is_lost = running.cannot_begin() and not self._may_be_repaired()
-            if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
-                reason = f"in {patience_seconds:.0f} s {running.violation_about_start()}"
-                if self._committed_steps:
-                    reason = f"no step was committed for {patience_seconds:.0f} s after step {self._committed_steps}"
-                reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
-                Emitter(self._on_event, "conductor", job=running.name).emit(
-                    "job_failed", step=self._committed_steps or None, reason=reason
-                )
-                running.give_up()
-                return
+    async def _before_stop(self) -> None:
+        await self._repairs.close()
+        if self._injector is not None:
+            self._undoing = asyncio.create_task(self._injector.finish())
+            await asyncio.wait({self._undoing}, timeout=UNDO_FIRST_SECONDS)
 
     def _may_be_repaired(self) -> bool:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
-    def _patience_seconds(self, job: str) -> float:
-        if not isinstance(self._job, CommandConfig):
-            until_missed = STALL_HEARTBEATS * self._job.heartbeat_timeout_seconds
-            return max(STALL_SECONDS, STALL_STEPS * (self._state.usual_step_seconds(job) or 0.0), until_missed)
-        return self._job.stall_timeout_seconds if self._committed_steps else self._job.startup_timeout_seconds
+    def _twin_run(self, job: JobConfig) -> JobRun:
+        return JobRun(TWIN_JOB, job, self._backend, self._on_event, self._state)
 
     async def _close(self, reason: str, message: str) -> None:
+        if self._twin is not None:
+            await self._twin.stop()
         with suppress(ChaosError):
             await self._backend.close()
         await self._control.close()
@@ -299,9 +265,13 @@ class Conductor:
         record = self._state.feed(event)
         self._view.feed(event)
         self._early_end.feed(event)
-        if self._running is None or event.job != self._running.name:
+        if event.job == TWIN_JOB and self._twin is not None and self._twin.run is not None:
+            self._twin.run.on_event(event)
+            if isinstance(record, StepCommitted):
+                self._twin.run.on_step(record)
+        if self._main.running is None or event.job != MAIN_JOB:
             return
-        self._running.note(event)
+        self._main.on_event(event)
         if self._injector is not None:
             self._injector.on_event(event)
         match record:
@@ -315,11 +285,11 @@ class Conductor:
                 self._repairs.on_injected(record.incident, record.step or 0)
 
     def _on_step(self, record: StepCommitted) -> None:
-        self._committed_steps = max(step := record.step or 0, self._committed_steps)
-        if not record.repeated:
-            # One that has gone back is at work again.
-            self._last_progress_seconds = asyncio.get_running_loop().time()
+        step = record.step or 0
+        self._main.on_step(record)
         self._repairs.on_step(step)
+        if self._twin is not None:
+            self._twin.on_main_step()
         for condition in self._halts:
             if condition.check(record):
                 self._emitter.emit("halted", step=step, condition=condition.text)
@@ -351,7 +321,7 @@ class Conductor:
 
     def _on_lapse(self, text: str) -> None:
         # What was undone behind the injector's back was not in force for as long as it should have been.
-        self._emitter.emit("halted", step=self._committed_steps or None, condition=text)
+        self._emitter.emit("halted", step=self._main.committed_steps or None, condition=text)
         self._finish("halted", text)
 
     def _on_watchdog_lost(self, text: str, is_replaced: bool) -> None:
@@ -362,18 +332,6 @@ class Conductor:
     def _on_signal(self, number: signal.Signals) -> None:
         self._emitter.emit("interrupted", signal=number.name)
         self._finish("interrupted", number.name)
-
-
-def _facts(job: AnyConfig) -> dict[str, Any]:
-    """What of a step is known beforehand; of a command nothing is."""
-    if isinstance(job, CommandConfig):
-        command = {"runtime": "command", "command": command_text(job.command), "started_in": str(Path.cwd())}
-        return {"tokens_per_step": None, "samples_per_step": None, "dilation_ratio": NO_DILATION, **command}
-    return {
-        "tokens_per_step": job.tokens_per_step,
-        "samples_per_step": job.samples_per_step,
-        "dilation_ratio": job.dilation_ratio,
-    }
 
 
 class _Ended(Exception):

@@ -156,12 +156,12 @@ class JobConfig:
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
     `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state
-    stay in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio`
-    pads CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether a compute segment is padded to
-    what such segments cost by ratings on which all ranks agree at the start, or to what this execution took; `off`
-    goes with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in them; None: the ranks
-    measure. `coordinator_timeout_seconds`: a rank that cannot go on without a coordinator waits for so long while
-    there is none, None: for as long as it takes.
+    stay in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads
+    CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether a compute segment is padded to what
+    such segments cost by ratings on which all ranks agree at the start, or to what this execution took; `off` goes
+    with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in them; None: the ranks measure.
+    `priority`: `idle` ranks have what all others leave of the CPU. `coordinator_timeout_seconds`: a rank that cannot
+    go on without a coordinator waits for so long while there is none, None: for as long as it takes.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]
@@ -193,6 +193,7 @@ class JobConfig:
     dilation_ratio: float = 1.0
     pacing: Pacing = "rated"
     ratings: Costs | None = None
+    priority: Literal["normal", "idle"] = "normal"
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0
     coordinator_timeout_seconds: float | None = None

@@ -50,13 +50,14 @@ class Supervisor:
         self._exited: dict[int, RankExited] = {}
         token = {"token": environment["MECEFO_TOKEN"]}
         self._hello = {**token, **to_wire(SupervisorHello(node))}
-        role = {**token, "role": "supervisor", "node": node}
+        self._job_name = environment.get("MECEFO_JOB_NAME", MAIN_JOB)
+        role = {**token, "role": "supervisor", "job": self._job_name, "node": node}
         self._orders = Connection.open(environment["MECEFO_EVENTS"], role, CONNECT_TIMEOUT_SECONDS)
         self._coordinator: Connection | None = None
         self._emitter = Emitter(
             self._send_event,
             "supervisor",
-            job=environment.get("MECEFO_JOB_NAME", MAIN_JOB),
+            job=self._job_name,
             node=node,
             attempt=attempt,
         )
@@ -124,7 +125,7 @@ class Supervisor:
         network = self._networks.get(rank)
         if network is not None:
             environment["MECEFO_HOST"] = network.address
-        name = "" if self._environment.get("MECEFO_JOB_NAME", MAIN_JOB) == MAIN_JOB else "twin-"
+        name = "" if self._job_name == MAIN_JOB else "twin-"
         log = self._logs / f"{name}rank-{rank}.log"
         # An exit code of 0 is no proof: whatever runs in a rank may call exit(0) in the middle of training.
         last_words, words_end = os.pipe()

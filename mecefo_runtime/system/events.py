@@ -105,6 +105,10 @@ class Emitter:
         self._node = node
         self._attempt = attempt
 
+    def of_job(self, job: str) -> Emitter:
+        """The same for another job."""
+        return Emitter(self._sink, self._source, job=job, rank=self._rank, node=self._node, attempt=self._attempt)
+
     def emit(
         self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
     ) -> Event:

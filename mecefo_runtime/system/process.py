@@ -107,6 +107,24 @@ def ask_for_short_slices(slice_seconds: float) -> bool:
     return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(attributes, 48), 0) == 0)
 
 
+def take_idle_priority() -> None:
+    """Let this thread, and those and the processes that it starts, have only what others leave of the CPU."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def leave_idle_priority(pid: int) -> bool:
+    """Give all threads of the process `pid`, if it is there, the normal priority; False: that takes a privilege."""
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+    except FileNotFoundError:
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
 def set_name(name: str) -> None:
     """Name this process as `ps -o comm` and `top` show it (15 bytes)."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

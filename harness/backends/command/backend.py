@@ -41,6 +41,8 @@ class CommandBackend:
 
     # What a launcher starts does not die with it, nor with us.
     may_outlive: ClassVar[bool] = True
+    # Nobody runs somebody else's command a second time.
+    can_run_beside: ClassVar[bool] = False
 
     def __init__(
         self, control: ControlServer, token: str, logs: Path, emitter: Emitter, networked: Cluster | None = None

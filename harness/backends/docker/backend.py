@@ -60,6 +60,8 @@ class DockerBackend:
 
     # A container goes on without us until it notices that nobody gives it orders.
     may_outlive = True
+    # It would be in the same containers.
+    can_run_beside = False
     has_networks = True
 
     def __init__(

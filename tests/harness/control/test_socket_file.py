@@ -87,9 +87,9 @@ def test_events_and_orders_go_through_it(tmp_path, monkeypatch):
         environment = {"MECEFO_EVENTS": control.address, "MECEFO_TOKEN": "secret"}
         sink = await asyncio.to_thread(connect_sink, environment)
         Emitter(sink, "rank").emit("rank_started", step=3)
-        hello = {"token": "secret", "role": "supervisor", "node": 1}
+        hello = {"token": "secret", "role": "supervisor", "job": "main", "node": 1}
         orders = await asyncio.to_thread(Connection.open, control.address, hello, TIMEOUT_SECONDS)
-        while not control.order(1, StopNode()):
+        while not control.order("main", 1, StopNode()):
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(orders.receive) == to_wire(StopNode())
         orders.close()

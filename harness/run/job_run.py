@@ -1,0 +1,131 @@
+"""One job of a run, the main one or its twin, from its start to its end: how far it has come, and whether it stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from chaos.experiment.command_job import CommandConfig, command_text
+from harness.analysis.state import RunState
+from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
+from mecefo_runtime.system.dilation import NO_DILATION
+from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.job_records import StepCommitted
+
+# A job that commits nothing for this long, and for this many times its usual step, hangs.
+STALL_SECONDS = 60.0
+STALL_STEPS = 50
+STALL_HEARTBEATS = 10
+STALL_CHECK_SECONDS = 1.0
+
+
+class JobRun:
+    """The job `name` on `backend`; its events go to `on_event`, and what they come to is in `state`.
+
+    `awaited_until_seconds` says until when (the loop's clock) it stood still because something was to be repaired, and
+    `may_be_repaired` whether anything still will be. While `is_patient`, no stall ends it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        job: AnyConfig,
+        backend: Backend,
+        on_event: Callable[[Event], None],
+        state: RunState,
+        awaited_until_seconds: Callable[[], float] = lambda: 0.0,
+        may_be_repaired: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.name = name
+        self.job = job
+        self.is_patient = False
+        self.running: RunningJob | None = None
+        self.committed_steps = 0
+        self._backend = backend
+        self._emitter = Emitter(on_event, "conductor", job=name)
+        self._state = state
+        self._awaited_until_seconds = awaited_until_seconds
+        self._may_be_repaired = may_be_repaired
+        self._last_progress_seconds = 0.0
+
+    async def prepare(self, *, with_agents: bool) -> RunningJob:
+        """Everything but the start of its processes."""
+        self._last_progress_seconds = asyncio.get_running_loop().time()
+        self.running = await self._backend.prepare_job(self.name, self.job, with_agents=with_agents)
+        return self.running
+
+    async def finish(self, before_stop: Callable[[], Awaitable[None]] | None = None) -> Outcome:
+        """Wait until it has ended, then do what is to be done `before_stop`, and stop what is left of it."""
+        assert self.running is not None
+        outcome: Outcome = "stopped"
+        stall_watch = asyncio.create_task(self._watch_for_stall(self.running))
+        try:
+            outcome = await self.running.ended()
+        finally:
+            stall_watch.cancel()
+            if before_stop is not None:
+                await before_stop()
+            await self.running.stop()
+            self.running = None
+        return outcome
+
+    def tell_start(self) -> None:
+        """Say in the log that it begins."""
+        facts = {**facts_of(self.job), "nodes": self.job.nodes, "steps": self.job.steps}
+        self._emitter.emit("job_started", num_ranks=self.job.cluster().num_ranks, **facts)
+
+    def tell_end(self, outcome: Outcome) -> None:
+        """Say in the log how it ended."""
+        self._emitter.emit("job_ended", outcome=outcome, steps_committed=self.committed_steps)
+
+    def on_event(self, event: Event) -> None:
+        """One of its events arrived."""
+        if self.running is not None:
+            self.running.note(event)
+
+    def on_step(self, record: StepCommitted) -> None:
+        """It committed a step."""
+        self.committed_steps = max(record.step or 0, self.committed_steps)
+        if not record.repeated:
+            # One that has gone back is at work again.
+            self._last_progress_seconds = asyncio.get_running_loop().time()
+
+    async def _watch_for_stall(self, running: RunningJob) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(STALL_CHECK_SECONDS)
+            patience_seconds = self._patience_seconds()
+            self._last_progress_seconds = max(self._last_progress_seconds, self._awaited_until_seconds())
+            is_lost = running.cannot_begin() and not self._may_be_repaired()
+            if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
+                reason = f"in {patience_seconds:.0f} s {running.violation_about_start()}"
+                if self.committed_steps:
+                    reason = f"no step was committed for {patience_seconds:.0f} s after step {self.committed_steps}"
+                reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
+                self._emitter.emit("job_failed", step=self.committed_steps or None, reason=reason)
+                running.give_up()
+                return
+
+    def _patience_seconds(self) -> float:
+        if self.is_patient:
+            return math.inf
+        if isinstance(self.job, CommandConfig):
+            return self.job.stall_timeout_seconds if self.committed_steps else self.job.startup_timeout_seconds
+        usual_seconds = self._state.usual_step_seconds(self.name) or 0.0
+        until_missed_seconds = STALL_HEARTBEATS * self.job.heartbeat_timeout_seconds
+        return max(STALL_SECONDS, STALL_STEPS * usual_seconds, until_missed_seconds)
+
+
+def facts_of(job: AnyConfig) -> dict[str, Any]:
+    """What of a step is known beforehand; of a command nothing is."""
+    if isinstance(job, CommandConfig):
+        command = {"runtime": "command", "command": command_text(job.command), "started_in": str(Path.cwd())}
+        return {"tokens_per_step": None, "samples_per_step": None, "dilation_ratio": NO_DILATION, **command}
+    return {
+        "tokens_per_step": job.tokens_per_step,
+        "samples_per_step": job.samples_per_step,
+        "dilation_ratio": job.dilation_ratio,
+    }

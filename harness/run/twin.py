@@ -1,0 +1,101 @@
+"""The fault-free twin: at idle priority beside the main job, where no fault of that can reach it, else after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from chaos.errors import ChaosError
+from harness.run.job_run import JobRun
+from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.dilation import NO_DILATION
+from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.process import leave_idle_priority
+
+# Idle ranks are silent for as long as others compute. Nobody is lost who is: no fault is meant for them.
+_IDLE_TIMEOUT_SECONDS = 600.0
+# One that has come this far when the main job ends goes on as it is, else it is sooner done from the beginning.
+_WORTH_KEEPING_RATIO = 0.5
+_STARVED = "the machine had no time to spare for the twin beside the job: it begins again, at normal priority"
+
+
+class Twin:
+    """The twin of `job`, which runs it as `run_of` says; its losses are all that is looked at."""
+
+    def __init__(
+        self, job: JobConfig, run_of: Callable[[JobConfig], JobRun], emitter: Emitter, *, can_run_beside: bool
+    ) -> None:
+        """`can_run_beside`: faults of the main job reach nothing that the twin shares with it.
+
+        What is not dilated has no time to spare, and a GPU knows no idle priority.
+        """
+        self._job = replace(job, dilation_ratio=NO_DILATION, ratings=None, checkpoint=None)
+        self._run_of = run_of
+        self._emitter = emitter
+        self._is_beside = can_run_beside and job.dilation_ratio > NO_DILATION
+        self._task: asyncio.Task[None] | None = None
+        self.run: JobRun | None = None
+
+    def on_main_step(self) -> None:
+        """The main job trains: what it leaves free can be used."""
+        if self._is_beside and self._task is None:
+            idle = replace(
+                self._job,
+                priority="idle",
+                heartbeat_timeout_seconds=_IDLE_TIMEOUT_SECONDS,
+                collective_timeout_seconds=_IDLE_TIMEOUT_SECONDS,
+            )
+            self._begin(idle).is_patient = True
+
+    async def finish(self) -> None:
+        """The main job is over: come to an end."""
+        if self._task is not None and self.run is not None and not (self._task.done() or self._may_go_on(self.run)):
+            await self._cancel()
+            self.run = self._run_of(self._job)
+            self._emitter.emit("warning", message=_STARVED)
+            self._task = asyncio.get_running_loop().create_task(self._train(self.run))
+        if self.run is None:
+            self._begin(self._job)
+        assert self._task is not None
+        await self._task
+
+    async def stop(self) -> None:
+        """Stop it, wherever it is."""
+        if self._task is not None and not self._task.done() and self.run is not None:
+            await self._cancel()
+            self.run.tell_end("stopped")
+
+    def _begin(self, job: JobConfig) -> JobRun:
+        self.run = self._run_of(job)
+        self.run.tell_start()
+        self._task = asyncio.get_running_loop().create_task(self._train(self.run))
+        return self.run
+
+    async def _train(self, run: JobRun) -> None:
+        running = await run.prepare(with_agents=False)
+        await running.start()
+        run.tell_end(await run.finish())
+
+    async def _cancel(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, ChaosError):
+            await self._task
+        if self.run is not None and self.run.running is not None:
+            # While its processes were started.
+            await self.run.running.stop()
+
+    def _may_go_on(self, run: JobRun) -> bool:
+        """Give it its normal priority back, if that is allowed; False: it is idle, and not worth waiting for."""
+        run.is_patient = False
+        if run.running is None or not run.committed_steps:
+            # Not all of its processes are known yet.
+            return False
+        owned = (
+            *run.running.node_processes(tuple(range(self._job.nodes))),
+            *run.running.role_processes("coordinator"),
+        )
+        are_normal = {leave_idle_priority(one.process.pid) for one in owned}
+        return False not in are_normal or run.committed_steps >= _WORTH_KEEPING_RATIO * self._job.steps
