@@ -210,7 +210,7 @@ class Sharing:
 
     def _find_need(self, team: Team, num_microbatches: int, seconds: float) -> Need | None:
         if team.is_whole:
-            return _NO_NEED
+            return _NO_NEED if num_microbatches <= self.capacity(_kind(team, ()), seconds) else None
         return self._partition.need(team.num_stages, num_microbatches, seconds)
 
     def _trim(self, shares: dict[int, int], surplus: int) -> None:

@@ -91,7 +91,7 @@ def test_the_output_is_the_normal_blocks(recompute: Recompute, dtype: torch.dtyp
 
 @every_choice
 @every_side
-def test_gradients_are_those_of_the_paper(recompute: Recompute, side: str) -> None:
+def test_gradients_are_those_of_the_formulas(recompute: Recompute, side: str) -> None:
     block = build_block()
     _, expected_input, exact = gradients(block, without_attention_backward(block))
     degrade(block, of_side(side), recompute=recompute)

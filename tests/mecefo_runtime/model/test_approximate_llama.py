@@ -89,7 +89,7 @@ def attention_of(names: Iterable[str]) -> set[str]:
 
 @pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
 @pytest.mark.parametrize("is_padded", [True, False], ids=["padded", "whole"])
-def test_gradients_of_a_whole_model_are_those_of_the_paper(recompute: bool, is_padded: bool) -> None:
+def test_gradients_of_a_whole_model_are_those_of_the_formulas(recompute: bool, is_padded: bool) -> None:
     mask = torch.ones_like(tokens())
     mask[1, :4] = 0
     kwargs = {"attention_mask": mask} if is_padded else {}

@@ -136,6 +136,7 @@ def test_the_launcher_refuses_before_anything_is_started():
     with pytest.raises(LaunchError, match="no GPU that torch can use"):
         job_for("--device", "cuda")
     assert job_for("--device", "cpu", "--precision", "bf16").precision == "bf16"
+    assert job_for("--strategy", "mecefo-paper").approximation.down_projection == "right"
 
 
 class Event:
