@@ -47,8 +47,8 @@ def run_folder(out: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_once(experiment: Experiment, out: Path) -> Summary:
-    """Run `experiment` unseen; returns its summary.
+def run_once(experiment: Experiment, out: Path, ratings: Mapping[str, Any] | None = None) -> Summary:
+    """Run `experiment` unseen, with the `ratings` of another run's summary; returns its summary.
 
     Raises:
         click.exceptions.Exit: the machine does not let us run it; it has been said why.
@@ -56,7 +56,7 @@ def run_once(experiment: Experiment, out: Path) -> Summary:
     """
     try:
         with Path(os.devnull).open("w") as nowhere:
-            summary, _ = execute(experiment, out, nowhere)
+            summary, _ = execute(experiment, out, nowhere, ratings=ratings)
     except ChaosError as error:
         click.echo(f"cannot run {experiment.name}: {error}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
