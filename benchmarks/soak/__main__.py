@@ -3,7 +3,7 @@
 Short jobs of several shapes lose random ranks, nodes, supervisors and coordinators at random moments: several at once,
 again during the regroup or the rejoin, hanging ones that wake up in an old epoch, nodes that die again as soon as they
 are back. What is lost is repaired. Every job must commit every step once, with its own samples, and leave nothing
-behind; with exact takeover its losses must be the fault-free run's. A few lose what they cannot do without, and must
+behind; with an exact strategy its losses must be the fault-free run's. A few lose what they cannot do without, and must
 stop and say so. Runs that fail are kept.
 """
 
@@ -56,7 +56,7 @@ def summarize(plan: RunPlan, record: Record, reference: dict[int, float] | None)
     """Judge a run and count what happened in it."""
     deviations = {}
     steps = read_steps(record.events, MAIN_JOB).first
-    if reference is not None and plan.strategy == "exact":
+    if reference is not None and plan.is_exact:
         deviations = loss_deviations(steps, reference)
     return Result(
         number=plan.number,
@@ -137,7 +137,7 @@ class Soak:
         """One run and, for the first exact run of a shape, the fault-free run that it is compared with."""
         plan = plan_run(self._seed, number, quick=self._quick)
         reference = None
-        if plan.strategy == "exact" and not plan.is_fatal:
+        if plan.is_exact:
             reference = await self._reference(plan)
         result = summarize(plan, await Driver(plan, self._folder / plan.name, self._shared).run(), reference)
         if not result.violations and not self._keep:

@@ -356,7 +356,8 @@ class Driver:
     def _start_again(self, node: int) -> None:
         assert self._job is not None
         dead = [rank for rank in self._ranks_of(node) if rank in self._due]
-        self._emitter.emit("repair_started", step=self._known.step, nodes=[node], ranks=dead)
+        message = f"ranks {', '.join(map(str, dead))} of node {node} start again"
+        self._emitter.emit("warning", step=self._known.step, message=message)
         supervisors = [owned for owned in self._job.node_processes((node,)) if owned.role == "supervisor"]
         if not any(supervisor.process.is_running() for supervisor in supervisors):
             self._job.repair_node(node)

@@ -39,7 +39,7 @@ def judge(plan: RunPlan, record: Record, reference: Mapping[int, float] | None) 
     if record.outcome != "completed":
         return [*violations, "; ".join([record.outcome, *reasons])]
     violations += check_steps(events, plan.num_steps) + check_end(events, record.losses, plan.num_steps)
-    if plan.strategy == "exact" and reference is not None:
+    if plan.is_exact and reference is not None:
         violations += check_losses(events, reference)
     return violations
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.planners import with_fixed_settings
 
 NUM_STEPS, QUICK_NUM_STEPS = 150, 100
 NUM_BLOWS, QUICK_NUM_BLOWS = 6, 3
@@ -37,7 +38,14 @@ class Shape:
 SHAPES = (Shape(4, 2, 4, 2), Shape(2, 2, 2, 2), Shape(3, 1, 3, 1), Shape(2, 3, 2, 3), Shape(4, 1, 2, 2))
 # Nobody can be spared: only the coordinator can be lost.
 SINGLE_REPLICA = Shape(2, 1, 1, 2)
-STRATEGIES = ("exact", "mecefo", "ndb")
+# Whether their losses must be those of a run without faults.
+STRATEGIES: Mapping[str, bool] = {
+    "exact": True,
+    "mecefo": False,
+    "ndb": False,
+    "oobleck-like": True,
+    "mecefo-paper": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +133,14 @@ class RunPlan:
         """Its folder's name."""
         return f"run-{self.seed}-{self.number:03}"
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its losses must be those of a run without faults."""
+        return STRATEGIES[self.strategy] and not self.is_fatal
+
     def job(self) -> JobConfig:
         """A tiny job of this shape, the same for all runs of one shape but for the strategy."""
-        return JobConfig(
+        job = JobConfig(
             nodes=self.shape.nodes,
             gpus_per_node=self.shape.gpus_per_node,
             data_parallel=self.shape.data_parallel,
@@ -140,6 +153,7 @@ class RunPlan:
             # Training on so little data is chaotic: at ten times this rate it makes 1e-7 into 1e-2 within 60 steps.
             learning_rate=3e-4,
         )
+        return with_fixed_settings(job)
 
 
 def plan_run(seed: int, number: int, *, quick: bool) -> RunPlan:
@@ -147,7 +161,7 @@ def plan_run(seed: int, number: int, *, quick: bool) -> RunPlan:
     draw = random.Random(f"{seed}/{number}")
     is_fatal = number % FATAL_EVERY == FATAL_EVERY - 1
     shape = SINGLE_REPLICA if number % FATAL_EVERY == FATAL_EVERY // 2 else draw.choice(SHAPES)
-    strategy = STRATEGIES[number % len(STRATEGIES)]
+    strategy = tuple(STRATEGIES)[number % len(STRATEGIES)]
     if is_fatal:
         names = [draw.choice(sorted(FATAL_KINDS))]
     else:

@@ -78,6 +78,11 @@ def keys_of(record: type[Record]) -> tuple[str, ...]:
     return tuple(key for _, key, _, _ in _readers(record))
 
 
+def required_keys_of(record: type[Record]) -> frozenset[str]:
+    """Those of them without which an event is not a `record`."""
+    return frozenset(key for _, key, _, may_be_missing in _readers(record) if not may_be_missing)
+
+
 Convert = Callable[[Any], Any]
 Readers = tuple[tuple[str, str, Convert, bool], ...]
 _KNOWN: dict[type[Any], Readers] = {}
