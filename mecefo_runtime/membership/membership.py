@@ -147,6 +147,9 @@ class Membership:
             self._transitions.regroup("heal")
         elif report.is_background_done:
             self._epochs.call_to_boundary(BALANCE)
+        elif member.status == "finished":
+            # It came to the end while it had no connection to say so by.
+            self._transitions.end_if_finished()
         self._transitions.proceed()
 
     def on_heard(self, rank: int) -> None:

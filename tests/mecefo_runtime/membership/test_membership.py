@@ -202,6 +202,22 @@ def test_restarted_coordinator_learns_the_epoch_and_training_goes_on() -> None:
     assert world.ranks[1].committed == 12
 
 
+def test_ranks_that_finish_while_they_say_hello_to_a_successor_end_the_job() -> None:
+    world = World()
+    world.start()
+    world.commit(10)
+    world.coordinator = world.new_coordinator()
+    for rank in world.ranks.values():
+        world.coordinator.on_hello(rank.hello())
+    assert world.coordinator.stage is Stage.TRAINING
+    # Without a connection to say so by, they had finished when it was there: then they say hello once more.
+    for rank in world.ranks.values():
+        rank.status = "finished"
+        world.coordinator.on_hello(rank.hello())
+    assert world.coordinator.stage is Stage.ENDED
+    assert world.coordinator.failure is None
+
+
 def lose_everybody_and_the_coordinator(checkpoints: tuple[Durable, ...]) -> World:
     world = World(checkpoints=checkpoints)
     world.start()
