@@ -204,6 +204,7 @@ OPTIONS_OF_RUN = (
         "--seed",
         "--dilation",
         "--pacing",
+        "--quality",
         "--gate",
         "--abort-on-fail",
         "--abort-unless",

@@ -16,6 +16,9 @@ CHECKED_LENGTH = 1.25
 # Quality budgets: at most these shares of a step's samples go through degraded layers. 0: re-partition without
 # approximation.
 LIMITS = (0.25, 0.125, 0.0)
+# With the rest averaged: every layer is projected by at most this share of the replicas, and a budget beside it.
+PROJECTED_LIMIT = 0.5
+PROJECTED = ((PROJECTED_LIMIT, 0.0), (0.75, 0.0), (PROJECTED_LIMIT, 0.25))
 CORRECTIONS = {
     "rest averaged": Correction(averages_rest=True),
     "rest averaged, no weight below": Correction(averages_rest=True, weight_below=0.0),
@@ -23,6 +26,7 @@ CORRECTIONS = {
 # Beside the default, r = 16 of 64 with left-singular vectors for the down projection. At r = 64 the gate's and the up
 # projection's gradients are exact: what is left is what the attention's missing backward pass costs.
 APPROXIMATIONS = {
+    "r = 1": ApproximationConfig(rank=1),
     "r = 4": ApproximationConfig(rank=4),
     "r = 8": ApproximationConfig(rank=8),
     "r = 32": ApproximationConfig(rank=32),
@@ -41,9 +45,11 @@ class Case:
     correction: str | None = None
     approximation: str | None = None
     length_ratio: float = 1.0
+    projected_share_limit: float = 0.0
 
     def __str__(self) -> str:
         limit = f", budget {self.degraded_share_limit:.1%}" if self.degraded_share_limit < 1 else ""
+        limit += f", projected {self.projected_share_limit:.0%}" if self.projected_share_limit else ""
         correction = f", {self.correction}" if self.correction else ""
         correction += f", {self.approximation}" if self.approximation else ""
         length = f", {self.length_ratio:.0%} of the steps" if self.length_ratio != 1 else ""
@@ -58,7 +64,7 @@ class Case:
     def run(self, seed: int, num_steps: int, samples_per_replica: int = SAMPLES_PER_REPLICA) -> Run:
         """The run of this case with `seed`, where the benchmark's runs have `num_steps`."""
         return Run(
-            policy=Policy(POLICIES[self.policy].planner, self.degraded_share_limit),
+            policy=Policy(POLICIES[self.policy].planner, self.degraded_share_limit, self.projected_share_limit),
             process=self.process,
             seed=seed,
             num_steps=round(num_steps * self.length_ratio),
@@ -79,10 +85,19 @@ def list_cases(num_seeds: int) -> list[tuple[Case, int]]:
     cases += [Case("mecefo", "high", correction=correction) for correction in CORRECTIONS]
     cases += [Case("mecefo", "high", degraded_share_limit=limit) for limit in LIMITS]
     cases += [Case("mecefo", "high", degraded_share_limit=0.25, correction="rest averaged")]
+    cases += [
+        Case("mecefo", "high", limit, "rest averaged", projected_share_limit=projected)
+        for projected, limit in PROJECTED
+    ]
+    cases += [
+        Case("mecefo", "high", 0.0, "rest averaged", approximation, projected_share_limit=PROJECTED_LIMIT)
+        for approximation in ("r = 1", "r = 4")
+    ]
     cases += [Case("mecefo", "high", approximation=approximation) for approximation in APPROXIMATIONS]
     cases += [Case("mecefo", "high", length_ratio=CHECKED_LENGTH)]
     for process in ("mid", "low"):
         cases += [Case(policy, process) for policy in POLICIES]
         cases += [Case("mecefo", process, degraded_share_limit=0.0)]
         cases += [Case("mecefo", process, correction="rest averaged")]
+        cases += [Case("mecefo", process, 0.0, "rest averaged", projected_share_limit=PROJECTED_LIMIT)]
     return [(case, seed) for case in cases for seed in range(num_seeds)]

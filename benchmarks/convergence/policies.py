@@ -40,18 +40,19 @@ NOBODY: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who decides the layouts: the planner of that name, with `degraded_share_limit` as in `Situation`.
+    """Who decides the layouts: the planner of that name, with limits as in `Situation`.
 
     Without a planner a replica that lost a rank computes nothing until that is back; its microbatches go to nobody.
     """
 
     planner: str | None
     degraded_share_limit: float = 1.0
+    projected_share_limit: float = 0.0
 
     @property
     def approximates(self) -> bool:
-        """Whether some of its layouts have degraded layers."""
-        return self.planner not in (None, "exact") and self.degraded_share_limit > 0
+        """Whether some of its layouts have degraded or projected layers."""
+        return self.planner not in (None, "exact") and (self.degraded_share_limit > 0 or self.projected_share_limit > 0)
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -64,7 +65,7 @@ POLICIES: Mapping[str, Policy] = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What `replica` computes of a step: `ratio` of its samples, of which `degraded` layers (of 7B) run approximated.
+    """What `replica` computes of a step: `ratio` of its samples, with these layers (of 7B) `degraded` and `projected`.
 
     `is_lost`: these samples are computed by nobody.
     """
@@ -72,6 +73,7 @@ class Share:
     replica: int
     ratio: float
     degraded: frozenset[int] = NOBODY
+    projected: frozenset[int] = NOBODY
     is_lost: bool = False
 
 
@@ -86,6 +88,11 @@ class StepPlan:
     def degraded_ratio(self) -> float:
         """The share of the step's samples times layers that runs approximated."""
         return sum(share.ratio * len(share.degraded) for share in self.shares) / CLUSTER.num_layers
+
+    @property
+    def projected_ratio(self) -> float:
+        """The share of the step's samples times layers that runs with low-rank weight gradients alone."""
+        return sum(share.ratio * len(share.projected) for share in self.shares) / CLUSTER.num_layers
 
     @property
     def lost_ratio(self) -> float:
@@ -111,7 +118,14 @@ def plan_steps(policy: Policy, alive_by_step: Sequence[frozenset[int]]) -> list[
             plans.append(_plan_without(alive))
             continue
         layout = find(policy.planner)(
-            Situation(CLUSTER, alive, COSTS, current=layout, degraded_share_limit=policy.degraded_share_limit)
+            Situation(
+                CLUSTER,
+                alive,
+                COSTS,
+                current=layout,
+                degraded_share_limit=policy.degraded_share_limit,
+                projected_share_limit=policy.projected_share_limit,
+            )
         )
         plans.append(_plan_of(layout))
     return plans
@@ -123,6 +137,7 @@ def _plan_of(layout: Layout) -> StepPlan:
             replica.replica,
             replica.num_microbatches / layout.num_microbatches,
             frozenset(layer for span in replica.spans for layer in span.degraded),
+            frozenset(layer for span in replica.spans for layer in span.projected),
         )
         for replica in layout.replicas
     )

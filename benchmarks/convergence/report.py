@@ -57,6 +57,7 @@ class Figures:
     case: Case
     down_ranks: float
     degraded_ratio: float
+    projected_ratio: float
     perplexity_ratios: Spread
     gradient_errors: Spread
     step_ratio: float
@@ -101,6 +102,7 @@ def figures_of(outcomes: Outcomes) -> list[Figures]:
                 case=case,
                 down_ranks=fmean(run.down_ranks for run in runs),
                 degraded_ratio=fmean(run.degraded_ratio for run in runs),
+                projected_ratio=fmean(run.projected_ratio for run in runs),
                 perplexity_ratios=spread(math.exp(loss) for loss in above),
                 gradient_errors=spread(chain.from_iterable(run.gradient_errors for run in runs)),
                 step_ratio=fmean(step_ratios),
@@ -120,6 +122,8 @@ def report(outcomes: Outcomes, num_steps: int, samples_per_step: int, machine: M
     curve, figures = curve_of(outcomes), figures_of(outcomes)
     worth = ", ".join(f"{ratio:.0%}: {math.exp(above) - 1:+.1%}" for ratio, above in curve.points)
     standard = [found for found in figures if found.case.length_ratio == 1]
+    projected = [found for found in standard if found.case.projected_share_limit]
+    standard = [found for found in standard if not found.case.projected_share_limit]
     varied = [found for found in standard if found.case.approximation is not None]
     uncorrected = [found for found in standard if found.case.correction is None and found.case.approximation is None]
     plain = [found for found in uncorrected if found.case.degraded_share_limit == 1]
@@ -134,6 +138,9 @@ def report(outcomes: Outcomes, num_steps: int, samples_per_step: int, machine: M
         _speed_table(plain),
         "quality budget: at most this share of a step's samples through degraded layers\n" + _speed_table(budgets),
     ]
+    if projected:
+        what = "projected layers (ours): at most this share of the replicas projects a layer\n"
+        sections.append(what + _quality_table(projected) + "\n\n" + _speed_table(projected))
     if corrected:
         sections.append("corrections (ours)\n" + _quality_table(corrected) + "\n\n" + _speed_table(corrected))
     if varied:
@@ -156,11 +163,13 @@ def to_document(outcomes: Outcomes, num_steps: int, samples_per_step: int, machi
                 "policy": found.case.policy,
                 "process": found.case.process,
                 "degraded_share_limit": found.case.degraded_share_limit,
+                "projected_share_limit": found.case.projected_share_limit,
                 "correction": found.case.correction,
                 "approximation": found.case.approximation,
                 "length_ratio": found.case.length_ratio,
                 "down_ranks": found.down_ranks,
                 "degraded_ratio": found.degraded_ratio,
+                "projected_ratio": found.projected_ratio,
                 "perplexity_ratio": found.perplexity_ratios.to_dict(),
                 "gradient_error": found.gradient_errors.to_dict(),
                 "step_ratio": found.step_ratio,
@@ -183,6 +192,7 @@ def _quality_table(figures: Sequence[Figures]) -> str:
         "policy, process",
         "ranks down",
         "degraded",
+        "projected",
         "perplexity",
         "min",
         "max",
@@ -197,6 +207,7 @@ def _quality_table(figures: Sequence[Figures]) -> str:
             str(found.case),
             f"{found.down_ranks:.1f}",
             f"{found.degraded_ratio:.1%}",
+            f"{found.projected_ratio:.1%}",
             *found.perplexity_ratios.to_text(lambda ratio: f"{ratio - 1:+.1%}"),
             _paper_perplexity(found.case) if found.case.policy in ("mecefo", "ndb") else "-",
             *_errors(found.gradient_errors),

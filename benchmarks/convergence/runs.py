@@ -76,6 +76,7 @@ class Run:
             validation_loss=validation_loss,
             down_ranks=CLUSTER.num_ranks - fmean(map(len, alive)),
             degraded_ratio=fmean(plan.degraded_ratio for plan in plans),
+            projected_ratio=fmean(plan.projected_ratio for plan in plans),
             lost_ratio=fmean(plan.lost_ratio for plan in plans),
             step_seconds=fmean(plan.seconds for plan in plans),
             gradient_errors=tuple(gradient_errors),
@@ -86,14 +87,15 @@ class Run:
 class Outcome:
     """What came of a run.
 
-    `validation_loss` is in nats per byte. Means over steps: `down_ranks`, `degraded_ratio` and `lost_ratio` (of samples
-    times layers), `step_seconds` (predicted for the 7B cluster). `gradient_errors` are of the probed steps in which
-    something was degraded or lost.
+    `validation_loss` is in nats per byte. Means over steps: `down_ranks`, `degraded_ratio`, `projected_ratio` and
+    `lost_ratio` (of samples times layers), `step_seconds` (predicted for the 7B cluster). `gradient_errors` are of the
+    probed steps in which something was approximated or lost.
     """
 
     validation_loss: float
     down_ranks: float
     degraded_ratio: float
+    projected_ratio: float
     lost_ratio: float
     step_seconds: float
     gradient_errors: tuple[float, ...]
@@ -130,24 +132,27 @@ class Dealer:
         return dealt
 
 
-def trained_layers(degraded: frozenset[int], num_planned: int, num_trained: int, step: int) -> frozenset[int]:
-    """The layers of the trained model that stand for the `degraded` ones of the planned model in this step.
+def trained_layers(layers: frozenset[int], num_planned: int, num_trained: int, step: int) -> frozenset[int]:
+    """The layers of the trained model that stand for these of the planned model in this step.
 
     Every trained layer stands for `num_planned / num_trained` neighbouring ones in turn, a step each, so that over the
-    steps it is degraded as often as they are.
+    steps it is approximated as often as they are.
     """
     num_each = num_planned // num_trained
-    return frozenset(layer for layer in range(num_trained) if layer * num_each + step % num_each in degraded)
+    return frozenset(layer for layer in range(num_trained) if layer * num_each + step % num_each in layers)
 
 
 def groups_of(dealt: Sequence[tuple[Share, tuple[int, ...]]], num_trained: int, step: int) -> list[Group]:
-    """The samples of a step by what is degraded for them; those that nobody computes are left out."""
-    samples_of: dict[frozenset[int], list[int]] = {}
+    """The samples of a step by what is approximated for them; those that nobody computes are left out."""
+    samples_of: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
     for share, samples in dealt:
         if not share.is_lost:
-            degraded = trained_layers(share.degraded, CLUSTER.num_layers, num_trained, step)
-            samples_of.setdefault(degraded, []).extend(samples)
-    return [Group(tuple(samples), degraded) for degraded, samples in samples_of.items() if samples]
+            degraded, projected = (
+                trained_layers(layers, CLUSTER.num_layers, num_trained, step)
+                for layers in (share.degraded, share.projected)
+            )
+            samples_of.setdefault((degraded, projected), []).extend(samples)
+    return [Group(tuple(samples), *layers) for layers, samples in samples_of.items() if samples]
 
 
 def train(run: Run, data: str | None) -> Outcome:
@@ -161,7 +166,7 @@ def train(run: Run, data: str | None) -> Outcome:
     for step, plan in enumerate(plans, start=1):
         samples = samples_of_step(step, job.samples_per_step)
         groups = groups_of(dealer.deal(plan.shares, samples), job.model.num_layers, step)
-        if step % PROBE_EVERY_STEPS == 0 and (plan.degraded_ratio or plan.lost_ratio):
+        if step % PROBE_EVERY_STEPS == 0 and (plan.degraded_ratio or plan.projected_ratio or plan.lost_ratio):
             errors.append(training.gradient_error(groups, tuple(samples)))
         training.step(step, groups)
     return run.outcome(training.validation_loss(validation_text), errors)

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,19 +34,24 @@ VALIDATION_BATCH = 50
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Samples of a step that are computed alike: the layers of the trained model in `degraded` run approximated."""
+    """Samples of a step that are computed alike.
+
+    The layers of the trained model in `degraded` run approximated, those in `projected` with low-rank weight gradients.
+    """
 
     samples: tuple[int, ...]
     degraded: frozenset[int] = frozenset()
+    projected: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
     """What may be done about the bias of degraded samples; ours, not the paper's, and off by default.
 
-    `averages_rest`: what technique III drops of a weight gradient, (I - P) G, is scaled up to the mean over the exact
-    replicas, as N(l) is for attention. `weight_below`: the weight of a sample in the layers below a layer that it
-    passes degraded (and in the embedding), where its gradient misses what would have come through the attention.
+    `averages_rest`: what technique III drops of a weight gradient, (I - P) G, is scaled up to the mean over the samples
+    for which the layer is neither degraded nor projected, as N(l) is for attention. `weight_below`: the weight of a
+    sample in the layers below a layer that it passes degraded (and in the embedding), where its gradient misses what
+    would have come through the attention.
     """
 
     averages_rest: bool = False
@@ -54,6 +59,7 @@ class Correction:
 
 
 NO_CORRECTION = Correction()
+_Way = Literal["exact", "projected", "degraded"]
 
 
 def split_text(data: str | None) -> tuple[bytes, bytes]:
@@ -156,26 +162,33 @@ class Training:
         for parameter in self._parameters:
             parameter.grad = None
         num_samples = sum(len(group.samples) for group in groups)
-        for group in groups:
-            if group.samples:
-                self._backward(group, num_samples)
+        self._backward(groups, num_samples)
         with torch.no_grad():
             self._reduce(groups, num_samples)
 
-    def _backward(self, group: Group, num_samples: int) -> None:
-        inputs, targets = self._corpus.batch(group.samples)
+    def _backward(self, groups: Sequence[Group], num_samples: int) -> None:
+        samples = [sample for group in groups for sample in group.samples]
+        inputs, targets = self._corpus.batch(samples)
         x = self._embedding(inputs)
-        for layer, block in enumerate(self._blocks):
-            if layer in group.degraded:
-                twin = self._twins[layer]
-                if not is_degraded(twin):
-                    degrade(twin, self._job.approximation, seed=self._job.seed)
-                if self._correction.weight_below != 1.0:
-                    x = _Weigh.apply(x, self._correction.weight_below)  # type: ignore[no-untyped-call]
-                x = twin(x)
-            else:
-                x = block(x)
+        for layer in range(len(self._blocks)):
+            ways = [_way(layer, group) for group in groups for _ in group.samples]
+            places = {way: [place for place, own in enumerate(ways) if own == way] for way in sorted(set(ways))}
+            if len(places) == 1:
+                x = self._run(layer, ways[0], x)
+                continue
+            parts = [self._run(layer, way, x[own]) for way, own in places.items()]
+            order = torch.tensor([place for own in places.values() for place in own])
+            x = torch.cat(parts)[order.argsort()]
         torch.autograd.backward(self._head.loss(x, targets) / (num_samples * self._job.sequence_length))
+
+    def _run(self, layer: int, way: _Way, x: Tensor) -> Tensor:
+        if way == "exact":
+            return cast(Tensor, self._blocks[layer](x))
+        twin, skips = self._twins[layer], way == "degraded"
+        degrade(twin, self._job.approximation, skip_attention=skips, seed=self._job.seed)
+        if skips and self._correction.weight_below != 1.0:
+            x = _Weigh.apply(x, self._correction.weight_below)  # type: ignore[no-untyped-call]
+        return cast(Tensor, twin(x))
 
     def _reduce(self, groups: Sequence[Group], num_samples: int) -> None:
         """Turn sums over samples into means, layer by layer, from the head downwards."""
@@ -196,8 +209,13 @@ class Training:
                         parameter.grad = None
                     else:
                         _gradient(parameter).mul_(of_exact)
-            if self._correction.averages_rest and of_exact is not None and weight_of_exact < weight_of_all:
-                self._average_rest(layer, of_exact / of_all)
+            weight_of_whole = sum(
+                w * len(group.samples)
+                for w, group in zip(weights, groups, strict=True)
+                if layer not in group.degraded | group.projected
+            )
+            if self._correction.averages_rest and 0 < weight_of_whole < weight_of_all:
+                self._average_rest(layer, weight_of_all / weight_of_whole)
             weights = [
                 w * self._correction.weight_below if layer in group.degraded else w
                 for w, group in zip(weights, groups, strict=True)
@@ -209,6 +227,12 @@ class Training:
         """Degraded replicas contributed P(G) alone; see `correct_`."""
         for projection in projections(self._blocks[layer], bases(self._twins[layer])):
             correct_(_gradient(projection.weight), projection.basis, scale, projection.side)
+
+
+def _way(layer: int, group: Group) -> _Way:
+    if layer in group.degraded:
+        return "degraded"
+    return "projected" if layer in group.projected else "exact"
 
 
 class _Weigh(torch.autograd.Function):

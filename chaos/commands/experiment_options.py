@@ -146,6 +146,12 @@ def experiment_options(command: Any) -> Any:
             "Default: mecefo.",
         ),
         click.option(
+            "--quality",
+            metavar="auto|speed|exact|X",
+            help="With mecefo: approximate what brings the job to its loss sooner, what keeps its pace, nothing, or at "
+            "most this share of the samples. Default: auto.",
+        ),
+        click.option(
             "--checkpoint-every", type=NUMBER, metavar="STEPS", help="Write a checkpoint so often. Default: none."
         ),
         click.option(

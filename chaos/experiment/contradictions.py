@@ -30,7 +30,9 @@ _MIN_NODE_BYTES = 64 * 2**20
 _HIGHEST_BIT = 31
 
 
-_STEPS, _STRATEGY, _MODEL, _CHECKPOINT = (("job", key) for key in ("steps", "strategy", "model", "checkpoint"))
+_STEPS, _STRATEGY, _MODEL, _CHECKPOINT, _QUALITY = (
+    ("job", key) for key in ("steps", "strategy", "model", "checkpoint", "quality")
+)
 _RUNTIME: KeyPath = ("job", "runtime")
 _SHAPE: Sequence[KeyPath] = tuple(
     ("job", key)
@@ -54,6 +56,9 @@ def contradictions(
         if job.approximation.rank > hidden_size:
             message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
             problems.add(("job", "approximation", "rank"), message, rests_on=[_MODEL])
+        if job.quality != "auto" and job.degraded_share_limit is not None:
+            message = f"{setting('job.quality')} says it too: leave one of the two out"
+            problems.add(("job", "degraded_share_limit"), message, rests_on=[_QUALITY])
     cluster: Cluster | None = None
     if problems.are_sound(*_SHAPE):
         try:

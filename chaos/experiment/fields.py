@@ -13,7 +13,7 @@ from chaos.spec.recurrence import Rate
 from chaos.spec.target import Target
 from chaos.spec.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger, whole_number
 from chaos.spec.validation_errors import said
-from mecefo_runtime.job.config import PRESETS
+from mecefo_runtime.job.config import PRESETS, QUALITIES
 
 MAX_TEXT = 200
 """Characters of a text."""
@@ -85,6 +85,20 @@ def _dilation(value: object) -> str | float:
     return ratio
 
 
+def _quality(value: object) -> str | float:
+    if isinstance(value, str) and value in QUALITIES:
+        return value
+    try:
+        share = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+    except (ValueError, OverflowError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        suggestion = nearest(value, QUALITIES) if isinstance(value, str) else None
+        message = f"must be {', '.join(QUALITIES)} or a share from 0 to 1, not {shown(value)}"
+        raise UsageError(message, suggestion=suggestion)
+    return share
+
+
 def _repair(value: object) -> Duration | Literal["none"]:
     if value == "none":
         return "none"
@@ -144,6 +158,7 @@ _PROFILE_SCHEMA = {
         },
     ]
 }
+_QUALITY_SCHEMA = {"anyOf": [{"enum": list(QUALITIES)}, {"type": "number", "minimum": 0, "maximum": 1}]}
 _DILATION_SCHEMA = {
     "anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1, "maximum": _MAX_DILATION_RATIO}]
 }
@@ -151,6 +166,7 @@ _DILATION_SCHEMA = {
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(said(one_line))]
 ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
 DilationText = Annotated[str | float, PlainValidator(said(_dilation)), WithJsonSchema(_DILATION_SCHEMA)]
+QualityText = Annotated[str | float, PlainValidator(said(_quality)), WithJsonSchema(_QUALITY_SCHEMA)]
 TargetText = Annotated[Target, PlainValidator(said(Target.parse)), _AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]
 TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, WithJsonSchema(_TRIGGER_SCHEMA)]
 RepairText = Annotated[

@@ -8,7 +8,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from chaos.errors import UsageError, setting, shown
-from chaos.experiment.fields import MAX_RANKS, DilationText, HeartbeatText, ModelName, Said, Text, require_few_ranks
+from chaos.experiment.fields import (
+    MAX_RANKS,
+    DilationText,
+    HeartbeatText,
+    ModelName,
+    QualityText,
+    Said,
+    Text,
+    require_few_ranks,
+)
 from chaos.spec.quantities import BytesText
 from chaos.spec.trigger import Duration
 from mecefo_runtime.job.config import (
@@ -20,6 +29,7 @@ from mecefo_runtime.job.config import (
     JobConfig,
     Pacing,
     RejectedStepPolicy,
+    quality_of,
 )
 from mecefo_runtime.planners import fixed_settings, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice
@@ -76,7 +86,8 @@ class Containers(Said):
 class Job(Said):
     """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks.
 
-    `nodes_per_rack` says which nodes can be affected together as a rack; to the runtime it means nothing.
+    `nodes_per_rack` says which nodes can be affected together as a rack; to the runtime it means nothing. The key
+    `degraded_share_limit` is older than `quality`, and is it where it is given.
     """
 
     runtime: Literal["mecefo"] = "mecefo"
@@ -100,7 +111,8 @@ class Job(Said):
     health: Health = Health()
     checkpoint: Checkpoint | None = None
     takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
-    degraded_share_limit: float = Field(default=_DEFAULTS.degraded_share_limit, ge=0, le=1)
+    quality: QualityText = "auto"
+    degraded_share_limit: float | None = Field(default=None, ge=0, le=1)
     rank_memory_bytes: int | None = Field(default=None, ge=1)
     heartbeat_timeout: HeartbeatText = Duration(seconds=_DEFAULTS.heartbeat_timeout_seconds)
     precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
@@ -147,6 +159,7 @@ class Job(Said):
             UsageError: the shape does not fit.
         """
         data_parallel, pipeline = self.shape()
+        quality = quality_of(self.quality if self.degraded_share_limit is None else self.degraded_share_limit)
         job = JobConfig(
             model=PRESETS[self.model],
             nodes=self.nodes,
@@ -166,7 +179,8 @@ class Job(Said):
             health=HealthConfig(**self.health.model_dump()),
             checkpoint=self._checkpoint_config(),
             takeover=self.takeover,
-            degraded_share_limit=self.degraded_share_limit,
+            degraded_share_limit=quality.degraded_share_limit,
+            projected_share_limit=quality.projected_share_limit,
             rank_memory_bytes=self.rank_memory_bytes,
             heartbeat_timeout_seconds=self.heartbeat_timeout.seconds or _DEFAULTS.heartbeat_timeout_seconds,
             precision=self.precision,
@@ -186,10 +200,14 @@ class Job(Said):
 
     def contradictions_of_strategy(self) -> Mapping[tuple[str, ...], str]:
         """By key, why what is said of the job cannot be with its strategy, which fixes it otherwise."""
-        return {
+        fixed_by_key = fixed_settings(self.strategy)
+        found: dict[tuple[str, ...], str] = {
             key: f"must be {shown(fixed)} with the strategy {self.strategy}, or left out, not {shown(own)}"
-            for key, own, fixed in _said_otherwise(self, fixed_settings(self.strategy))
+            for key, own, fixed in _said_otherwise(self, fixed_by_key)
         }
+        if self.quality != "auto" and "degraded_share_limit" in fixed_by_key:
+            found["quality",] = f"must be left out with the strategy {self.strategy}, which fixes it"
+        return found
 
     def violation_about_checkpoint_before(self, step: int | None) -> str | None:
         """Why there cannot be a checkpoint yet when `step` comes; None if there may be one."""

@@ -16,6 +16,7 @@ _OF_THE_JOB = (
     "nodes_per_rack",
     "pacing",
     "pipeline",
+    "quality",
     "steps",
     "strategy",
 )

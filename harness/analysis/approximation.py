@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from harness.analysis.steps import CommittedStep
-from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.layout import Layout, Span
 from mecefo_runtime.system.job_records import LayoutTold
 
 
@@ -14,13 +14,22 @@ def degraded_share_ratio(layouts: Iterable[LayoutTold], steps: Sequence[Committe
 
     None when no step was committed in an epoch whose layout is known.
     """
-    shares = {one.epoch: _share(Layout.from_dict(one.layout)) for one in layouts if one.layout}
+    return _share_ratio(layouts, steps, lambda span: len(span.degraded))
+
+
+def projected_share_ratio(layouts: Iterable[LayoutTold], steps: Sequence[CommittedStep]) -> float | None:
+    """The share of the job's samples x layers that went through projected layers; None as above."""
+    return _share_ratio(layouts, steps, lambda span: len(span.projected))
+
+
+def _share_ratio(
+    layouts: Iterable[LayoutTold], steps: Sequence[CommittedStep], count: Callable[[Span], int]
+) -> float | None:
+    shares = {one.epoch: _share(Layout.from_dict(one.layout), count) for one in layouts if one.layout}
     known = [shares[step.epoch] for step in steps if step.epoch in shares]
     return sum(known) / len(known) if known else None
 
 
-def _share(layout: Layout) -> float:
-    degraded = sum(
-        replica.num_microbatches * len(span.degraded) for replica in layout.replicas for span in replica.spans
-    )
-    return degraded / (layout.num_microbatches * layout.num_layers)
+def _share(layout: Layout, count: Callable[[Span], int]) -> float:
+    counted = sum(replica.num_microbatches * count(span) for replica in layout.replicas for span in replica.spans)
+    return counted / (layout.num_microbatches * layout.num_layers)

@@ -13,7 +13,7 @@ from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
 from harness.analysis.steps import BASELINE_STEPS, CommittedStep, usual_step_seconds
 from harness.analysis.timeline import Timeline, Told, read
-from harness.analysis.words import num_degraded_layers
+from harness.analysis.words import num_layers
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
     CheckpointWritten,
@@ -145,7 +145,7 @@ class RunState:
     @property
     def degraded_layers(self) -> Mapping[int, int]:
         """How many layers are degraded in each epoch, counted once for each replica that degrades them."""
-        return {one.epoch: num_degraded_layers(one.layout) for one in self.of(LayoutTold) if one.epoch is not None}
+        return {one.epoch: num_layers(one.layout, "degraded") for one in self.of(LayoutTold) if one.epoch is not None}
 
     @property
     def num_injected(self) -> int:

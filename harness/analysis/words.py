@@ -140,8 +140,9 @@ class Narrator:
             ranks = count(_size(fields.get("members")), "rank")
             return f"{ranks} go on with what they have; {count(fetched, 'unit')} of state on the way meanwhile"
         again = "once more " if fields["reason"] == "retry" else ""
-        degraded = num_degraded_layers(fields.get("layout"))
+        degraded, projected = (num_layers(fields.get("layout"), how) for how in ("degraded", "projected"))
         approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
+        approximated += f", {count(projected, 'layer')} with low-rank weight gradients" if projected else ""
         return f"the layers are shared out {again}over {count(_size(fields.get('members')), 'rank')}{approximated}"
 
     def _tell_regrouped(self, event: Event, fields: Mapping[str, Any]) -> str | None:
@@ -274,10 +275,10 @@ def one_line(text: object) -> str:
     return "".join(char if char.isprintable() else " " for char in str(text)).strip()
 
 
-def num_degraded_layers(layout: Mapping[str, Any] | None) -> int:
-    """Degraded layers of the layout that an event tells, counted once per replica that degrades them."""
+def num_layers(layout: Mapping[str, Any] | None, how: str) -> int:
+    """Layers of the layout that an event tells that are `degraded` or `projected`, once per replica where they are."""
     replicas = (layout or {}).get("replicas", ())
-    return sum(len(span.get("degraded", ())) for replica in replicas for span in replica.get("spans", ()))
+    return sum(len(span.get(how, ())) for replica in replicas for span in replica.get("spans", ()))
 
 
 def target_text(target: object) -> str:

@@ -200,6 +200,7 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric("layout_changes", "number", "regroups", only_grows=True, is_count=True),
         Metric("degraded_share_ratio", "ratio", "share of samples x layers computed approximately"),
+        Metric("projected_share_ratio", "ratio", "share of samples x layers with low-rank weight gradients alone"),
         Metric(
             "unfit_steps",
             "number",

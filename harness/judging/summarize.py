@@ -112,6 +112,9 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
     known["degraded_share_ratio"] = _attempt(
         "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps), problems
     )
+    known["projected_share_ratio"] = _attempt(
+        "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps), problems
+    )
     known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
     seconds = _attempt("compute", lambda: integrity.compute_seconds(finished), problems)
     known["compute_cpu_seconds"] = None if seconds is None else seconds[0]

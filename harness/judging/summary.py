@@ -184,6 +184,7 @@ class Summary:
     goodput_ratio: float | None = None
     diverged_units: int | None = None
     degraded_share_ratio: float | None = None
+    projected_share_ratio: float | None = None
     unfit_steps: int | None = None
     compute_cpu_seconds: float | None = None
     dilation_overrun_ratio: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
@@ -73,7 +73,7 @@ class ApproximationConfig:
     rank: int = 16
     refresh_steps: int = 50
     down_projection: Literal["left", "right"] = "left"
-    average_rest: bool = False
+    average_rest: bool = True
 
     def __post_init__(self) -> None:
         for name in ("rank", "refresh_steps"):
@@ -81,6 +81,34 @@ class ApproximationConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.down_projection not in ("left", "right"):
             raise ValueError(f"down_projection must be left or right, not {self.down_projection!r}")
+
+
+class Quality(NamedTuple):
+    """How much of a step may be approximated, see `JobConfig`."""
+
+    degraded_share_limit: float
+    projected_share_limit: float
+
+
+QUALITIES: Mapping[str, Quality] = {
+    # What is soonest at the loss that the job would have without failures (docs/convergence.md).
+    "auto": Quality(0.0, 0.5),
+    "speed": Quality(1.0, 0.0),
+    "exact": Quality(0.0, 0.0),
+}
+
+
+def quality_of(name: str | float) -> Quality:
+    """The quality of that name, or with such a limit for degraded samples and no projected layers.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(name, str):
+        if name not in QUALITIES:
+            raise ValueError(f"quality must be {', '.join(QUALITIES)} or a share from 0 to 1, not {name!r}")
+        return QUALITIES[name]
+    return Quality(name, 0.0)
 
 
 RejectedStepPolicy = Literal["commit", "repeat", "skip", "evict"]
@@ -152,7 +180,8 @@ JOB_FAILED = 3
 class JobConfig:
     """One training job. Batch sizes count sequences, lengths count tokens (bytes).
 
-    `degraded_share_limit`: at most this share of a step's samples goes through degraded layers. `takeover`: whether
+    `degraded_share_limit`: at most this share of a step's samples goes through degraded layers.
+    `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `takeover`: whether
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
     `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state
@@ -186,7 +215,8 @@ class JobConfig:
     health: HealthConfig = field(default_factory=HealthConfig)
     checkpoint: CheckpointConfig | None = None
     takeover: Literal["auto", "direct", "background"] = "auto"
-    degraded_share_limit: float = 1.0
+    degraded_share_limit: float = QUALITIES["auto"].degraded_share_limit
+    projected_share_limit: float = QUALITIES["auto"].projected_share_limit
     rank_memory_bytes: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     device: DeviceChoice = "auto"
@@ -202,8 +232,9 @@ class JobConfig:
         for name in ("steps", "sequence_length", "microbatch_size", "microbatches_per_replica"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.degraded_share_limit <= 1:
-            raise ValueError(f"degraded_share_limit must be between 0 and 1, not {self.degraded_share_limit}")
+        for name in ("degraded_share_limit", "projected_share_limit"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
         self.cluster()
 
     def cluster(self) -> Cluster:

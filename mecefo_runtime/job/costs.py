@@ -14,11 +14,12 @@ class Costs:
     """One rank's device. Seconds and activation bytes are for one microbatch; all layers of a model are alike.
 
     A `degraded` layer runs approximated; a `recomputed` one is degraded and computes gate and up again in the backward
-    pass, a `fully_recomputed` one the down projection, too (their forward pass is the degraded one). State is
-    parameters, gradients and optimizer state; activations are what is stored between the forward and the backward pass
-    of one microbatch. `layer_update_seconds` is the optimizer's part of a step for one layer, `layer_checksum_seconds`
-    a checksum of its state, `refresh_seconds` new bases for a degraded one. `memory_bytes` is what a rank has for state
-    and activations, None where there is no limit.
+    pass, a `fully_recomputed` one the down projection, too (their forward pass is the degraded one). A `projected`
+    layer is as an exact one, but for low-rank weight gradients; None: not known. State is parameters, gradients and
+    optimizer state; activations are what is stored between the forward and the backward pass of one microbatch.
+    `layer_update_seconds` is the optimizer's part of a step for one layer, `layer_checksum_seconds` a checksum of its
+    state, `refresh_seconds` new bases for a degraded one. `memory_bytes` is what a rank has for state and activations,
+    None where there is no limit.
 
     Raises:
         ValueError: a figure is not positive or not finite.
@@ -45,10 +46,11 @@ class Costs:
     recomputed_activation_bytes: int
     transfer_bytes_per_second: float
     memory_bytes: int | None = None
+    projected_backward_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is None and name == "memory_bytes":
+            if value is None and name in ("memory_bytes", "projected_backward_seconds"):
                 continue
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, not {value}")
@@ -74,6 +76,11 @@ class Costs:
         return self.degraded_forward_seconds + self.degraded_backward_seconds
 
     @property
+    def projected_saved_seconds(self) -> float:
+        """What a projected layer takes less than an exact one; 0 where it is not known to take less."""
+        return max(0.0, self.layer_backward_seconds - (self.projected_backward_seconds or self.layer_backward_seconds))
+
+    @property
     def recomputed_seconds(self) -> float:
         """Forward and backward pass of a degraded layer that recomputes gate and up."""
         return self.degraded_forward_seconds + self.recomputed_backward_seconds
@@ -89,8 +96,8 @@ class Costs:
 
     def scaled(self, ratio: float) -> Costs:
         """Those of a device that takes `ratio` times as long to compute."""
-        seconds = [field.name for field in fields(self) if field.name.endswith("_seconds")]
-        return replace(self, **{name: ratio * getattr(self, name) for name in seconds})
+        seconds = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_seconds")}
+        return replace(self, **{name: ratio * value for name, value in seconds.items() if value is not None})
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Costs:

@@ -92,7 +92,8 @@ class Span:
     """Layers `first` up to but without `end`, held by `rank` in one replica; those in `degraded` run approximated.
 
     Those of them that are in `recomputed` too compute gate and up again in the backward pass instead of storing them;
-    with `recomputes_fully` the whole of their feed-forward part, down projection included.
+    with `recomputes_fully` the whole of their feed-forward part, down projection included. Those in `projected` are
+    exact but for the weight gradients of their feed-forward part, which are low-rank.
     """
 
     rank: int
@@ -101,6 +102,7 @@ class Span:
     degraded: frozenset[int] = frozenset()
     recomputed: frozenset[int] = frozenset()
     recomputes_fully: bool = False
+    projected: frozenset[int] = frozenset()
 
     @property
     def layers(self) -> range:
@@ -133,6 +135,11 @@ class Layout:
     def num_degraded_layers(self) -> int:
         """Degraded layers, counted once per replica that degrades them."""
         return sum(len(span.degraded) for replica in self.replicas for span in replica.spans)
+
+    @property
+    def num_projected_layers(self) -> int:
+        """Projected layers, counted once per replica that projects them."""
+        return sum(len(span.projected) for replica in self.replicas for span in replica.spans)
 
     def ranks(self) -> frozenset[int]:
         """All ranks that hold something."""
@@ -195,6 +202,8 @@ class Layout:
                     raise LayoutError(f"rank {span.rank} degrades layers that it does not hold")
                 if not span.recomputed <= span.degraded:
                     raise LayoutError(f"rank {span.rank} recomputes layers that it does not degrade")
+                if not span.projected <= set(span.layers) - span.degraded:
+                    raise LayoutError(f"rank {span.rank} projects layers that it does not hold, or degrades too")
                 seen.add(span.rank)
                 expected = span.end
             if expected != self.num_layers:
@@ -220,6 +229,7 @@ class Layout:
                             "degraded": sorted(s.degraded),
                             "recomputed": sorted(s.recomputed),
                             "recomputes_fully": s.recomputes_fully,
+                            "projected": sorted(s.projected),
                         }
                         for s in replica.spans
                     ],
@@ -244,7 +254,9 @@ class Layout:
                             end=s["end"],
                             degraded=frozenset(s["degraded"]),
                             recomputed=frozenset(s["recomputed"]),
+                            # Logs of earlier versions do not have these.
                             recomputes_fully=s.get("recomputes_fully", False),
+                            projected=frozenset(s.get("projected", ())),
                         )
                         for s in r["spans"]
                     ),

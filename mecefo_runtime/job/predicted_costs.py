@@ -85,4 +85,7 @@ def predict_costs(
         recomputed_activation_bytes=token_bytes * hidden,
         transfer_bytes_per_second=transfer_bytes_per_second,
         memory_bytes=memory_bytes,
+        # Instead of the exact weight gradients of the feed-forward part.
+        projected_backward_seconds=(2 * weights_flops + 5 * scores_flops - ffn_input_flops + low_rank_flops)
+        / flops_per_second,
     )

@@ -9,6 +9,8 @@ backward in another ratio than elsewhere, real pipelines stray from it by up to 
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Replica, Span
 
@@ -21,6 +23,7 @@ def span_seconds(span: Span, num_layers: int, costs: Costs) -> float:
         (len(span.layers) - num_degraded) * costs.layer_seconds
         + (num_degraded - num_recomputed) * costs.degraded_seconds
         + num_recomputed * recomputed_seconds
+        - len(span.projected) * costs.projected_saved_seconds
         + ends_seconds(span.first == 0, span.end == num_layers, costs)
     )
 
@@ -106,3 +109,9 @@ def degraded_share_ratio(layout: Layout) -> float:
         replica.num_microbatches for replica in layout.replicas if any(span.degraded for span in replica.spans)
     )
     return degraded / layout.num_microbatches
+
+
+def projected_share_ratio(layout: Layout) -> float:
+    """The share of the replicas that project a layer, from 0 to 1: of the layer with the most."""
+    projected = [layer for replica in layout.replicas for span in replica.spans for layer in span.projected]
+    return max(Counter(projected).values(), default=0) / len(layout.replicas)

@@ -101,6 +101,7 @@ class Coordinator:
                 takeover=job.takeover,
                 health=job.health,
                 degraded_share_limit=job.degraded_share_limit,
+                projected_share_limit=job.projected_share_limit,
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
                 rejected_checkpoints=lambda after_step: rejected_checkpoints(job, after_step),
                 stops_on_loss=stops_on_loss(job.strategy),

@@ -55,6 +55,7 @@ def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
         "members": list(plan.members),
         "layout": plan.layout.to_dict(),
         "degraded_layers": plan.layout.num_degraded_layers,
+        "projected_layers": plan.layout.num_projected_layers,
         "num_transfers": len(plan.transfers),
         "num_fetched_in_background": sum(shadow.source is not None for shadow in plan.background.shadows),
         "commit_step": plan.decision.commit.step if plan.decision.commit else None,

@@ -50,6 +50,7 @@ class Rules:
     takeover: Literal["auto", "direct", "background"] = "auto"
     health: HealthConfig = field(default_factory=HealthConfig)
     degraded_share_limit: float = 1.0
+    projected_share_limit: float = 0.0
     newest_checkpoint: Callable[[Collection[Durable]], Durable | None] = lambda refused: None
     rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
@@ -118,6 +119,7 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         current=survivors.layout,
         holdings=holdings,
         degraded_share_limit=rules.degraded_share_limit,
+        projected_share_limit=rules.projected_share_limit,
     )
     try:
         target = _plan(rules, situation)

@@ -12,6 +12,9 @@ III. The weight gradient G^T x of a linear map y = W x (G and x have a row for e
 
 But for the attention that technique I leaves out, the gradient of the block's input is exact.
 
+A projected block (ours, not the paper's) does without technique I: its attention is exact, with its backward pass, and
+its feed-forward half as above. Its input's gradient is exact then, and only low-rank weight gradients are approximated.
+
 Shape suffixes: B sequences, T tokens, X = B * T, H hidden, F intermediate, R rank.
 """
 
@@ -31,10 +34,18 @@ Recompute = bool | Literal["full"]
 """Whether gate and up are computed again in the backward pass; "full": the down projection, too."""
 
 
-def degrade(block: nn.Module, config: ApproximationConfig, *, recompute: Recompute = False, seed: int = 0) -> None:
+def degrade(
+    block: nn.Module,
+    config: ApproximationConfig,
+    *,
+    recompute: Recompute = False,
+    skip_attention: bool = True,
+    seed: int = 0,
+) -> None:
     """Let `block` run approximated from now on, until `restore`.
 
     `recompute` is technique II: less is stored, and gate and up are computed twice; no bit of a result depends on it.
+    Without `skip_attention`, technique I, the block is projected.
     The bases are computed at once, from the weights as they are now (see `compute_bases`): put the weights in place,
     on their device and of their dtype, before. A block that is degraded already, with this config and seed, keeps its
     bases; with others it begins anew.
@@ -44,9 +55,9 @@ def degrade(block: nn.Module, config: ApproximationConfig, *, recompute: Recompu
     """
     current = block.forward
     if isinstance(current, _DegradedForward) and current.has(config, seed):
-        current.recompute = recompute
+        current.recompute, current.skip_attention = recompute, skip_attention
     else:
-        block.__dict__["forward"] = _DegradedForward(block, config, recompute, seed)
+        block.__dict__["forward"] = _DegradedForward(block, config, recompute, skip_attention, seed)
 
 
 def restore(block: nn.Module) -> None:
@@ -97,8 +108,11 @@ def bases(block: nn.Module) -> Bases:
 class _DegradedForward:
     """What a degraded block has as its `forward`: the same arguments, the same result."""
 
-    def __init__(self, block: nn.Module, config: ApproximationConfig, recompute: Recompute, seed: int) -> None:
+    def __init__(
+        self, block: nn.Module, config: ApproximationConfig, recompute: Recompute, skip_attention: bool, seed: int
+    ) -> None:
         self.recompute = recompute
+        self.skip_attention = skip_attention
         self.bases = compute_bases(block, config, seed)
         self._adapter = adapter_of(block)
         self._config = config
@@ -112,7 +126,8 @@ class _DegradedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         parts = self._adapter
-        with torch.no_grad():
+        # Not to keep what the backward pass of attention needs, unless it is wanted.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.skip_attention):
             x_BTH, attended_BTH = parts.attend(*args, **kwargs)
         output_BTH: Tensor = _FeedForwardHalf.apply(  # type: ignore[no-untyped-call]
             x_BTH + attended_BTH,

@@ -30,7 +30,7 @@ class Situation:
 
     `current` is what ran last. `holdings` are the units that each living rank holds now (one that is not named holds
     nothing); empty where it is not known. At most `degraded_share_limit` (0 to 1) of a step's samples may go through
-    degraded layers.
+    degraded layers, and at most `projected_share_limit` of the replicas may project a layer.
     """
 
     cluster: Cluster
@@ -39,10 +39,12 @@ class Situation:
     current: Layout | None = None
     holdings: Mapping[int, frozenset[str]] = field(default_factory=dict)
     degraded_share_limit: float = 1.0
+    projected_share_limit: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.degraded_share_limit <= 1:
-            raise ValueError(f"degraded_share_limit must be between 0 and 1, not {self.degraded_share_limit}")
+        for name in ("degraded_share_limit", "projected_share_limit"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
 
 
 class Planner(Protocol):

@@ -3,7 +3,8 @@
 The layers of a replica that was hit are split anew over its own survivors. A replica that lost nobody keeps its stages.
 Where the failure-free time of a step can be kept, nothing is done to beat it; where it cannot, the step takes the least
 time that is possible. Within that time, in this order: few layers are degraded, weighted by the microbatches that go
-through them, and few units move. Layers recompute gate and up only where memory does not hold otherwise.
+through them, and few units move. Layers recompute gate and up only where memory does not hold otherwise. Where layers
+may be projected, which costs the training less, on all replicas, that comes before any is degraded.
 
 A replica is left out, and its microbatches go to the others, only when its survivors' memory cannot hold it, or could
 only hold it degraded and the limit for degraded samples does not allow that. The memory that the configured layout uses
@@ -33,18 +34,25 @@ from mecefo_runtime.job.layout import (
 from mecefo_runtime.job.step_time import (
     degraded_share_ratio,
     most_memory_bytes,
+    projected_share_ratio,
     step_seconds,
     update_seconds,
 )
 from mecefo_runtime.planners import NoLayout, Situation
 from mecefo_runtime.planners._configured import failure_free_seconds, memory_limit, survivors, whole
 from mecefo_runtime.planners._partition import Partition
+from mecefo_runtime.planners._projection import blended, project
 from mecefo_runtime.planners._shares import Shares, Sharing, Team
 from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Stages
 
 # A step may take this much longer than without failures before a layer is degraded for it, and a plan must be better
 # than the current layout by this much to replace it.
 TOLERANCE_RATIO = 0.01
+# A layer is projected only where that saves more than this share of its time: about what a sample that passes projected
+# layers tells the training less (docs/convergence.md).
+PROJECTED_LOSS_RATIO = 0.1
+# The share of layers that are projected is tried in so many steps.
+_NUM_TRIALS = 4
 
 
 def plan(situation: Situation) -> Layout:
@@ -53,9 +61,42 @@ def plan(situation: Situation) -> Layout:
     configured = configured_layout(cluster)
     if len(situation.alive) == cluster.num_ranks:
         return configured
-    found = _Search(situation, configured).run()
+    found = _plan(situation, configured)
     current = situation.current
     return current if current is not None and _is_as_good(current, found, situation, configured) else found
+
+
+def _plan(situation: Situation, configured: Layout) -> Layout:
+    costs, limit = situation.costs, situation.projected_share_limit
+    target_seconds = failure_free_seconds(configured, costs) * (1 + TOLERANCE_RATIO)
+    if not limit or costs.projected_saved_seconds <= PROJECTED_LOSS_RATIO * costs.layer_seconds:
+        return _Search(situation, configured, target_seconds).run()
+    best: Layout | None = None
+    for number in range(_NUM_TRIALS + 1):
+        exact = replace(situation, degraded_share_limit=0.0)
+        try:
+            found = _plan_projected(exact, configured, target_seconds, limit * number / _NUM_TRIALS)
+        except NoLayout:
+            # Memory does not hold it without degraded layers.
+            break
+        if best is None or step_seconds(found, costs) < step_seconds(best, costs):
+            best = found
+        if step_seconds(best, costs) <= target_seconds * (1 + ROUNDING_RATIO):
+            return best
+    if best is not None and not situation.degraded_share_limit:
+        return best
+    degraded = _plan_projected(situation, configured, target_seconds, limit)
+    if best is not None and step_seconds(best, costs) <= step_seconds(degraded, costs) * (1 + TOLERANCE_RATIO):
+        return best
+    return degraded
+
+
+def _plan_projected(situation: Situation, configured: Layout, target_seconds: float, ratio: float) -> Layout:
+    """With about this share of the layers projected."""
+    costs = blended(situation.costs, ratio)
+    layout = _Search(replace(situation, costs=costs), configured, target_seconds).run()
+    seconds = max(target_seconds, step_seconds(layout, costs))
+    return project(layout, situation.costs, situation.projected_share_limit, seconds)
 
 
 class _Choice(NamedTuple):
@@ -75,7 +116,9 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    def __init__(self, situation: Situation, configured: Layout) -> None:
+    """For a layout whose steps take `target_seconds`, or as little more as can be."""
+
+    def __init__(self, situation: Situation, configured: Layout, target_seconds: float) -> None:
         self._situation = situation
         self._cluster = situation.cluster
         self._costs = situation.costs
@@ -84,7 +127,7 @@ class _Search:
         self._survivors = survivors(situation, configured)
         num_microbatches = self._cluster.num_microbatches
         self._most_degraded = floor(situation.degraded_share_limit * num_microbatches * (1 + ROUNDING_RATIO))
-        self._target_seconds = failure_free_seconds(configured, self._costs) * (1 + TOLERANCE_RATIO)
+        self._target_seconds = target_seconds
         self._whole = whole(configured, situation.costs, num_microbatches, self._memory_bytes)
         self._sharings: dict[float, Sharing] = {}
         self._partitions: dict[float, Partition] = {}
@@ -290,8 +333,12 @@ def _configured_units(cluster: Cluster, stage: int) -> frozenset[str]:
     return frozenset(map(layer_unit, cluster.stage_layers(stage)))
 
 
-def _cost(layout: Layout) -> int:
-    return sum(replica.num_microbatches * len(span.degraded) for replica in layout.replicas for span in replica.spans)
+def _cost(layout: Layout) -> tuple[int, int]:
+    """Degraded and projected layers, each times the microbatches that go through them."""
+    spans = [(replica.num_microbatches, span) for replica in layout.replicas for span in replica.spans]
+    return sum(number * len(span.degraded) for number, span in spans), sum(
+        number * len(span.projected) for number, span in spans
+    )
 
 
 def _is_as_good(current: Layout, found: Layout, situation: Situation, configured: Layout) -> bool:
@@ -307,15 +354,20 @@ def _is_as_good(current: Layout, found: Layout, situation: Situation, configured
         return False
     for replica in current.replicas:
         own = configured.replicas[replica.replica]
-        if not replica.num_microbatches or (len(replica.spans) == len(own.spans) and replica.spans != own.spans):
+        exact = tuple(replace(span, projected=frozenset()) for span in replica.spans)
+        if not replica.num_microbatches or (len(exact) == len(own.spans) and exact != own.spans):
             return False
     memory_bytes = memory_limit(configured, costs)
     if memory_bytes is not None and most_memory_bytes(current, costs) > memory_bytes:
         return False
     if degraded_share_ratio(current) > situation.degraded_share_limit * (1 + ROUNDING_RATIO):
         return False
+    if projected_share_ratio(current) > situation.projected_share_limit * (1 + ROUNDING_RATIO):
+        return False
     slowest_seconds = max(failure_free_seconds(configured, costs), step_seconds(found, costs)) * (1 + TOLERANCE_RATIO)
-    return step_seconds(current, costs) <= slowest_seconds and _cost(current) <= _cost(found) * (1 + TOLERANCE_RATIO)
+    return step_seconds(current, costs) <= slowest_seconds and all(
+        own <= wanted * (1 + TOLERANCE_RATIO) for own, wanted in zip(_cost(current), _cost(found), strict=True)
+    )
 
 
 def _ranks(replica: Replica) -> tuple[int, ...]:

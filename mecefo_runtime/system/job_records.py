@@ -92,6 +92,7 @@ class LayoutTold(Record):
     members: tuple[int, ...] | None = None
     layout: Mapping[str, Any] | None = None
     degraded_layers: int | None = None
+    projected_layers: int | None = None
     num_transfers: int | None = None
     num_fetched_in_background: int | None = None
     commit_step: int | None = None

@@ -43,8 +43,8 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     generator = torch.Generator().manual_seed(job.seed)
     tokens_BT = torch.randint(job.model.vocab_size, shape, generator=generator).to(device)
     x_BTH = torch.randn(*shape, job.model.hidden_size, generator=generator).to(device)
-    layers = (build_unit(layer_unit(0), job.model, job.seed, device=device) for _ in range(4))
-    exact, degraded, recomputed, fully_recomputed = layers
+    layers = (build_unit(layer_unit(0), job.model, job.seed, device=device) for _ in range(5))
+    exact, degraded, recomputed, fully_recomputed, projected = layers
     embedding = build_unit(EMBEDDING, job.model, job.seed, device=device)
     head = build_unit(HEAD, job.model, job.seed, device=device)
     assert isinstance(head, Head)
@@ -52,6 +52,7 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     degrade(degraded, job.approximation, recompute=False, seed=job.seed)
     degrade(recomputed, job.approximation, recompute=True, seed=job.seed)
     degrade(fully_recomputed, job.approximation, recompute="full", seed=job.seed)
+    degrade(projected, job.approximation, skip_attention=False, seed=job.seed)
     optimizer = EagerAdamW(exact.parameters(), lr=0.0, fused=True)
     state = torch.zeros(_state_bytes(exact) * 3 // 4, dtype=torch.uint8, device=device)
 
@@ -64,6 +65,7 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
         ("degraded_forward_seconds", "degraded_backward_seconds"): passes(degraded, x_BTH),
         ("", "recomputed_backward_seconds"): passes(recomputed, x_BTH),
         ("", "fully_recomputed_backward_seconds"): passes(fully_recomputed, x_BTH),
+        ("", "projected_backward_seconds"): passes(projected, x_BTH),
         ("refresh_seconds",): [lambda: refresh(degraded)],
         ("embedding_forward_seconds", "embedding_backward_seconds"): passes(embedding, tokens_BT),
         ("head_forward_seconds", "head_backward_seconds"): passes(lambda x: head.loss(x, tokens_BT), x_BTH),

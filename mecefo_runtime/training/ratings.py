@@ -35,6 +35,7 @@ class Ratings:
             num_exact * costs.layer_backward_seconds
             + (num_degraded - num_recomputed) * costs.degraded_backward_seconds
             + num_recomputed * recomputed_backward_seconds
+            - len(span.projected) * costs.projected_saved_seconds
             + has_embedding * costs.embedding_backward_seconds
             + has_head * costs.head_backward_seconds
         )

@@ -32,12 +32,14 @@ JOB = JobConfig(
 EVERYONE = frozenset(range(CLUSTER.num_ranks))
 
 
-def replica_gradients(job, samples, degraded, num_samples):
+def replica_gradients(job, samples, degraded, num_samples, projected=frozenset()):
     """What one replica's ranks would contribute, computed with the runtime's own parts: {parameter: gradient}."""
     names = [EMBEDDING, *(layer_unit(layer) for layer in range(job.model.num_layers)), HEAD]
     units = {name: build_unit(name, job.model, job.seed) for name in names}
     for layer in degraded:
         degrade(units[layer_unit(layer)], job.approximation, seed=job.seed)
+    for layer in projected:
+        degrade(units[layer_unit(layer)], job.approximation, skip_attention=False, seed=job.seed)
     x, targets = Corpus(TEXT, job.sequence_length, job.seed).batch(samples)
     for name in names[:-1]:
         x = units[name](x)
@@ -61,15 +63,19 @@ def assert_equal(found, expected):
 
 @pytest.mark.unit
 def test_a_step_is_what_the_replicas_all_reduce():
-    replicas = [((0, 1, 2), frozenset()), ((3, 4), frozenset({0, 1})), ((5, 6, 7), frozenset({1}))]
+    replicas = [
+        ((0, 1, 2), frozenset(), frozenset({2})),
+        ((3, 4), frozenset({0, 1}), frozenset()),
+        ((5, 6, 7), frozenset({1}), frozenset({0})),
+    ]
     expected = {}
-    for samples, degraded in replicas:
-        for name, gradient in replica_gradients(JOB, samples, degraded, 8).items():
+    for samples, degraded, projected in replicas:
+        for name, gradient in replica_gradients(JOB, samples, degraded, 8, projected).items():
             expected[name] = expected.get(name, 0) + gradient
     for name in expected:
         # N(l): layer 0 is exact for 6 of 8 samples, layer 1 for 3 of 8.
         expected[name] = expected[name] * (8 / 6 if is_attention(name, 0) else 8 / 3 if is_attention(name, 1) else 1)
-    groups = [Group(samples, degraded) for samples, degraded in replicas]
+    groups = [Group(*replica) for replica in replicas]
     assert_equal(Training(JOB, TEXT, NO_CORRECTION).gradients(groups), expected)
 
 
@@ -87,9 +93,10 @@ def test_attention_that_nobody_computes_exactly_has_no_gradient():
 
 
 @pytest.mark.unit
-def test_the_rest_of_a_projected_gradient_can_be_averaged_over_the_exact_samples():
+@pytest.mark.parametrize("layers", [(frozenset({1}),), (frozenset(), frozenset({1}))], ids=["degraded", "projected"])
+def test_the_rest_of_a_projected_gradient_can_be_averaged_over_the_exact_samples(layers):
     exact = replica_gradients(JOB, (0, 1, 2), frozenset(), 4)
-    degraded = replica_gradients(JOB, (3,), frozenset({1}), 4)
+    degraded = replica_gradients(JOB, (3,), layers[0], 4, *layers[1:])
     block = build_unit("layer.1", JOB.model, JOB.seed)
     degrade(block, JOB.approximation, seed=JOB.seed)
     projections = bases(block)
@@ -100,9 +107,7 @@ def test_the_rest_of_a_projected_gradient_can_be_averaged_over_the_exact_samples
         basis = getattr(projections, name)
         return gradient @ basis @ basis.T
 
-    found = Training(JOB, TEXT, Correction(averages_rest=True)).gradients(
-        [Group((0, 1, 2)), Group((3,), frozenset({1}))]
-    )
+    found = Training(JOB, TEXT, Correction(averages_rest=True)).gradients([Group((0, 1, 2)), Group((3,), *layers)])
     for name in ("gate", "up", "down"):
         key = f"layer.1.ffn.{name}.weight"
         rest = exact[key] - kept(name, exact[key])
@@ -193,6 +198,9 @@ def test_what_a_lost_rank_costs_each_policy():
     assert 0 < mecefo.degraded_ratio < 1 / 8
     assert 1 <= mecefo_time < balanced_time < exact_time
     assert mecefo_time < ndb_time < exact_time
+    projected, projected_time = with_one_lost(Policy("mecefo", 0.0, 0.5))
+    assert projected.degraded_ratio == 0 < projected.projected_ratio < 0.5
+    assert 1 <= projected_time < balanced_time
 
 
 @pytest.mark.unit
@@ -231,6 +239,8 @@ def test_samples_that_run_alike_are_one_group_and_lost_ones_are_in_none():
         (Share(3, 0.25), (6,)),
     ]
     assert groups_of(dealt, 4, 1) == [Group((0, 1, 6)), Group((2, 3), frozenset({0}))]
+    projecting = [(Share(0, 0.5, projected=whole), (0,)), (Share(1, 0.5, whole), (1,))]
+    assert groups_of(projecting, 4, 1) == [Group((0,), projected=frozenset({0})), Group((1,), frozenset({0}))]
 
 
 @pytest.mark.unit
@@ -256,7 +266,8 @@ def test_losses_of_shorter_runs_say_what_a_loss_is_worth():
 
 
 def outcome(loss, **changes):
-    values = {"down_ranks": 0.0, "degraded_ratio": 0.0, "lost_ratio": 0.0, "step_seconds": 1.0, "gradient_errors": ()}
+    ratios = dict.fromkeys(("degraded_ratio", "projected_ratio", "lost_ratio"), 0.0)
+    values = {"down_ranks": 0.0, "step_seconds": 1.0, "gradient_errors": ()} | ratios
     return Outcome(validation_loss=loss, **(values | changes))
 
 

@@ -80,3 +80,35 @@ def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):
     assert_sound(run, STEPS)
     # The order of sums shows in bf16; the parameters are fp32 on both sides.
     assert 0 < run.summary["loss_deviation_ratio"] < 0.01
+
+
+# By what the ranks measure of themselves, a projected layer saves a good part of the time.
+PROJECTING_SAVES = f"""{IN_RANKS}
+    from dataclasses import replace
+
+    import mecefo_runtime.training.calibrate as calibrate
+
+    measure = calibrate.measure_costs
+
+    def measure_in_favour(job, device):
+        costs = measure(job, device)
+        return replace(costs, projected_backward_seconds=costs.layer_backward_seconds / 2)
+
+    calibrate.measure_costs = measure_in_favour
+"""
+
+
+def test_replicas_project_some_layers_and_all_holders_stay_the_same(tmp_path):
+    path = tmp_path / "projected.yaml"
+    options = "approximation: {refresh_steps: 4}, health: {checksum_every_steps: 2}"
+    path.write_text((EXPERIMENT % "direct").replace("strategy: exact", f"strategy: mecefo, {options}"))
+    run = run_chaos(tmp_path, str(path), patch=PATIENT + PROJECTING_SAVES)
+    assert run.exit_code == 0, run.summary["reasons"]
+    assert_sound(run, STEPS)
+    projected = [event.fields["projected_layers"] for event in run.of("layout")]
+    assert projected[1] > 0 == projected[0] == projected[2]
+    assert not any(event.fields["degraded_layers"] for event in run.of("layout"))
+    assert run.summary["projected_share_ratio"] > 0 == run.summary["degraded_share_ratio"]
+    assert not run.of("step_unfit"), "holders differ"
+    # It is no exact gradient, but near to it.
+    assert 0 < run.summary["loss_deviation_ratio"] < 0.05

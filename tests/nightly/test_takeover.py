@@ -21,7 +21,7 @@ def test_the_rest_of_projected_gradients_averaged_over_exact_replicas_is_the_sam
     path = tmp_path / "rest.yaml"
     text = EXPERIMENT % "direct"
     options = "approximation: {average_rest: true, refresh_steps: 4}, health: {checksum_every_steps: 2}"
-    path.write_text(text.replace("strategy: exact", f"strategy: mecefo, {options}"))
+    path.write_text(text.replace("strategy: exact", f"strategy: mecefo, quality: speed, {options}"))
     run = run_chaos(tmp_path, str(path), patch=PATIENT)
     assert run.exit_code == 0, run.summary["reasons"]
     assert_sound(run, STEPS)

@@ -116,6 +116,36 @@ def test_gradients_are_those_of_the_formulas(recompute: Recompute, side: str) ->
                 assert not torch.allclose(gradient, exact[name], rtol=0.1)
 
 
+@every_side
+def test_a_projected_block_has_low_rank_weight_gradients_and_is_exact_beside(side: str) -> None:
+    block = build_block()
+    output, expected_input, exact = gradients(block, block)
+    degrade(block, of_side(side), skip_attention=False)
+    projected_output, input_gradient, found = gradients(block, block)
+    assert torch.equal(projected_output, output)
+    torch.testing.assert_close(input_gradient, expected_input, rtol=1e-11, atol=1e-12)
+    now = bases(block)
+    for name, gradient in found.items():
+        expected = exact[name]
+        if name.startswith("ffn."):
+            basis = getattr(now, name.split(".")[1])
+            is_left = name == "ffn.down.weight" and side == "left"
+            expected = basis @ basis.T @ expected if is_left else expected @ basis @ basis.T
+            assert not torch.allclose(gradient, exact[name], rtol=0.1)
+        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_degraded_block_becomes_a_projected_one_with_the_bases_that_it_has() -> None:
+    block = build_block()
+    degrade(block, ApproximationConfig(8))
+    before = bases(block)
+    degrade(block, ApproximationConfig(8), skip_attention=False)
+    assert bases(block) is before
+    assert gradients(block, block)[2]["attention.q.weight"] is not None
+    degrade(block, ApproximationConfig(8))
+    assert gradients(block, block)[2]["attention.q.weight"] is None
+
+
 def test_the_attentions_own_gradient_is_what_is_left_out_of_the_inputs() -> None:
     block = build_block()
     _, whole, _ = gradients(block, block)

@@ -16,13 +16,14 @@ from mecefo_runtime.job.step_time import (
     degraded_share_ratio,
     most_memory_bytes,
     pipeline_seconds,
+    projected_share_ratio,
     replica_seconds,
     step_seconds,
 )
 from mecefo_runtime.planners import NoLayout, Situation, find
 from mecefo_runtime.planners._partition import Partition
 from mecefo_runtime.planners._stages import Stages
-from mecefo_runtime.planners.mecefo import TOLERANCE_RATIO, plan
+from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO, TOLERANCE_RATIO, plan
 from tests.mecefo_runtime.planning import PLAIN, clusters, costs
 
 pytestmark = pytest.mark.unit
@@ -454,3 +455,78 @@ def test_a_thousand_ranks():
     layout.check(cluster, alive)
     assert len(layout.replicas) == 32
     assert step_seconds(layout, predicted) <= step_seconds(configured_layout(cluster), predicted) * 1.02
+
+
+@st.composite
+def projecting_situations(draw):
+    """Where layers may be projected, and it saves something."""
+    situation = draw(situations(is_ordered=True))
+    saved_ratio = draw(st.sampled_from([0.05, 0.15, 0.3, 0.6]))
+    backward_seconds = situation.costs.layer_backward_seconds * (1 - saved_ratio)
+    return replace(
+        situation,
+        costs=replace(situation.costs, projected_backward_seconds=backward_seconds),
+        projected_share_limit=draw(st.sampled_from([0.2, 0.5, 1.0])),
+    )
+
+
+@given(projecting_situations())
+def test_projected_layers_keep_to_their_limit_and_make_no_step_longer(situation):
+    try:
+        layout = plan(situation)
+    except NoLayout:
+        return
+    layout.check(situation.cluster, situation.alive)
+    assert fits(layout, situation)
+    assert projected_share_ratio(layout) <= situation.projected_share_limit * ROUNDING
+    without = replace(situation, degraded_share_limit=0.0, projected_share_limit=0.0)
+    try:
+        exact_seconds = step_seconds(plan(without), situation.costs)
+    except NoLayout:
+        return
+    assert step_seconds(layout, situation.costs) <= exact_seconds * (1 + TOLERANCE_RATIO) * ROUNDING
+    if exact_seconds <= failure_free_seconds(situation):
+        assert not layout.num_projected_layers and not layout.num_degraded_layers
+
+
+@given(projecting_situations())
+def test_a_layout_with_projected_layers_stays_as_long_as_nothing_happens(situation):
+    try:
+        layout = plan(situation)
+    except NoLayout:
+        return
+    assert plan(replace(situation, current=layout)) == layout
+
+
+def test_layers_are_projected_on_all_replicas_before_any_is_degraded():
+    cluster = Cluster(nodes=4, gpus_per_node=8, data_parallel=8, pipeline=4, num_layers=32, num_microbatches=512)
+    speeds = {"flops_per_second": 1.5e14, "accesses_bytes_per_second": 1.5e12}
+    predicted = predict_costs(PRESETS["7b"], 256, 2, ApproximationConfig(rank=64), **speeds)
+    alive = frozenset(range(32)) - {3}
+    free_seconds = step_seconds(configured_layout(cluster), predicted)
+    situation = Situation(cluster, alive, predicted, degraded_share_limit=1.0)
+    degrading = plan(situation)
+    assert degrading.num_degraded_layers and not degrading.num_projected_layers
+    projecting = plan(replace(situation, projected_share_limit=0.5))
+    assert not projecting.num_degraded_layers
+    assert step_seconds(projecting, predicted) <= free_seconds * (1 + TOLERANCE_RATIO) * ROUNDING
+    whole = [replica for replica in projecting.replicas if len(replica.spans) == cluster.pipeline]
+    assert sum(any(span.projected for span in replica.spans) for replica in whole) > len(whole) / 2
+    # Three lost ranks are more than projected layers make up for.
+    fewer = replace(situation, alive=frozenset(range(32)) - {3, 4, 5}, projected_share_limit=0.2)
+    both = plan(fewer)
+    assert both.num_projected_layers and both.num_degraded_layers
+    assert step_seconds(both, predicted) < step_seconds(plan(replace(fewer, degraded_share_limit=0.0)), predicted)
+
+
+def test_layers_that_save_less_than_they_lose_are_not_projected():
+    cluster = Cluster(nodes=8, gpus_per_node=1, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=32)
+
+    def planned(saved_ratio):
+        backward_seconds = PLAIN.layer_backward_seconds - saved_ratio * PLAIN.layer_seconds
+        costs = replace(PLAIN, projected_backward_seconds=backward_seconds)
+        alive = frozenset(range(8)) - {0}
+        return plan(Situation(cluster, alive, costs, degraded_share_limit=0.0, projected_share_limit=0.5))
+
+    assert not planned(PROJECTED_LOSS_RATIO * 0.9).num_projected_layers
+    assert planned(PROJECTED_LOSS_RATIO * 1.5).num_projected_layers

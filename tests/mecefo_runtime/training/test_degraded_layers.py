@@ -108,6 +108,27 @@ def test_the_attention_of_a_degraded_layer_gets_the_mean_over_the_exact_replicas
     assert torch.allclose(norm.grad, before["norm"] * 12 / 9)
 
 
+def test_a_projected_layer_counts_as_exact_for_attention_alone():
+    # Rank 1 projects layer 0, and both ranks know of layer 1 what they did.
+    span = replace(LAYOUT.replicas[1].spans[0], projected=frozenset({0}))
+    layout = replace(LAYOUT, replicas=(LAYOUT.replicas[0], Replica(1, (span,), 3)))
+    holders = [Holder(0, layout=layout), Holder(1, layout=layout)]
+    block = holders[1].state.units["layer.0"].module
+    assert is_degraded(block) and not block.forward.skip_attention
+    assert holders[0].degraded.num_refreshed == holders[1].degraded.num_refreshed == 3
+    for holder in holders:
+        set_gradients(holder.state)
+    first = holders[0].state.units["layer.0"].module
+    attention, summed = first.attention.q.weight.grad.clone(), first.ffn.down.weight.grad.clone()
+    for holder in holders:
+        holder.degraded.sums_to_means()
+    assert torch.equal(first.attention.q.weight.grad, attention)
+    basis = holders[0].degraded.bases["layer.0"].down
+    inside = basis @ basis.T @ summed
+    assert torch.allclose(first.ffn.down.weight.grad, inside + 12 / 9 * (summed - inside), atol=1e-5)
+    assert torch.equal(first.ffn.down.weight.grad, block.ffn.down.weight.grad)
+
+
 def test_attention_that_every_replica_degrades_is_left_as_it_is_moments_included():
     both = Layout(4, tuple(Replica(r, (Span(r, 0, 4, DEGRADED),), 6) for r in range(2)))
     holder = Holder(0, layout=both)
