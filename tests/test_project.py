@@ -192,7 +192,21 @@ def test_the_command_line_answers_without_heavy_imports():
 
 
 COMMANDS = (
-    *("compare", "doctor", "faults", "gates", "heal", "plan", "replay", "report", "run", "runs", "schema", "serve"),
+    *(
+        "calibrate",
+        "compare",
+        "doctor",
+        "faults",
+        "gates",
+        "heal",
+        "plan",
+        "replay",
+        "report",
+        "run",
+        "runs",
+        "schema",
+        "serve",
+    ),
     "shrink",
 )
 OPTIONS_OF_RUN = (
@@ -203,6 +217,10 @@ OPTIONS_OF_RUN = (
     *(
         "--seed",
         "--dilation",
+        "--device-model",
+        "--time-scale",
+        "--link",
+        "--microbatches-per-replica",
         "--pacing",
         "--quality",
         "--gate",
