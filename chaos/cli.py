@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos.commands.calibrate import calibrate
 from chaos.commands.compare import (
     compare_strategies,
     compare_with_baseline,
@@ -28,6 +27,7 @@ from chaos.commands.heal import heal
 from chaos.commands.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
 from chaos.commands.output import print_json, print_plan, print_report, print_text, tell_github
 from chaos.commands.pages import write_page, write_pictures
+from chaos.commands.paper import paper
 from chaos.commands.replay import replay
 from chaos.commands.serve import serve
 from chaos.commands.shrink import shrink
@@ -52,10 +52,10 @@ chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 t
                                      the same for your own job, no line of it changed
 chaos faults                         what can be broken
 chaos gates                          what can be asked of a run
+chaos paper mecefo                   what a paper claims, and what comes of it here
 chaos report                         the newest run, judged again from its log
 chaos serve                          the newest run's metrics once more, for Prometheus
 chaos heal                           undo what an interrupted run left behind
-chaos calibrate --out FILE           what a model costs on this device, for runs that emulate it
 chaos doctor                         what runs need, and this machine has or lacks
 
 Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
@@ -280,7 +280,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return _said(subject, options)[0]
 
 
-for command in (calibrate, doctor, faults, gates, heal, replay, serve, shrink):
+for command in (doctor, faults, gates, heal, paper, replay, serve, shrink):
     cli.add_command(command)
 
 

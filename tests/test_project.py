@@ -57,7 +57,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "harness": (
         *("analysis", "store", "network", "control", "judging", "live", "backends", "doctor", "report", "exporter"),
-        *("forecast", "run", "comparison", "pytest"),
+        *("forecast", "run", "comparison", "papers", "pytest"),
     ),
 }
 # The command and its subcommands: they may use everything.
@@ -192,22 +192,8 @@ def test_the_command_line_answers_without_heavy_imports():
 
 
 COMMANDS = (
-    *(
-        "calibrate",
-        "compare",
-        "doctor",
-        "faults",
-        "gates",
-        "heal",
-        "plan",
-        "replay",
-        "report",
-        "run",
-        "runs",
-        "schema",
-        "serve",
-    ),
-    "shrink",
+    *("compare", "doctor", "faults", "gates", "heal", "paper", "plan", "replay", "report", "run", "runs", "schema"),
+    *("serve", "shrink"),
 )
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
@@ -217,10 +203,6 @@ OPTIONS_OF_RUN = (
     *(
         "--seed",
         "--dilation",
-        "--device-model",
-        "--time-scale",
-        "--link",
-        "--microbatches-per-replica",
         "--pacing",
         "--quality",
         "--gate",

@@ -1,0 +1,143 @@
+"""The paper's experiment as values that forecasts and runs take: sizes, shapes, microbatches, methods.
+
+Two things that decide the figures are not in the notes on the paper that we had, so all is told for two of each:
+
+- How many microbatches a replica computes. Few of them leave idle time in the pipeline, which hides what a hit replica
+  is slower by, and make every step slower.
+- Whether communication is hidden behind compute, or exposed: activations that a stage waits for, and gradients (fp32)
+  reduced over InfiniBand when the backward pass is over, as this runtime does. A hit replica's ranks hold more layers
+  each, so their reduction takes longer, and a planner that balances compute does not see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from harness.forecast.model import BAMBOO, JobModel, Link, Policy
+from harness.papers.mecefo.claims import NODES, NUM_RANKS, PROCESSES, SEQUENCE_LENGTH, SIZES, Process, Size
+from mecefo_runtime.job.device_model import DeviceModel
+from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.named_devices import named_device
+
+# Data-parallel replicas and pipeline stages; no tensor parallelism.
+SHAPES: Mapping[str, tuple[int, int]] = {"4x8": (4, 8), "8x4": (8, 4)}
+MICROBATCHES = (8, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to bear failures. `strategy` is the runtime's, None: it has none such, and `why_not_run` says why.
+
+    `claimed_by` is the system of the paper's table that it stands for.
+    """
+
+    name: str
+    words: str
+    policy: Policy
+    strategy: str | None
+    claimed_by: str | None = None
+    why_not_run: str = ""
+
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("mecefo-speed", "mecefo, quality: speed", Policy("mecefo"), "mecefo", "MeCeFO"),
+        Method("mecefo-paper", "the paper to the letter", Policy("mecefo-paper"), "mecefo-paper", "MeCeFO"),
+        Method("exact", "the neighbour does both, exact", Policy("exact"), "exact"),
+        Method("oobleck-like", "pipeline templates, exact", Policy("oobleck-like"), "oobleck-like", "Oobleck"),
+        Method("mecefo-exact", "mecefo, quality: exact", Policy("mecefo", 0.0), "mecefo"),
+        Method(
+            "bamboo-like",
+            "redundant computation in the neighbour",
+            Policy(BAMBOO),
+            None,
+            "Bamboo",
+            "in the runtime's layouts a replica holds each layer once",
+        ),
+        Method(
+            "checkpoint",
+            "restart of all, with spares",
+            Policy("checkpoint"),
+            None,
+            None,
+            "the runtime's waits for the repair, and without spares some rank is always down under this process",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One square of the table: names of the size, the process and the shape, microbatches a replica, the method.
+
+    `is_exposed`: communication takes time of its own.
+    """
+
+    size: str
+    process: str
+    shape: str
+    num_microbatches: int
+    method: str
+    is_exposed: bool = False
+
+    @property
+    def key(self) -> str:
+        """One word, for files and for `--only`."""
+        communication = "exposed" if self.is_exposed else "hidden"
+        return f"{self.size}-{self.process}-{self.shape}-m{self.num_microbatches}-{communication}-{self.method}"
+
+    @property
+    def of_size(self) -> Size:
+        """The model."""
+        return SIZES[self.size]
+
+    @property
+    def of_process(self) -> Process:
+        """The failures."""
+        return PROCESSES[self.process]
+
+    @property
+    def sequences_per_microbatch(self) -> int:
+        """Which makes the global batch the paper's."""
+        return self.of_size.sequences // (SHAPES[self.shape][0] * self.num_microbatches)
+
+
+def device_of(cell: Cell) -> DeviceModel:
+    """The table of an A100 for the cell's model and microbatch: predicted from counted operations."""
+    return named_device(f"a100-{cell.size}", microbatch_size=cell.sequences_per_microbatch)
+
+
+def job_of(cell: Cell) -> JobModel:
+    """The job as forecasts take it."""
+    device = device_of(cell)
+    data_parallel, pipeline = SHAPES[cell.shape]
+    cluster = Cluster(
+        nodes=NODES,
+        gpus_per_node=NUM_RANKS // NODES,
+        data_parallel=data_parallel,
+        pipeline=pipeline,
+        num_layers=device.config.num_layers,
+        num_microbatches=data_parallel * cell.num_microbatches,
+    )
+    job = JobModel(cluster, device.costs, tokens_per_step=cell.of_size.sequences * SEQUENCE_LENGTH)
+    if not cell.is_exposed:
+        return job
+    between = device.links.between_nodes
+    link = Link(between.bandwidth_bytes_per_second, between.latency_seconds)
+    return replace(job, link=link, activation_bytes=device.message_bytes)
+
+
+def cells() -> tuple[Cell, ...]:
+    """All of them, in the order in which they are told: `high` under every execution model, the others under one."""
+    few, many = MICROBATCHES
+    hidden, exposed = (many, False), (many, True)
+    return tuple(
+        Cell(size, process, shape, number, method, is_exposed)
+        for size in ("7b", "1b", "350m")
+        for process in ("high", "mid", "low")
+        for shape in SHAPES
+        for number, is_exposed in (((few, False), hidden, exposed) if process == "high" else (hidden,))
+        for method in METHODS
+    )

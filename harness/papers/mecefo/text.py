@@ -1,0 +1,113 @@
+"""The check as text: gates first, then tables, then what is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from harness.papers.mecefo.check import Check
+from harness.papers.mecefo.claims import PAPER, SIZES
+from harness.papers.mecefo.findings import OPEN
+from harness.papers.mecefo.setting import Cell
+from harness.papers.mecefo.verdicts import Gate, Row
+
+_COLUMNS = (
+    *("method", "paper", "forecast", "with events", "tokens/s"),
+    *("emulated", "least to greatest", "n", "same ranks", "with events", "verdict"),
+)
+NOT_KNOWN = "-"
+
+
+def check_text(check: Check) -> str:
+    """All of it."""
+    return "\n".join(_lines(check))
+
+
+def _lines(check: Check) -> Iterator[str]:
+    yield f"MeCeFO, {PAPER}: drop of tokens/s, perplexity and memory, as claimed and as found here"
+    yield ""
+    yield "gates, for mecefo with quality: speed under high (by emulated runs)"
+    for gate in check.gates:
+        yield f"  {gate_line(gate)}"
+    for title, rows in blocks(check):
+        yield ""
+        yield title
+        yield from table(_COLUMNS, [row_cells(row) for row in rows])
+    yield ""
+    yield "verdicts under high, with reasons"
+    for row in check.rows:
+        if row.verdict != "no claim" and row.cell.process == "high":
+            yield f"  {row.cell.key}: {row.verdict}, {row.reason}"
+    yield ""
+    yield f"memory and perplexity ({check.convergence.command}, {check.convergence.date or 'date not told'})"
+    yield from table(
+        ("claim", "paper", "here", "verdict"), [(f.claim, f.paper, f.ours, f.verdict) for f in check.findings]
+    )
+    yield ""
+    yield "cannot be decided here"
+    for one in OPEN:
+        yield f"  {one.question}"
+        yield f"    what would decide it: {one.what_decides}"
+    yield ""
+    yield from check.notes
+
+
+def gate_line(gate: Gate) -> str:
+    """One gate in a line."""
+    word = {True: "pass", False: "FAIL", None: "undecided"}[gate.passed]
+    value = NOT_KNOWN if gate.value is None else f"{gate.value:.2%}"
+    tail = f" ({gate.reason})" if gate.reason else ""
+    return f"{word:<9} {gate.name}: {value}, limit {gate.limit:.2%}, n {gate.num_seeds}{tail}"
+
+
+def blocks(check: Check) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each table, with its title."""
+
+    def same(row: Row) -> tuple[str, str, str, int, bool]:
+        cell = row.cell
+        return cell.size, cell.process, cell.shape, cell.num_microbatches, cell.is_exposed
+
+    for _, rows in groupby(check.rows, key=same):
+        mine = list(rows)
+        yield block_title(mine[0].cell), mine
+
+
+def block_title(cell: Cell) -> str:
+    """What the rows of a table have in common."""
+    data_parallel, pipeline = cell.shape.split("x")
+    return (
+        f"{SIZES[cell.size].words}, {cell.process}, D={data_parallel} x P={pipeline}, "
+        f"{cell.num_microbatches} microbatches of {cell.sequences_per_microbatch} sequences a replica, "
+        f"communication {'exposed' if cell.is_exposed else 'hidden'}"
+    )
+
+
+def row_cells(row: Row) -> tuple[str, ...]:
+    """One row of a table: paper | forecast | emulated | verdict."""
+    forecast = (NOT_KNOWN,) * 3
+    if row.forecast is not None:
+        found = row.forecast
+        forecast = (f"{found.settled[0]:.2%}", f"{found.with_events[0]:.2%}", f"{found.tokens_per_second / 1000:,.1f}k")
+    emulated = (NOT_KNOWN,) * 5
+    if row.emulated is not None:
+        seen = row.emulated
+        emulated = (
+            f"{seen.settled.median:.2%}",
+            f"{seen.settled.least:.2%} to {seen.settled.greatest:.2%}",
+            str(len(seen.seeds)),
+            f"{seen.predicted.median:.2%}",
+            f"{seen.with_events.median:.2%}",
+        )
+    paper = NOT_KNOWN if row.paper is None else f"{row.paper.drop_ratio:.2%}"
+    return row.cell.method, paper, *forecast, *emulated, row.verdict
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as their widest cell; the first and the last to the left, figures to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        cells = [
+            text.ljust(width) if column in (0, len(head) - 1) or len(head) == 4 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()

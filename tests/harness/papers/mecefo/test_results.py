@@ -1,0 +1,83 @@
+"""Results on disk: whole or not at all, of this format or refused, and what is missing is what is run next."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from chaos.errors import UsageError
+from harness.papers.mecefo.results import merged, read_results, result_file, shipped_results, write_result
+from harness.papers.mecefo.running import chosen_cells, missing, twin_of, wanted_runs
+from harness.papers.mecefo.setting import METHODS, cells
+from tests.harness.papers.mecefo.made import cell_of, result_of, results_of, run_of
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    results = [result_of(run_of(cell_of(), 1)), result_of(run_of(cell_of(), None))]
+    for result in results:
+        write_result(tmp_path, result)
+    assert read_results(tmp_path) == {result.key: result for result in results}
+    assert read_results(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "chaos set 1"}', '{"format": "chaos paper mecefo 1"}'])
+def test_a_file_of_another_format_is_refused_by_name(text, tmp_path):
+    path = result_file(tmp_path, cell_of(), 1)
+    path.write_text(text)
+    with pytest.raises(UsageError, match="no result of an emulated run") as refused:
+        read_results(tmp_path)
+    assert refused.value.path == str(path)
+
+
+def test_a_result_of_another_version_is_refused(tmp_path):
+    write_result(tmp_path, result_of(run_of(cell_of(), 1)))
+    path = result_file(tmp_path, cell_of(), 1)
+    values = json.loads(path.read_text())
+    values["run"]["colour"] = "red"
+    path.write_text(json.dumps(values))
+    with pytest.raises(UsageError, match="colour"):
+        read_results(tmp_path)
+
+
+def test_own_results_take_the_place_of_those_that_came_along():
+    ours, other = cell_of("4x8"), cell_of("8x4")
+    shipped = results_of(*(run_of(cell, seed) for cell in (ours, other) for seed in (1, 2)))
+    own = results_of(run_of(ours, 7))
+    assert set(merged(own, shipped)) == {(ours, 7), (other, 1), (other, 2)}
+    busy = results_of(run_of(ours, 7, overrun_ratio=0.5))
+    assert set(merged(busy, shipped)) == {(ours, 7), *shipped}, "a run that does not count takes nobody's place"
+
+
+def test_those_that_came_along_are_of_cells_that_are_told():
+    for cell, _ in shipped_results():
+        assert METHODS[cell.method].strategy is not None
+        assert cell in cells() or cell == twin_of(cell) or cell.is_exposed
+
+
+def test_only_what_has_no_usable_result_is_run():
+    runs = wanted_runs(2, "7b,high,4x8,m8,mecefo-speed")
+    cell = cell_of()
+    assert runs == ((cell, None), (cell, 1), (cell, 2))
+    done = results_of(run_of(cell, None), run_of(cell, 1), run_of(cell, 2, overrun_ratio=0.5))
+    assert missing(runs, done) == ((cell, 2),)
+    assert missing(runs, {}) == runs
+
+
+def test_what_the_gates_ask_for_is_run_by_default_each_after_its_twin():
+    runs = wanted_runs(5, None)
+    for shape in ("4x8", "8x4"):
+        assert {seed for cell, seed in runs if cell == cell_of(shape)} == {None, 1, 2, 3, 4, 5}
+    for index, (cell, seed) in enumerate(runs):
+        assert seed is None or (twin_of(cell), None) in runs[:index]
+
+
+def test_words_that_name_nothing_are_refused_with_the_nearest():
+    with pytest.raises(UsageError) as refused:
+        chosen_cells("7b,mecefo-papr")
+    assert refused.value.suggestion == "mecefo-paper"
+    with pytest.raises(UsageError, match="bamboo-like cannot be run"):
+        chosen_cells("7b,bamboo-like")
+    assert [cell.method for cell in chosen_cells("8x4,7b,exact")] == ["exact"]

@@ -1,0 +1,89 @@
+"""The check as text, JSON and a page, and the command's manners."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from chaos.cli import run_cli
+from harness.papers.mecefo.check import check
+from harness.papers.mecefo.forecasts import shipped_forecasts
+from harness.papers.mecefo.page import render
+from harness.papers.mecefo.perplexity import shipped_convergence
+from harness.papers.mecefo.results import write_result
+from harness.papers.mecefo.text import check_text
+from tests.harness.papers.mecefo.made import cell_of, result_of, results_of, run_of
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(scope="module")
+def found():
+    runs = [run_of(cell_of(shape), seed, 0.0042) for shape in ("4x8", "8x4") for seed in range(1, 6)]
+    return check(results_of(*runs), shipped_forecasts(), shipped_convergence())
+
+
+def test_every_gate_and_verdict_and_open_question_is_in_all_three(found):
+    text, page, document = check_text(found), render(found), json.dumps(found.to_dict())
+    for gate in found.gates:
+        assert gate.name in text and gate.name in page and gate.name in document
+    assert "0.42%" in text and "0.42%" in page
+    for verdict in ("better than the paper", "not reproduced", "cannot be decided here", "reproduced"):
+        assert verdict in text and verdict in page and verdict in document
+    assert text.count("what would decide it") == len(found.to_dict()["open"]) == page.count("What would decide it")
+
+
+def test_the_page_needs_nothing_from_elsewhere(found):
+    class Links(HTMLParser):
+        targets: list[str]
+        tags: list[str]
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.append(tag)
+            self.targets += [value for name, value in attrs if name in ("href", "src")]
+
+    links = Links()
+    links.targets, links.tags = [], []
+    links.feed(render(found))
+    assert links.targets == [] and "script" not in links.tags
+    # One for each size and shape.
+    assert links.tags.count("svg") == 6
+
+
+def test_own_results_are_shown_and_decide(tmp_path, capsys):
+    for shape in ("4x8", "8x4"):
+        for seed in range(1, 6):
+            write_result(tmp_path, result_of(run_of(cell_of(shape), seed, settled_drop=0.2)))
+    assert run_cli(["paper", "mecefo", "--results", str(tmp_path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [gate["passed"] for gate in document["gates"][:4]] == [False] * 4
+    assert document["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mecef"], "did you mean 'mecefo'?"),
+        (["mecefo", "--only", "7b"], "give --emulate"),
+        (["mecefo", "--time-scale", "2"], "give --emulate"),
+        (["mecefo", "--emulate", "--only", "7b,exat"], "did you mean 'exact'?"),
+        (["mecefo", "--convergence", "nowhere.txt"], "nowhere.txt: cannot be read"),
+        (["mecefo", "--results", "README.md"], "README.md"),
+        (["mecefo", "--html", "no/where/page.html"], "no/where"),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(arguments, said, capsys):
+    assert run_cli(["paper", *arguments]) == 4
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
+
+
+def test_help_needs_no_torch():
+    script = "import sys, chaos.cli; chaos.cli.run_cli(['paper', '--help']); print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "False"
+    assert "--emulate" in answer.stdout
