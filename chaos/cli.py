@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.calibrate import calibrate
 from chaos.commands.compare import (
     compare_strategies,
     compare_with_baseline,
@@ -56,6 +57,7 @@ chaos paper mecefo                   what a paper claims, and what comes of it h
 chaos report                         the newest run, judged again from its log
 chaos serve                          the newest run's metrics once more, for Prometheus
 chaos heal                           undo what an interrupted run left behind
+chaos calibrate --out FILE           what a model costs on this device, for runs that emulate it
 chaos doctor                         what runs need, and this machine has or lacks
 
 Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
@@ -280,7 +282,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return _said(subject, options)[0]
 
 
-for command in (doctor, faults, gates, heal, paper, replay, serve, shrink):
+for command in (calibrate, doctor, faults, gates, heal, paper, replay, serve, shrink):
     cli.add_command(command)
 
 

@@ -192,8 +192,8 @@ def test_the_command_line_answers_without_heavy_imports():
 
 
 COMMANDS = (
-    *("compare", "doctor", "faults", "gates", "heal", "paper", "plan", "replay", "report", "run", "runs", "schema"),
-    *("serve", "shrink"),
+    *("calibrate", "compare", "doctor", "faults", "gates", "heal", "paper", "plan", "replay", "report", "run", "runs"),
+    *("schema", "serve", "shrink"),
 )
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
@@ -203,6 +203,10 @@ OPTIONS_OF_RUN = (
     *(
         "--seed",
         "--dilation",
+        "--device-model",
+        "--time-scale",
+        "--link",
+        "--microbatches-per-replica",
         "--pacing",
         "--quality",
         "--gate",

@@ -133,6 +133,9 @@ def experiment_options(command: Any) -> Any:
         click.option("--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2."),
         click.option("--data-parallel", type=NUMBER, metavar="D", help="Replicas of the model."),
         click.option("--pipeline", type=NUMBER, metavar="P", help="Pipeline stages of a replica."),
+        click.option(
+            "--microbatches-per-replica", type=NUMBER, metavar="M", help="Microbatches of a step. Default: 3."
+        ),
         click.option("--model", help="Model preset. Default: llama-tiny."),
         click.option(
             "--data",
@@ -168,6 +171,22 @@ def experiment_options(command: Any) -> Any:
             metavar="rated|measured|off",
             help="Dilated compute lasts its rated time, measured at the start, or X times its own; off: no dilation. "
             "Default: rated.",
+        ),
+        click.option(
+            "--device-model",
+            metavar="FILE|NAME",
+            help="Emulate a device: a table gives the times, a small model does the arithmetic. a100-7b, a100-1b, "
+            "a100-350m, or a file by `chaos calibrate`.",
+        ),
+        click.option(
+            "--time-scale",
+            metavar="auto|X",
+            help="With a device model: seconds that a second of the device lasts. Default: auto, what the cores carry.",
+        ),
+        click.option(
+            "--link",
+            metavar="bandwidth=B,latency=T",
+            help="What moves between ranks takes as long as on such a link, e.g. bandwidth=25GB/s,latency=20us.",
         ),
         click.option(
             "--gate",

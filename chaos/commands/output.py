@@ -51,10 +51,15 @@ def _job_text(job: JobConfig | CommandConfig) -> str:
     if isinstance(job, CommandConfig):
         return str(job)
     cluster = job.cluster()
+    emulation = job.emulation
+    pace = f"dilation x{job.dilation_ratio:g}"
+    if emulation is not None:
+        scale = f"time scale {emulation.time_scale:g}{' (chosen)' if emulation.is_scale_chosen else ''}"
+        pace = f"emulating {emulation.device} by the {emulation.provenance} table {emulation.device_model}, {scale}"
     return (
         f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
         f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
-        f"dilation x{job.dilation_ratio:g}, seed {job.seed}"
+        f"{pace}, seed {job.seed}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from chaos.spec.target import ResolvedTarget, resolve
 from chaos.spec.trigger import Duration
 from chaos.spec.validation_errors import Problems
 from chaos.spec.yaml_lines import KeyPath
-from mecefo_runtime.job.config import PRESETS
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.named_devices import NAMES as DEVICE_NAMES
 from mecefo_runtime.planners import stops_on_loss
 
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ def contradictions(
     if isinstance(job, Job):
         for key, message in job.contradictions_of_strategy().items():
             problems.add(("job", *key), message, rests_on=[_STRATEGY])
-        hidden_size = PRESETS[job.model].hidden_size
+        hidden_size = job.preset().hidden_size
         if job.approximation.rank > hidden_size:
             message = f"rank {job.approximation.rank} is more than the model's hidden size: choose 1 to {hidden_size}"
             problems.add(("job", "approximation", "rank"), message, rests_on=[_MODEL])
         if job.quality != "auto" and job.degraded_share_limit is not None:
             message = f"{setting('job.quality')} says it too: leave one of the two out"
             problems.add(("job", "degraded_share_limit"), message, rests_on=[_QUALITY])
+        for key, message in _about_device(job):
+            problems.add(("job", *key), message, rests_on=[("job", "device_model")])
     cluster: Cluster | None = None
     if problems.are_sound(*_SHAPE):
         try:
@@ -83,6 +85,38 @@ def contradictions(
             problems.note((*where, "on"), problems.source.placed(error, (*where, "on")))
             continue
         _about_target(fault, kind, target, job, where, problems)
+
+
+def _about_device(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(Key of the job, what is wrong) for all that contradicts the device that it names, or asks for one."""
+    device = job.stands_for()
+    if device is None:
+        if job.time_scale != "auto":
+            name = setting("job.device_model", DEVICE_NAMES[0])
+            yield ("time_scale",), f"is that of an emulated device: name one with {name}"
+        if job.link is not None and job.device == "cuda":
+            yield ("link",), "links are emulated between ranks on CPUs: choose device cpu"
+        return
+    table = f"the table of {device.name}"
+    if job.dilation not in ("auto", "off"):
+        yield ("dilation",), f"{table} says how long compute takes: {setting('job.time_scale')} makes all of it slower"
+    if job.pacing != "rated":
+        yield ("pacing",), f"{table} rates the compute: leave it on rated"
+    if job.precision != "fp32":
+        yield ("precision",), f"what numbers the device computes with is in {table}: leave it out"
+    if job.device == "cuda":
+        yield ("device",), "an emulated device's arithmetic is done on CPUs: leave it out"
+    if "model" in job.model_fields_set and job.model != device.model:
+        yield ("model",), f"{table} is for {device.model}, not for {job.model}: leave it out"
+    told = {
+        ("sequence_length",): (job.sequence_length, device.sequence_length),
+        ("microbatch_size",): (job.microbatch_size, device.microbatch_size),
+        ("approximation", "rank"): (job.approximation.rank, device.approximation_rank),
+    }
+    for where, (asked, has) in told.items():
+        owner = job.approximation if len(where) > 1 else job
+        if where[-1] in owner.model_fields_set and asked != has:
+            yield where, f"{table} was measured with {has}, not with {asked}: leave it out, or calibrate anew"
 
 
 def _about_backend(experiment: Experiment, problems: Problems) -> None:
@@ -163,7 +197,7 @@ def _about_repair(
 
 def _about_model(fault: FaultSpec, job: Job, where: KeyPath, problems: Problems) -> None:
     """What no rank has, whoever holds which layers."""
-    num_layers = PRESETS[job.model].num_layers
+    num_layers = job.preset().num_layers
     units = ("embedding", *(f"layer.{layer}" for layer in range(num_layers)), "head")
     layer, unit, bit = (fault.parameters.get(name) for name in ("layer", "unit", "bit"))
     if isinstance(layer, int) and layer >= num_layers:

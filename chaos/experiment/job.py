@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from chaos.errors import UsageError, setting, shown
+from chaos.experiment.device import DeviceModelText, LinkText, TimeScaleText, read_device
 from chaos.experiment.fields import (
     MAX_RANKS,
     DilationText,
@@ -27,10 +28,12 @@ from mecefo_runtime.job.config import (
     CheckpointConfig,
     HealthConfig,
     JobConfig,
+    ModelConfig,
     Pacing,
     RejectedStepPolicy,
     quality_of,
 )
+from mecefo_runtime.job.device_model import DeviceModel, emulating, rescaled
 from mecefo_runtime.planners import fixed_settings, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice
 
@@ -102,6 +105,9 @@ class Job(Said):
     data: Text | None = None
     dilation: DilationText = "auto"
     pacing: Pacing = _DEFAULTS.pacing
+    device_model: DeviceModelText | None = None
+    time_scale: TimeScaleText = "auto"
+    link: LinkText | None = None
     sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
     microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
     microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
@@ -123,6 +129,29 @@ class Job(Said):
         """Ranks over all nodes."""
         return self.nodes * self.gpus_per_node
 
+    def stands_for(self) -> DeviceModel | None:
+        """The device of its ranks, for its shape of a microbatch; None where they stand for themselves.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        if self.device_model is None:
+            return None
+        rank = self.approximation.rank if "rank" in self.approximation.model_fields_set else None
+        said = {
+            key: getattr(self, key) for key in ("sequence_length", "microbatch_size") if key in self.model_fields_set
+        }
+        return read_device(self.device_model, approximation_rank=rank, **said)
+
+    def preset(self) -> ModelConfig:
+        """The shape of the model: that of the device's table, if one is named.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        device = self.stands_for()
+        return PRESETS[self.model] if device is None else device.config
+
     def shape(self) -> tuple[int, int]:
         """(data_parallel, pipeline). Where neither is given: two stages if that leaves two replicas or more, else one.
 
@@ -130,7 +159,7 @@ class Job(Said):
             UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
         """
         require_few_ranks(self.nodes, self.gpus_per_node, self.model_fields_set)
-        num_layers = PRESETS[self.model].num_layers
+        num_layers = self.preset().num_layers
         fitting = [
             (self.num_ranks // stages, stages)
             for stages in range(1, min(self.num_ranks, num_layers) + 1)
@@ -150,18 +179,19 @@ class Job(Said):
             )
         return next(((d, p) for d, p in wanted if p == 2 and d >= 2), wanted[0])
 
-    def to_config(self, seed: int, dilation_ratio: float) -> JobConfig:
+    def to_config(self, seed: int, dilation_ratio: float, time_scale: float = 1.0) -> JobConfig:
         """The job as the runtime takes it, with what its strategy fixes.
 
-        Checkpoints that are to go to the run's folder have the folder "".
+        Checkpoints that are to go to the run's folder have the folder "". A second of an emulated device lasts
+        `time_scale` seconds.
 
         Raises:
             UsageError: the shape does not fit.
         """
         data_parallel, pipeline = self.shape()
         quality = quality_of(self.quality if self.degraded_share_limit is None else self.degraded_share_limit)
-        job = JobConfig(
-            model=PRESETS[self.model],
+        config = JobConfig(
+            model=self.preset(),
             nodes=self.nodes,
             gpus_per_node=self.gpus_per_node,
             data_parallel=data_parallel,
@@ -187,8 +217,10 @@ class Job(Said):
             device=self.device,
             dilation_ratio=dilation_ratio,
             pacing=self.pacing,
+            links=None if self.link is None else self.link.links(),
         )
-        return with_fixed_settings(job)
+        config, device = with_fixed_settings(config), self.stands_for()
+        return config if device is None else rescaled(emulating(config, device), time_scale)
 
     def _checkpoint_config(self) -> CheckpointConfig | None:
         said = self.checkpoint
@@ -250,3 +282,14 @@ def _said_otherwise(said: Said, settings: Mapping[str, Any]) -> Iterator[tuple[t
             yield from (((key, *inner), *values) for inner, *values in _said_otherwise(own, fixed))
         else:
             yield (key,), own, fixed
+
+
+def with_device(job: Job) -> Job:
+    """`job`, with what the table of its device says of the model and its microbatches, if it names one."""
+    device = job.stands_for()
+    if device is None:
+        return job
+    approximation = job.approximation.model_copy(update={"rank": device.approximation_rank})
+    told = {"model": device.model, "approximation": approximation}
+    shape = {"sequence_length": device.sequence_length, "microbatch_size": device.microbatch_size}
+    return job.model_copy(update=told | shape)

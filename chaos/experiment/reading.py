@@ -18,7 +18,7 @@ from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
 from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
 from chaos.experiment.gate_spec import aborting
-from chaos.experiment.job import Approximation, Checkpoint, Containers, Health, Job, with_strategy
+from chaos.experiment.job import Approximation, Checkpoint, Containers, Health, Job, with_device, with_strategy
 from chaos.experiment.limits import Limits
 from chaos.experiment.parameter_pairs import named, read_pairs
 from chaos.experiment.profile import ProfileSpec
@@ -291,7 +291,7 @@ def _filled(experiment: Experiment) -> Experiment:
     if isinstance(experiment.job, CommandJob):
         return experiment.model_copy(update={"job": experiment.job.filled(), "twin": False})
     data_parallel, pipeline = experiment.job.shape()
-    job = with_strategy(experiment.job)
+    job = with_device(with_strategy(experiment.job))
     shaped = job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
     return experiment.model_copy(update={"job": shaped})
 

@@ -9,8 +9,11 @@ from chaos.experiment.fault_spec import FAULT_KEYS
 _OF_THE_JOB = (
     "data",
     "data_parallel",
+    "device_model",
     "dilation",
     "gpus_per_node",
+    "link",
+    "microbatches_per_replica",
     "model",
     "nodes",
     "nodes_per_rack",
@@ -19,6 +22,7 @@ _OF_THE_JOB = (
     "quality",
     "steps",
     "strategy",
+    "time_scale",
 )
 _OF_THE_EXPERIMENT = ("backend", "network", "profile", "seed")
 CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}

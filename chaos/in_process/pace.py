@@ -30,7 +30,7 @@ class SlowPace(InProcessFault):
     def begin(self, step: int, phase: str) -> dict[str, Any]:
         """Slower from the next compute segment on; says how the compute is padded."""
         self._pacer: Pacer | None = None
-        if not isinstance(self.subject, Paced) or self.subject.pacer.ratio <= 1:
+        if not isinstance(self.subject, Paced) or not self.subject.pacer.pads:
             return {"padded_ratio": 1.0, "slow_factor": 1.0}
         self._pacer = self.subject.pacer
         self._pacer.slow_factor *= float(self.arguments["factor"])

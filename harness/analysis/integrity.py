@@ -102,14 +102,16 @@ def compute_seconds(finished: Iterable[RankFinished]) -> tuple[float, float] | N
     return (sum(cpu for cpu, _ in told), sum(wall for _, wall in told)) if told else None
 
 
-def dilation_overrun_ratio(finished: Iterable[RankFinished], dilation_ratio: float | None) -> float | None:
+def dilation_overrun_ratio(
+    finished: Iterable[RankFinished], dilation_ratio: float | None, *, is_emulated: bool = False
+) -> float | None:
     """How much longer the ranks' compute took than it was to take, rated or dilated; near 0 when the dilation held.
 
     More means that the machine was too busy: its contention then shows in the throughput. None without dilation, or
     when no rank told.
     """
     told = [record for record in finished if record.compute_wall_seconds is not None]
-    if dilation_ratio is None or dilation_ratio <= 1:
+    if dilation_ratio is None or (dilation_ratio <= 1 and not is_emulated):
         return None
     slots = sum(
         dilation_ratio * (record.compute_cpu_seconds or 0.0)

@@ -70,13 +70,15 @@ def _of_the_set_up(summary: Summary) -> list[str]:
             "behaves like a device of its own. Compare the throughputs of this run with each other; they are not this "
             "machine's speed."
         )
+    found += _of_the_emulation(summary)
     overrun, share = summary.dilation_overrun_ratio, summary.overrun_segments_ratio
     if (overrun is not None and overrun > MUCH_OVERRUN) or (share is not None and share > MANY_OVERRUNS):
         worst = summary.worst_overrun_seconds
         late = f", and {share:.1%} of its segments were late by up to {name_seconds(worst)}" if share and worst else ""
+        pace, option = ("dilation", "--dilation") if summary.emulated is None else ("time scale", "--time-scale")
         found.append(
-            f"The machine was too busy for the dilation: compute took {overrun or 0.0:.0%} longer than it should have"
-            f"{late}. The throughputs show it. Repeat the run on a quieter machine, or with a larger --dilation."
+            f"The machine was too busy for the {pace}: compute took {overrun or 0.0:.0%} longer than it should have"
+            f"{late}. The throughputs show it. Repeat the run on a quieter machine, or with a larger {option}."
         )
     bubble = summary.pipeline_bubble_ratio
     if bubble:
@@ -87,6 +89,25 @@ def _of_the_set_up(summary: Summary) -> list[str]:
     if summary.data_parallel == 1:
         found.append(
             "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."
+        )
+    return found
+
+
+def _of_the_emulation(summary: Summary) -> list[str]:
+    emulated = summary.emulated
+    if emulated is None:
+        return []
+    found = [
+        f"Emulated: the {emulated.provenance} table {emulated.device_model} gave the times of {emulated.device} with "
+        f"the model {emulated.model}, of computing, messages and state. A small model of as many layers did the "
+        f"arithmetic: the loss is that one's, and says nothing of {emulated.model}."
+    ]
+    scale = emulated.time_scale
+    if scale != 1:
+        weight = f"{1 / scale:.3g} of what" if scale > 1 else f"{1 / scale:.3g} times what"
+        found.append(
+            f"A second of the device lasted {scale:g} s. Noticing a loss, regrouping and the commit took real time all "
+            f"the same: beside the device's they weigh {weight} they would at a time scale of 1."
         )
     return found
 

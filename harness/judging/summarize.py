@@ -17,7 +17,7 @@ from harness.analysis.words import count
 from harness.judging.caveats import caveats
 from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import Recorded
-from harness.judging.summary import IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
+from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
 from harness.judging.verdict import EXIT_CODES, Verdict, judge
 from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
@@ -106,6 +106,9 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
         known |= _measured(RunState(), RunState().timeline, []) | dict.fromkeys(_COUNTS)
     else:
         known |= _measured(state, times, problems)
+    job_started = state.first_of(JobStarted)
+    emulation = None if job_started is None else job_started.emulation
+    is_emulated = emulation is not None
     finished, steps = tuple(state.of(RankFinished)), times.steps.first if times else ()
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(finished), problems)
     known["diverged_units"] = None if diverged is None else len(diverged)
@@ -118,16 +121,21 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
     known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
     seconds = _attempt("compute", lambda: integrity.compute_seconds(finished), problems)
     known["compute_cpu_seconds"] = None if seconds is None else seconds[0]
+    ratio = known["dilation_ratio"]
     known["dilation_overrun_ratio"] = _attempt(
-        "dilation", lambda: integrity.dilation_overrun_ratio(finished, known["dilation_ratio"]), problems
+        "dilation", lambda: integrity.dilation_overrun_ratio(finished, ratio, is_emulated=is_emulated), problems
     )
-    if (known["dilation_ratio"] or 1) > 1:
+    if (ratio or 1) > 1 or is_emulated:
         ratings = state.first_of(RatingsAgreed)
         known["pacing"] = "measured" if ratings is None else "rated"
         if ratings is not None:
             known["ratings"] = {"costs": ratings.costs, "rated_as": ratings.rated_as, "were_given": ratings.were_given}
+            if ratings.time_scale is not None:
+                known["ratings"]["time_scale"] = ratings.time_scale
         overrun = _attempt("overruns", lambda: integrity.overruns(finished), problems)
         known["overrun_segments_ratio"], known["worst_overrun_seconds"] = overrun or (None, None)
+    if emulation is not None:
+        known["emulated"] = _attempt("emulation", lambda: Emulated.of(emulation, known), problems)
     return Summary(**known)
 
 

@@ -110,6 +110,46 @@ class IncidentSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Emulated:
+    """The device that each rank stood for; a second of it lasted `time_scale` seconds.
+
+    `provenance` is that of its table. Throughput and the fault-free step are in the device's seconds; all other times
+    of the summary are real.
+    """
+
+    device_model: str
+    provenance: str
+    device: str
+    model: str
+    time_scale: float
+    throughput_tokens_per_second: Throughput = Throughput()
+    step_seconds: float | None = None
+
+    @classmethod
+    def of(cls, emulation: Mapping[str, Any], figures: Mapping[str, Any]) -> Emulated:
+        """By what the log says of the job, and by the figures of the run.
+
+        Raises:
+            KeyError, TypeError, ValueError: the log says something else.
+        """
+        scale = float(emulation["time_scale"])
+        speeds, step_seconds = figures["throughput_tokens_per_second"], figures["step_seconds"]
+        known = (speeds.before, speeds.during, speeds.after)
+        return cls(
+            **{name: str(emulation[name]) for name in ("device_model", "provenance", "device", "model")},
+            time_scale=scale,
+            throughput_tokens_per_second=Throughput(*(None if one is None else one * scale for one in known)),
+            step_seconds=None if step_seconds is None else step_seconds / scale,
+        )
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Emulated:
+        """Read what stands under `emulated`."""
+        key = "throughput_tokens_per_second"
+        return _read(cls, {**raw, key: _read(Throughput, raw.get(key) or {})})
+
+
+@dataclass(frozen=True, slots=True)
 class UnplannedLossSummary:
     """What the job lost at one time without any fault of the plan; see `harness.analysis.attribution.UnplannedLoss`."""
 
@@ -144,6 +184,7 @@ class Summary:
     strategy: str | None = None
     dilation_ratio: float | None = None
     pacing: str | None = None
+    emulated: Emulated | None = None
     ratings: Mapping[str, Any] | None = None
     twin_planned: bool = False
     data_parallel: int | None = None
@@ -206,12 +247,14 @@ class Summary:
         """
         incidents = tuple(IncidentSummary.from_json(incident) for incident in raw.get("incidents") or ())
         losses = tuple(_read(UnplannedLossSummary, loss) for loss in raw.get("unplanned_losses") or ())
+        emulated = None if raw.get("emulated") is None else Emulated.from_json(raw["emulated"])
         gates = tuple(GateResult.from_json(gate) for gate in raw.get("gates") or ())
         speeds = {
             key: _read(Throughput, raw.get(key) or {})
             for key in ("throughput_per_second", "throughput_tokens_per_second")
         }
-        return _read(cls, {**raw, **speeds, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
+        nested = {**speeds, "emulated": emulated}
+        return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
 
 
 def _read(kind: type[_ValueT], raw: Mapping[str, Any]) -> _ValueT:

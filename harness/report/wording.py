@@ -148,10 +148,15 @@ def repeat_command(summary: Summary, folder: Path | None) -> str:
 
 
 def speeds(summary: Summary) -> tuple[str, dict[str, float]]:
-    """(unit, throughput before, during and after as far as they are known): tokens, samples or steps per second."""
-    speeds = summary.throughput_per_second
+    """(unit, throughput before, during and after as far as they are known): tokens, samples or steps per second.
+
+    Of an emulated device by its own seconds.
+    """
+    emulated = summary.emulated
+    speeds = summary.throughput_per_second if emulated is None else emulated.throughput_tokens_per_second
     known = {"before": speeds.before, "during": speeds.during, "after": speeds.after}
-    return summary.throughput_unit, {key: speed for key, speed in known.items() if speed is not None}
+    unit = summary.throughput_unit if emulated is None else "emulated tokens"
+    return unit, {key: speed for key, speed in known.items() if speed is not None}
 
 
 def has_recovered(incident: IncidentSummary) -> bool | None:

@@ -125,7 +125,8 @@ def facts_of(job: AnyConfig) -> dict[str, Any]:
         command = {"runtime": "command", "command": command_text(job.command), "started_in": str(Path.cwd())}
         return {"tokens_per_step": None, "samples_per_step": None, "dilation_ratio": NO_DILATION, **command}
     return {
-        "tokens_per_step": job.tokens_per_step,
+        "tokens_per_step": job.emulated_tokens(job.tokens_per_step),
         "samples_per_step": job.samples_per_step,
         "dilation_ratio": job.dilation_ratio,
+        "emulation": job.to_dict()["emulation"],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chaos.errors import UsageError, all_of, setting
@@ -25,6 +25,7 @@ from harness.judging.gates import GateError, HaltCondition
 from harness.network.machine import why_no_networks
 from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.device_model import rescaled
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.system.devices import num_devices
@@ -39,6 +40,9 @@ _MIN_RANK_BYTES = 24 * 2**20
 _STATE_BYTES_PER_PARAMETER = 16
 # Ranks for each core, above which a run says more of the machine than of the job. The default job has 4 on two cores.
 _MANY_RANKS_PER_CORE = 16
+# Ranks of an emulated device are many on few cores: above this, signs of life are waited for so much longer, if it is
+# not said how long.
+_FEW_RANKS_PER_CORE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def _examine(experiment: Experiment, is_sound: IsSound) -> tuple[Prepared | None
     plan: Plan | None = None
     if is_sound("job", "backend"):
         with _collecting(problems):
-            job = experiment.job.to_config(experiment.seed, _dilation_ratio(experiment))
+            job = _at_a_pace(experiment)
     if isinstance(experiment.job, CommandJob):
         if isinstance(job, CommandConfig):
             with _collecting(problems):
@@ -249,6 +253,27 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
         except UsageError as error:
             key = of_fault + (f".{error.key}" if error.key else "")
             raise UsageError(error.message, key=key, suggestion=error.suggestion) from error
+
+
+def _at_a_pace(experiment: Experiment) -> AnyConfig:
+    """The job, with its dilation or, of an emulated device, its time scale, which is measured where it is not said."""
+    job, seed, num_cores = experiment.job, experiment.seed, len(os.sched_getaffinity(0))
+    dilation_ratio = _dilation_ratio(experiment)
+    if isinstance(job, CommandJob) or job.device_model is None:
+        return job.to_config(seed, dilation_ratio)
+    config = job.to_config(seed, NO_DILATION, 1.0 if job.time_scale == "auto" else float(job.time_scale))
+    if config.heartbeat_timeout_seconds == JobConfig().heartbeat_timeout_seconds:
+        ranks_per_core = job.num_ranks / num_cores
+        patience_seconds = config.heartbeat_timeout_seconds * max(1.0, ranks_per_core / _FEW_RANKS_PER_CORE)
+        config = replace(config, heartbeat_timeout_seconds=patience_seconds)
+    if job.time_scale != "auto":
+        return config
+    # It takes torch, which nobody else here needs.
+    from mecefo_runtime.training.carrying import smallest_time_scale
+
+    config = rescaled(config, smallest_time_scale(config, num_cores))
+    assert config.emulation is not None
+    return replace(config, emulation=replace(config.emulation, is_scale_chosen=True))
 
 
 def _dilation_ratio(experiment: Experiment) -> float:

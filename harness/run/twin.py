@@ -10,7 +10,6 @@ from dataclasses import replace
 from chaos.errors import ChaosError
 from harness.run.job_run import JobRun
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import leave_idle_priority
 
@@ -31,10 +30,10 @@ class Twin:
 
         What is not dilated has no time to spare, and a GPU knows no idle priority.
         """
-        self._job = replace(job, dilation_ratio=NO_DILATION, ratings=None, checkpoint=None)
+        self._job = replace(job.unpaced(), checkpoint=None)
         self._run_of = run_of
         self._emitter = emitter
-        self._is_beside = can_run_beside and job.dilation_ratio > NO_DILATION
+        self._is_beside = can_run_beside and job.is_padded
         self._task: asyncio.Task[None] | None = None
         self.run: JobRun | None = None
 

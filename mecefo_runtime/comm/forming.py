@@ -9,12 +9,12 @@ from mecefo_runtime.comm.coordinator_client import CoordinatorClient
 from mecefo_runtime.comm.groups import Formation, Groups
 from mecefo_runtime.comm.messages import Form
 from mecefo_runtime.comm.operations import Owner
-from mecefo_runtime.comm.rendezvous import RendezvousStore
+from mecefo_runtime.comm.rendezvous import RendezvousStore, form_timeout_seconds
 from mecefo_runtime.comm.transport import Transport, lanes
 from mecefo_runtime.job.config import JobConfig
 
 # Forming groups has its own time-outs inside; these catch what gloo and NCCL forget.
-FORMATION_DEADLINE_SECONDS = 10.0
+FORMATION_DEADLINE_TIMEOUTS = 5
 NCCL_FORMATION_DEADLINE_SECONDS = 2 * nccl.FORM_TIMEOUT_SECONDS
 
 
@@ -36,6 +36,7 @@ def form_groups(
     uses_nccl = message.device_way == "nccl"
     client.values.forget()
     reductions = background.reduction_groups(layout)
+    timeout_seconds = form_timeout_seconds(len(members))
     used = lanes(layout, background, message.transfers, members, measures_transfer=message.measure_transfer)
 
     def form_nccl(owner: Owner) -> Transport:
@@ -44,7 +45,7 @@ def form_groups(
 
     def form() -> Groups:
         return Groups(
-            RendezvousStore(client.values.put, client.values.take),
+            RendezvousStore(client.values.put, client.values.take, timeout_seconds),
             epoch,
             rank,
             members,
@@ -55,7 +56,7 @@ def form_groups(
         )
 
     formation = Formation(form, client.notify)
-    deadline_seconds = NCCL_FORMATION_DEADLINE_SECONDS if uses_nccl else FORMATION_DEADLINE_SECONDS
+    deadline_seconds = NCCL_FORMATION_DEADLINE_SECONDS if uses_nccl else FORMATION_DEADLINE_TIMEOUTS * timeout_seconds
     try:
         client.wait_until(lambda: formation.done, deadline_seconds)
         return formation.take()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from mecefo_runtime.comm.operations import Operation, Owner, breaking_epoch
-from mecefo_runtime.comm.rendezvous import FORM_TIMEOUT_SECONDS, RendezvousStore
+from mecefo_runtime.comm.rendezvous import RendezvousStore, form_timeout_seconds
 from mecefo_runtime.comm.sockets import open_sockets
 
 # torch's stubs know neither gloo's options nor its operations.
@@ -53,6 +53,7 @@ class Gloo:
         self._index: Mapping[int, int] = {member: index for index, member in enumerate(members)}
         self._owner = owner
         self._host = host
+        self._form_timeout = timedelta(seconds=form_timeout_seconds(len(members)))
         self._groups: dict[tuple[int, ...], Any] = {}
         with breaking_epoch():
             self._world = self._form("world", members)
@@ -62,7 +63,7 @@ class Gloo:
 
     def _form(self, name: str, ranks: tuple[int, ...]) -> Any:
         options = _Gloo._Options()
-        options._timeout = timedelta(seconds=FORM_TIMEOUT_SECONDS)
+        options._timeout = self._form_timeout
         options._threads = 2
         options._devices = [_Gloo.create_device(hostname=self._host, lazy_init=False)]
         store = PrefixStore(f"{self._prefix}/{name}", self._store)

@@ -53,6 +53,7 @@ class Groups:
         self.waiter = Waiter()
         self._store = store
         self._aborted_seconds: float | None = None
+        self._is_aborted = threading.Event()
         self._must_stage = must_stage
         self._gloo = Gloo(store, str(epoch), rank, self.members, reductions, self, host)
         self._device: Transport = Staged(self._gloo) if form_device_groups is None else form_device_groups(self)
@@ -84,10 +85,20 @@ class Groups:
             return {self.rank: tensor}
         return dict(zip(holders, self._gloo.all_gather(tensor, holders), strict=True))
 
+    def wait_until(self, until_seconds: float) -> None:
+        """Wait, for nothing but the time.
+
+        Raises:
+            EpochBroken: the epoch was aborted meanwhile.
+        """
+        if self._is_aborted.wait(max(0.0, until_seconds - time.monotonic())):
+            raise EpochBroken("the epoch is over")
+
     def abort(self) -> int:
         """End every blocked operation, from any thread; returns how many connections were shut down."""
         if self._aborted_seconds is None:
             self._aborted_seconds = time.monotonic()
+        self._is_aborted.set()
         return self._gloo.abort() + self._device.abort()
 
     def close(self) -> None:

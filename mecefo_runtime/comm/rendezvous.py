@@ -14,7 +14,14 @@ from torch.distributed.distributed_c10d import Store
 from mecefo_runtime.comm.messages import Put, Take
 from mecefo_runtime.comm.operations import EpochBroken
 
+# Of groups of a few ranks. Each connects to all others: many on few cores take longer, and nobody is lost who does.
 FORM_TIMEOUT_SECONDS = 2.0
+_FEW_RANKS = 8
+
+
+def form_timeout_seconds(num_members: int) -> float:
+    """How long a rank waits for one of so many peers while groups are formed."""
+    return FORM_TIMEOUT_SECONDS * max(1.0, num_members / _FEW_RANKS)
 
 
 class PeerValues:

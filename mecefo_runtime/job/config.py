@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.system.devices import DeviceChoice
 
 
@@ -189,8 +191,10 @@ class JobConfig:
     CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether a compute segment is padded to what
     such segments cost by ratings on which all ranks agree at the start, or to what this execution took; `off` goes
     with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in them; None: the ranks measure.
-    `priority`: `idle` ranks have what all others leave of the CPU. `coordinator_timeout_seconds`: a rank that cannot
-    go on without a coordinator waits for so long while there is none, None: for as long as it takes.
+    `links`: what moves between ranks takes as long as on these, None: as long as it takes. `emulation`: what device the
+    ratings and links are of, None: this one. `priority`: `idle` ranks have what all others leave of the CPU.
+    `coordinator_timeout_seconds`: a rank that cannot go on without a coordinator waits for so long while there is
+    none, None: for as long as it takes.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]
@@ -223,6 +227,8 @@ class JobConfig:
     dilation_ratio: float = 1.0
     pacing: Pacing = "rated"
     ratings: Costs | None = None
+    links: Links | None = None
+    emulation: Emulation | None = None
     priority: Literal["normal", "idle"] = "normal"
     heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0
@@ -258,9 +264,14 @@ class JobConfig:
         return MAX_FRUITLESS_RESTARTS if self.checkpoint is None else self.checkpoint.max_fruitless_restarts
 
     @property
+    def is_padded(self) -> bool:
+        """Whether compute lasts longer than it takes. On GPUs it never does."""
+        return self.dilation_ratio > 1 or self.emulation is not None
+
+    @property
     def is_rated(self) -> bool:
-        """Whether compute is padded to rated times. Ranks on GPUs never are."""
-        return self.pacing == "rated" and self.dilation_ratio > 1
+        """Whether compute is padded to rated times."""
+        return self.pacing == "rated" and self.is_padded
 
     @property
     def rated_as(self) -> dict[str, Any]:
@@ -269,17 +280,32 @@ class JobConfig:
         # Of the approximation the rank alone says how many operations there are: strategies that differ in the rest can
         # be compared by the same ratings.
         shapes = {"model": dataclasses.asdict(self.model), "rank": self.approximation.rank}
-        return {name: getattr(self, name) for name in names} | shapes
+        device = {} if self.emulation is None else {"device_model": self.emulation.device_model}
+        return {name: getattr(self, name) for name in names} | shapes | device
 
     @property
     def rating_origin(self) -> dict[str, Any] | None:
         """Where the ratings of this job are from, for its log; None: it has none."""
-        return {"rated_as": self.rated_as, "were_given": self.ratings is not None} if self.is_rated else None
+        if not self.is_rated:
+            return None
+        scale = None if self.emulation is None else self.emulation.time_scale
+        were_given = self.ratings is not None and self.emulation is None
+        return {"rated_as": self.rated_as, "were_given": were_given, "time_scale": scale}
 
     @property
     def samples_per_step(self) -> int:
         """Sequences that one step consumes over all replicas."""
         return self.data_parallel * self.microbatches_per_replica * self.microbatch_size
+
+    def unpaced(self) -> JobConfig:
+        """The same arithmetic as fast as it goes: without dilation, links, or another device's times."""
+        return dataclasses.replace(self, dilation_ratio=1.0, ratings=None, links=None, emulation=None)
+
+    def emulated_tokens(self, num_tokens: int) -> int:
+        """What `num_tokens` of the arithmetic are on the emulated device, of whose sequences it does a part."""
+        if self.emulation is None:
+            return num_tokens
+        return num_tokens * self.emulation.sequence_length // self.sequence_length
 
     @property
     def tokens_per_step(self) -> int:
@@ -302,4 +328,9 @@ class JobConfig:
         values["betas"] = tuple(values["betas"])
         if values["ratings"] is not None:
             values["ratings"] = Costs.from_dict(values["ratings"])
+        if values["links"] is not None:
+            between, inside = (values["links"][name] for name in ("between_nodes", "inside_node"))
+            values["links"] = Links(Link(**between), None if inside is None else Link(**inside))
+        if values["emulation"] is not None:
+            values["emulation"] = Emulation(**values["emulation"])
         return cls(**values)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from mecefo_runtime.job.config import PRESETS, ModelConfig
+from mecefo_runtime.job.config import PRESETS, JobConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.link import Links
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
@@ -77,9 +78,13 @@ class DeviceModel:
         """What moves from stage to stage for one microbatch: its activations, or their gradients."""
         return self.tokens_per_microbatch * self.config.hidden_size * self.activation_value_bytes
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"format": FORMAT, **to_json(self)}
+
     def to_text(self) -> str:
         """As it is kept in a file."""
-        return json.dumps({"format": FORMAT, **to_json(self)}, indent=2) + "\n"
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 def parse_device_model(text: str) -> DeviceModel:
@@ -103,3 +108,55 @@ def parse_device_model(text: str) -> DeviceModel:
         return from_json(DeviceModel, raw)
     except JsonTypeError as error:
         raise DeviceModelError(str(error)) from None
+
+
+# A layer of it takes as long as the interpreter needs for its operations: nothing that is smaller is quicker.
+_ARITHMETIC_SIZE = 16
+_ARITHMETIC_RANK = 4
+_ARITHMETIC_SEQUENCE_LENGTH = 8
+
+
+def emulating(job: JobConfig, device: DeviceModel) -> JobConfig:
+    """`job` on so many of `device`: a small model of as many layers does the arithmetic, the table gives the times.
+
+    Links that the job has are the device's.
+    """
+    size = _ARITHMETIC_SIZE
+    links = device.links if job.links is None else job.links
+    memory_bytes = job.rank_memory_bytes or device.costs.memory_bytes
+    bytes_per_second = links.between_nodes.bandwidth_bytes_per_second
+    return replace(
+        job,
+        model=ModelConfig(size, 2 * size, device.config.num_layers, 1, 1, vocab_size=256),
+        sequence_length=_ARITHMETIC_SEQUENCE_LENGTH,
+        microbatch_size=device.microbatch_size,
+        approximation=replace(job.approximation, rank=_ARITHMETIC_RANK),
+        precision="fp32",
+        device="cpu",
+        dilation_ratio=1.0,
+        pacing="rated",
+        ratings=replace(device.costs, transfer_bytes_per_second=bytes_per_second, memory_bytes=memory_bytes),
+        links=links,
+        emulation=Emulation(
+            device_model=device.name,
+            provenance=device.provenance,
+            device=device.device,
+            model=device.model,
+            sequence_length=device.sequence_length,
+            message_bytes=device.message_bytes,
+            time_scale=1.0,
+        ),
+    )
+
+
+def rescaled(job: JobConfig, ratio: float) -> JobConfig:
+    """`job`, which emulates a device, with seconds of the device that last `ratio` times as long."""
+    emulation, ratings, links = job.emulation, job.ratings, job.links
+    assert emulation is not None and ratings is not None and links is not None
+    bytes_per_second = ratings.transfer_bytes_per_second / ratio
+    return replace(
+        job,
+        ratings=replace(ratings.scaled(ratio), transfer_bytes_per_second=bytes_per_second),
+        links=links.scaled(ratio),
+        emulation=replace(emulation, time_scale=emulation.time_scale * ratio),
+    )

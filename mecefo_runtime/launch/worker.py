@@ -16,7 +16,7 @@ from mecefo_runtime.comm.nccl_log import nccl_log_settings
 from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError
-from mecefo_runtime.system.dilation import NO_DILATION, SLICE_SECONDS
+from mecefo_runtime.system.dilation import SLICE_SECONDS
 from mecefo_runtime.system.events import MAIN_JOB, Emitter
 from mecefo_runtime.system.process import ask_for_short_slices
 from mecefo_runtime.system.sinks import connect_sink
@@ -41,7 +41,7 @@ def run_worker(environment: Mapping[str, str]) -> int:
     rank, node, attempt = (int(environment[name]) for name in ("RANK", "MECEFO_NODE", "MECEFO_ATTEMPT"))
     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
     local_rank = int(environment.get("LOCAL_RANK", rank))
-    if job.dilation_ratio > NO_DILATION:
+    if job.is_padded:
         ask_for_short_slices(SLICE_SECONDS)
     if nccl_log := environment.get("MECEFO_NCCL_LOG"):
         os.environ.update(nccl_log_settings(nccl_log.format(rank=rank)))

@@ -113,7 +113,8 @@ class Coordinator:
             self,
             time.monotonic,
             job.heartbeat_timeout_seconds,
-            predicted_costs=predict_costs(
+            predicted_costs=job.ratings
+            or predict_costs(
                 job.model,
                 job.sequence_length,
                 job.microbatch_size,

@@ -6,6 +6,7 @@ from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.layout import Transfer
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.state.transfer import STATE_TAG, StateCorrupt, UnitTransfers
 
 # Above the tags of what moves before an epoch.
@@ -15,12 +16,12 @@ _FETCH_TAG = 2 * STATE_TAG
 class Fetching:
     """One rank's part of an epoch's background transfers. `received` are the units that have arrived whole."""
 
-    def __init__(self, background: Background, groups: Groups, state: ModelState) -> None:
+    def __init__(self, background: Background, groups: Groups, state: ModelState, traffic: Traffic = FREE) -> None:
         self._background = background
         self._rank = groups.rank
         self._state = state
         self._begun_step = 0
-        self._moving = UnitTransfers(groups, _FETCH_TAG)
+        self._moving = UnitTransfers(groups, _FETCH_TAG, traffic)
         # Replaced, never changed: another thread looks at it.
         self.received: frozenset[str] = frozenset()
 

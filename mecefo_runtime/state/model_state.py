@@ -24,11 +24,12 @@ _NORM_PIECE_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Neighbouring units with the same holders: elements `first` up to without `end` of the flat gradients."""
+    """Neighbouring `units` with the same holders: elements `first` up to without `end` of the flat gradients."""
 
     first: int
     end: int
     holders: tuple[int, ...]
+    units: tuple[str, ...]
 
 
 class ModelState:
@@ -107,7 +108,12 @@ class ModelState:
                 continue
             last = names[index - 1]
             end = self.offsets[last] + self.units[last].num_parameters
-            yield Bucket(self.offsets[names[first]], end + (self._stats_size if last == HEAD else 0), holders)
+            yield Bucket(
+                self.offsets[names[first]],
+                end + (self._stats_size if last == HEAD else 0),
+                holders,
+                tuple(names[first:index]),
+            )
 
     @property
     def has_live_stats(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import EpochBroken, Operation, wait_all
 from mecefo_runtime.job.layout import Transfer
+from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.state.units import UnitState
 
 # Tags of state messages start here: activations use the lower ones.
@@ -33,26 +34,29 @@ class StateCorrupt(EpochBroken):
 class UnitTransfers:
     """One rank's part of some transfers, which all ranks number alike; messages have the tags from `first_tag` on.
 
-    A unit's checksum travels behind it. What is sent, and what is received, must not be touched until `finish`.
+    A unit's checksum travels behind it, with the time at which it is due on a link of known speed. What is sent, and
+    what is received, must not be touched until `finish`.
     """
 
-    def __init__(self, groups: Groups, first_tag: int) -> None:
+    def __init__(self, groups: Groups, first_tag: int, traffic: Traffic = FREE) -> None:
         self._groups = groups
+        self._traffic = traffic
         self._first_tag = first_tag
         self._threads: ThreadPoolExecutor | None = None
-        self._sending: list[tuple[Transfer, int, Operation, Future[int]]] = []
+        self._sending: list[tuple[Transfer, int, float, Operation, Future[int]]] = []
         self._receiving: list[tuple[Transfer, UnitState, Tensor, tuple[Operation, Operation]]] = []
 
     def send(self, number: int, transfer: Transfer, unit: UnitState) -> None:
         """Start sending `unit`; computing its checksum starts too."""
         tag = self._first_tag + 2 * number
+        due_seconds = self._traffic.post_state(transfer.unit, unit.storage.nbytes, transfer.destination)
         work = self._groups.send(unit.storage, transfer.destination, tag)
-        self._sending.append((transfer, tag + 1, work, self._start_checksum(unit)))
+        self._sending.append((transfer, tag + 1, due_seconds, work, self._start_checksum(unit)))
 
     def receive(self, number: int, transfer: Transfer, unit: UnitState) -> None:
         """Start receiving into `unit`."""
         tag = self._first_tag + 2 * number
-        checksum = torch.empty(1, dtype=torch.int64)
+        checksum = torch.empty(2, dtype=torch.int64)
         works = (
             self._groups.start_receive(unit.storage, transfer.source, tag),
             self._groups.start_receive(checksum, transfer.source, tag + 1),
@@ -77,14 +81,22 @@ class UnitTransfers:
     def _finish(self) -> tuple[tuple[str, ...], tuple[Transfer, ...]]:
         works: list[Operation] = []
         # They have to live until they are sent.
-        checksums = [torch.tensor([checksum.result()], dtype=torch.int64) for _, _, _, checksum in self._sending]
-        for (transfer, tag, work, _), checksum in zip(self._sending, checksums, strict=True):
+        checksums = [
+            torch.tensor([checksum.result(), round(due_seconds * 1e9)], dtype=torch.int64)
+            for _, _, due_seconds, _, checksum in self._sending
+        ]
+        for (transfer, tag, _, work, _), checksum in zip(self._sending, checksums, strict=True):
             works += [self._groups.send(checksum, transfer.destination, tag), work]
         arrived: list[Future[int]] = []
-        for _, unit, _, unit_works in self._receiving:
+        until_seconds = 0.0
+        for transfer, unit, checksum, unit_works in self._receiving:
             wait_all(unit_works)
             arrived.append(self._start_checksum(unit))
+            due_seconds, num_bytes = int(checksum[1]) / 1e9, unit.storage.nbytes
+            here_seconds = self._traffic.state_arrives(transfer.unit, num_bytes, transfer.source, due_seconds)
+            until_seconds = max(until_seconds, here_seconds)
         wait_all(works)
+        self._traffic.wait(self._groups, until_seconds)
         whole, damaged = [], []
         for (transfer, _, expected, _), actual in zip(self._receiving, arrived, strict=True):
             if actual.result() == int(expected[0]):
@@ -100,7 +112,11 @@ class UnitTransfers:
 
 
 def move_units(
-    groups: Groups, units: Mapping[str, UnitState], previous: Mapping[str, UnitState], transfers: Sequence[Transfer]
+    groups: Groups,
+    units: Mapping[str, UnitState],
+    previous: Mapping[str, UnitState],
+    transfers: Sequence[Transfer],
+    traffic: Traffic = FREE,
 ) -> tuple[float, int]:
     """Carry out this rank's part of `transfers`; returns (seconds, bytes sent and received).
 
@@ -113,7 +129,7 @@ def move_units(
     """
     began = time.monotonic()
     moved_bytes = 0
-    moving = UnitTransfers(groups, STATE_TAG)
+    moving = UnitTransfers(groups, STATE_TAG, traffic)
     for number, transfer in enumerate(transfers):
         if transfer.source == groups.rank:
             unit = previous.get(transfer.unit) or units.get(transfer.unit)
@@ -125,7 +141,7 @@ def move_units(
             moving.receive(number, transfer, unit)
         else:
             continue
-        moved_bytes += unit.storage.nbytes
+        moved_bytes += traffic.moved_bytes(transfer.unit, unit.storage.nbytes)
     _, damaged = moving.finish()
     if damaged:
         raise StateCorrupt(damaged)

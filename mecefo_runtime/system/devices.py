@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -111,6 +113,19 @@ def find_device(choice: DeviceChoice, local_rank: int) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def device_name_of(device: torch.device) -> str:
+    """What the maker calls it; of a CPU, of which a rank is one thread, its model."""
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"one thread of {line.partition(':')[2].strip()}"
+    return f"one thread of a {platform.machine()} CPU"
 
 
 def nccl_device(device: torch.device) -> str | None:

@@ -33,13 +33,14 @@ SLICE_SECONDS = 0.0002
 MAX_CARRIED_SECONDS = 0.005
 
 
-def automatic_ratio(num_ranks: int, num_cores: int) -> float:
-    """The ratio at which `num_ranks` ranks that compute all at once leave the machine to others.
+def usable_cores(num_cores: int) -> float:
+    """What ranks may take: all but a core, where there are two or more, and at most `MAX_UTILISATION` of all."""
+    return min(MAX_UTILISATION * num_cores, max(num_cores - 1.0, num_cores / 2))
 
-    They leave a whole core, where there are two or more, and at least `1 - MAX_UTILISATION` of all cores.
-    """
-    asked_cores = min(MAX_UTILISATION * num_cores, max(num_cores - 1.0, num_cores / 2))
-    return max(NO_DILATION, round(num_ranks / asked_cores, 2))
+
+def automatic_ratio(num_ranks: int, num_cores: int) -> float:
+    """The ratio at which `num_ranks` ranks that compute all at once take no more than the usable cores."""
+    return max(NO_DILATION, round(num_ranks / usable_cores(num_cores), 2))
 
 
 class Pacer:
@@ -50,13 +51,17 @@ class Pacer:
     than its slot is an overrun: there were `num_overruns` of `overrun_seconds` together, `worst_overrun_seconds` at
     most. Where they are many, the machine was too busy for the dilation to hide it.
 
+    `is_rated` pads to rated times without dilation too: what is rated then is another device. `now_seconds` is when
+    what follows the last segment begins, by what segments are rated at.
+
     `slow_factor` makes the device so many times slower than the others; what that adds is in none of the sums.
     """
 
-    def __init__(self, ratio: float) -> None:
+    def __init__(self, ratio: float, *, is_rated: bool = False) -> None:
         if ratio < NO_DILATION:
             raise ValueError(f"dilation must be at least 1, not {ratio}")
         self.ratio = ratio
+        self.pads = ratio > NO_DILATION or is_rated
         self.slow_factor = 1.0
         self.num_segments = 0
         self.num_overruns = 0
@@ -65,18 +70,34 @@ class Pacer:
         self.slot_seconds = 0.0
         self.overrun_seconds = 0.0
         self.worst_overrun_seconds = 0.0
+        self._ended_seconds = 0.0
         self._rated_seconds: float | None = None
+        self._ready_seconds: float | None = None
         self._late_seconds = 0.0
         self._began_wall = 0.0
         self._began_cpu = 0.0
 
-    def segment(self, rated_seconds: float | None) -> Pacer:
-        """The context of a segment that takes `rated_seconds`; None, or without dilation: as long as it takes."""
-        self._rated_seconds = rated_seconds if self.ratio > NO_DILATION else None
+    @property
+    def now_seconds(self) -> float:
+        """Where compute is padded, when the last segment was to end, if that was a moment ago; else now."""
+        now_seconds = time.monotonic()
+        return max(self._ended_seconds, now_seconds - MAX_CARRIED_SECONDS) if self.pads else now_seconds
+
+    def segment(self, rated_seconds: float | None, ready_seconds: float | None = None) -> Pacer:
+        """The context of a segment that takes `rated_seconds`; None, or without dilation: as long as it takes.
+
+        With `ready_seconds` its time counts from then, or from the end of the last one, if that was later: what the
+        scheduler and messages really take is not added to what links and segments are rated at, if it is not much.
+        """
+        self._rated_seconds = rated_seconds if self.pads else None
+        self._ready_seconds = ready_seconds if self.pads else None
         return self
 
     def __enter__(self) -> None:
         self._began_wall = time.monotonic()
+        if self._ready_seconds is not None:
+            self._began_wall, self._ready_seconds = max(self._ready_seconds, self.now_seconds), None
+            self._late_seconds = 0.0
         self._began_cpu = time.thread_time()
 
     def __exit__(
@@ -88,9 +109,10 @@ class Pacer:
         self.num_segments += 1
         self.compute_seconds += cpu_seconds
         self.slot_seconds += slot_seconds
-        if self.ratio > NO_DILATION or self.slow_factor > 1:
+        if self.pads or self.slow_factor > 1:
             until_seconds = self._began_wall + slot_seconds * self.slow_factor
             self._pad(until_seconds, until_seconds - self._late_seconds - time.monotonic())
+            self._ended_seconds = until_seconds
         self.wall_seconds += time.monotonic() - self._began_wall - (self.slow_factor - 1) * slot_seconds
 
     def _pad(self, until_seconds: float, remaining_seconds: float) -> None:
@@ -165,6 +187,6 @@ class DevicePacer(Pacer):
         return torch.cuda.current_stream(self._device)
 
 
-def pacer_for(device: torch.device, ratio: float) -> Pacer:
-    """The pacer of a rank that computes on `device`; `ratio` counts on a CPU only."""
-    return Pacer(ratio) if device.type == "cpu" else DevicePacer(device)
+def pacer_for(device: torch.device, ratio: float, *, is_rated: bool = False) -> Pacer:
+    """The pacer of a rank that computes on `device`; `ratio` and `is_rated` count on a CPU only."""
+    return Pacer(ratio, is_rated=is_rated) if device.type == "cpu" else DevicePacer(device)

@@ -21,6 +21,7 @@ class JobStarted(Record):
     tokens_per_step: int | None = None
     samples_per_step: int | None = None
     dilation_ratio: float | None = None
+    emulation: Mapping[str, Any] | None = None
     runtime: str = "mecefo"
     command: Any = None
     started_in: str | None = None
@@ -62,6 +63,8 @@ class RankFinished(Record):
     num_overruns: int | None = None
     overrun_seconds: float | None = None
     worst_overrun_seconds: float | None = None
+    link_seconds: float | None = None
+    link_waited_seconds: float | None = None
     steps_left_out: int = 0
     spoilt_passes_left_out: int = 0
 
@@ -70,7 +73,8 @@ class RankFinished(Record):
 class RatingsAgreed(Record):
     """By what all ranks pad their compute from the start to the end: `Costs`, with the dilation in them.
 
-    Other jobs whose `rated_as` is the same can take them over; `were_given` to this job in the same way.
+    Other jobs whose `rated_as` is the same can take them over; `were_given` to this job in the same way. A second of an
+    emulated device, whose they are, lasts `time_scale` seconds.
     """
 
     KIND: ClassVar[str] = "ratings"
@@ -78,6 +82,7 @@ class RatingsAgreed(Record):
     costs: Mapping[str, Any] = field(default_factory=dict)
     rated_as: Mapping[str, Any] = field(default_factory=dict)
     were_given: bool = False
+    time_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model.approximate import degrade, refresh
 from mecefo_runtime.model.model import Head, build_unit
 from mecefo_runtime.model.optimizer import EagerAdamW
+from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.system.devices import find_device, host_bytes
 from mecefo_runtime.system.process import run_apart
 from mecefo_runtime.training.pipeline import in_precision
@@ -101,13 +102,15 @@ def measure_apart(job: JobConfig, device_place: int) -> Costs:
     return Costs.from_dict(json.loads(run_apart(measure)))
 
 
-def measure_transfer(groups: Groups, device: torch.device) -> float | None:
-    """Bytes per second from one rank's `device` to the next's, while all ranks do the same; None for a rank alone.
+def measure_transfer(groups: Groups, device: torch.device, traffic: Traffic = FREE) -> float | None:
+    """Bytes per second from one rank's `device` to the next's, while all ranks do the same.
+
+    None for a rank alone, and of links that are emulated, which are known. On a link of known speed, no more than that.
 
     Raises:
         EpochBroken: a peer is gone.
     """
-    if len(groups.members) == 1:
+    if len(groups.members) == 1 or traffic.is_emulated:
         return None
     place = groups.members.index(groups.rank)
     after, before = groups.members[(place + 1) % len(groups.members)], groups.members[place - 1]
@@ -119,7 +122,7 @@ def measure_transfer(groups: Groups, device: torch.device) -> float | None:
         wait_all([groups.send(outgoing, after, _PROBE_TAG), groups.start_receive(incoming, before, _PROBE_TAG)])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return PROBE_BYTES / (time.monotonic() - began)
+    return traffic.transfer_bytes_per_second(PROBE_BYTES / (time.monotonic() - began))
 
 
 def time_parts(device: torch.device, parts: Sequence[Callable[[], object]]) -> list[float]:

@@ -22,6 +22,7 @@ from mecefo_runtime.job.step_report import StepStats
 from mecefo_runtime.model.data import Corpus, checksum
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.training.ratings import Ratings
 
@@ -39,12 +40,14 @@ class Pipeline:
         ratings: Ratings,
         job: JobConfig,
         check: Callable[[], None],
+        traffic: Traffic = FREE,
     ) -> None:
         place = layout.find(groups.rank)
         if place is None:
             raise ValueError(f"rank {groups.rank} holds no layers")
         replica, position = place
         self._groups = groups
+        self._traffic = traffic
         self._corpus = corpus
         self._pacer = pacer
         self._ratings = ratings
@@ -111,14 +114,18 @@ class Pipeline:
         mine, inputs_BT, targets_BT = batch
         x_BTH: Tensor
         received_BTH = None
+        ready_seconds = self._traffic.begin_seconds
         if self._previous is None:
             assert inputs_BT is not None
             x_BTH = inputs_BT
         else:
             received_BTH = torch.empty(len(mine), self._corpus.sequence_length, self._hidden_size, device=self._device)
-            self._groups.receive(received_BTH, self._previous, 2 * index)
+            ready_seconds = self._traffic.receive(self._groups, received_BTH, self._previous, 2 * index)
             x_BTH = received_BTH.requires_grad_()
-        with self._pacer.segment(self._ratings.forward_seconds), in_precision(self._precision, self._device):
+        with (
+            self._pacer.segment(self._ratings.forward_seconds, ready_seconds),
+            in_precision(self._precision, self._device),
+        ):
             for module in self._body:
                 x_BTH = module(x_BTH)
             if self._head is not None:
@@ -138,27 +145,31 @@ class Pipeline:
         else:
             assert self._next is not None
             activation_BTH = x_BTH.detach().contiguous()
-            self._sends.append((self._groups.send(activation_BTH, self._next, 2 * index), activation_BTH))
+            self._send(activation_BTH, self._next, 2 * index)
         flights.add(index, received_BTH, x_BTH)
 
     def _backward(self, flights: _Flights, index: int, announce: Callable[[str], None]) -> None:
         self._check()
         received_BTH, output = flights.pop(index)
         gradient_BTH = None
+        ready_seconds = self._traffic.begin_seconds
         if self._next is not None:
             gradient_BTH = torch.empty_like(output)
-            self._groups.receive(gradient_BTH, self._next, 2 * index + 1)
+            ready_seconds = self._traffic.receive(self._groups, gradient_BTH, self._next, 2 * index + 1)
         if not self._has_announced_backward:
             self._has_announced_backward = True
             announce("backward")
-        with self._pacer.segment(self._ratings.backward_seconds):
+        with self._pacer.segment(self._ratings.backward_seconds, ready_seconds):
             torch.autograd.backward(output, gradient_BTH)
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None
             # What the forward pass got counts too: the last stage gets nothing else.
             self._look(received_BTH.grad, gradient_BTH, received_BTH.detach())
             gradient_BTH = received_BTH.grad
-            self._sends.append((self._groups.send(gradient_BTH, self._previous, 2 * index + 1), gradient_BTH))
+            self._send(gradient_BTH, self._previous, 2 * index + 1)
+
+    def _send(self, tensor: Tensor, destination: int, tag: int) -> None:
+        self._sends.append(self._traffic.send(self._groups, tensor, destination, tag, self._pacer.now_seconds))
 
     def _look(self, outcome: Tensor, *incomes: Tensor | None) -> None:
         received = [income for income in incomes if income is not None]

@@ -32,6 +32,7 @@ from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.training.degraded_layers import DegradedLayers
@@ -73,6 +74,7 @@ class Epoch:
     fetching: Fetching
     pipeline: Pipeline | None
     ratings: Ratings
+    traffic: Traffic = FREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,15 @@ class Stepper:
         if pipeline is not None and state.stats.numel():
             state.stats[0].copy_(pipeline.loss_sum)
         reductions = [epoch.groups.start_all_reduce(state.gradients[b.first : b.end], b.holders) for b in state.buckets]
+        traffic, size = epoch.traffic, state.gradients.element_size()
+        now_seconds = self._pacer.now_seconds
+        reduced_seconds = [
+            traffic.reduce(b.units, (b.end - b.first) * size, b.holders, now_seconds) for b in state.buckets
+        ]
         # While the gradients are on their way.
         signs = self._vital_signs(state, step)
         wait_all(reductions)
+        traffic.wait(epoch.groups, max(reduced_seconds, default=0.0))
         epoch.degraded.sums_to_means()
         ready = replace(self._read(state, step, own_norm, signs, pipeline), odd_ranks=odd_ranks)
         self.progress = replace(self.progress, ready=ready)
@@ -191,7 +199,7 @@ class Stepper:
             "step": step,
             "epoch": epoch_number,
             "loss": stats.loss_sum / stats.tokens if stats.tokens else None,
-            "tokens": stats.tokens,
+            "tokens": self._job.emulated_tokens(stats.tokens),
             "samples": stats.samples,
             "samples_checksum": stats.checksum,
             "began_monotonic": round(self._began_seconds, 6),

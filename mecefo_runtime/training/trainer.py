@@ -36,6 +36,7 @@ from mecefo_runtime.job.step_report import LateCommit, StepVerdict
 from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
+from mecefo_runtime.state.traffic import Traffic
 from mecefo_runtime.state.transfer import StateCorrupt, move_units
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
@@ -92,7 +93,8 @@ class Trainer:
             nccl.prepare()
         self._device = find_device(job.device, identity.device_place)
         self._holdings = Holdings(job, rank, self._device)
-        self._pacer = pacer_for(self._device, job.dilation_ratio)
+        self._pacer = pacer_for(self._device, job.dilation_ratio, is_rated=job.is_rated)
+        self._traffic = Traffic.of(job, rank)
         self._figures = RankFigures(rank, identity.node, str(self._device), self._pacer)
         self._probe_server = ProbeServer(identity.host)
         gpu = nccl_device(self._device)
@@ -134,6 +136,7 @@ class Trainer:
                 step=self.committed_step,
                 checksums=checksums,
                 **self._pacer.account(),
+                **self._traffic.account(),
             )
         finally:
             self._client.close()
@@ -184,7 +187,7 @@ class Trainer:
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
-            bytes_per_second = measure_transfer(groups, self._device) if form.measure_transfer else None
+            bytes_per_second = measure_transfer(groups, self._device, self._traffic) if form.measure_transfer else None
             incoming = {transfer.unit for transfer in form.transfers if transfer.destination == self._rank}
             folder = form.restore
             state, held = self._holdings.build(
@@ -193,7 +196,7 @@ class Trainer:
             if form.transfers:
                 self.announce(form.resume_step, "transfer")
             if folder is None:
-                transfer_seconds, transfer_bytes = move_units(groups, state.units, held, form.transfers)
+                transfer_seconds, transfer_bytes = move_units(groups, state.units, held, form.transfers, self._traffic)
             else:
                 transfer_seconds, transfer_bytes = load_units(folder, state.units)
             with self._pacer.segment(None):
@@ -201,16 +204,8 @@ class Trainer:
             ratings = Ratings(form.ratings, layout, self._rank)
             pipeline = None
             if layout.find(self._rank) is not None:
-                pipeline = Pipeline(
-                    layout,
-                    state,
-                    groups,
-                    self._corpus,
-                    self._pacer,
-                    ratings,
-                    self._job,
-                    self._client.check,
-                )
+                parts = (layout, state, groups, self._corpus, self._pacer, ratings, self._job)
+                pipeline = Pipeline(*parts, self._client.check, self._traffic)
             self._epoch = Epoch(
                 number=form.epoch,
                 leader=form.leader,
@@ -219,9 +214,10 @@ class Trainer:
                 groups=groups,
                 state=state,
                 degraded=degraded,
-                fetching=Fetching(background, groups, state),
+                fetching=Fetching(background, groups, state, self._traffic),
                 pipeline=pipeline,
                 ratings=ratings,
+                traffic=self._traffic,
             )
         finally:
             self._forming = None

@@ -27,6 +27,7 @@ from chaos.cli import cli, run_cli
 from chaos.experiment.reading import from_options
 from harness.judging.stored import judge
 from harness.run.preparation import prepare
+from mecefo_runtime.job.named_devices import named_device
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files
 
@@ -41,7 +42,7 @@ KNOWN_REFUSALS = ("needs a job whose ranks run on CUDA", "networks of their own"
 # for long and cannot be planned: of these the arguments are read.
 AT_ONCE = ("faults", "gates", "heal", "plan", "report", "runs", "schema")
 PLANNED = ("run", "replay")
-ONLY_READ = ("compare", "doctor", "serve", "shrink")
+ONLY_READ = ("calibrate", "compare", "doctor", "serve", "shrink")
 # Run by .ci/run on a fresh machine, or by every contributor.
 SETTING_UP = (
     "pip install . -c constraints.txt",
@@ -140,6 +141,8 @@ def test_a_command_of_ours_is_accepted(command, ground, capsys):
         if word.endswith("baseline.json"):
             stored = next((ground / "chaos-runs").glob("*/*/events.jsonl")).parent
             (ground / word).write_text(json.dumps(judge(stored)[0].to_json()))
+        if word == "mine.json":
+            (ground / word).write_text(named_device("a100-350m").to_text())
         if word.endswith((".yaml", ".yml")):
             (ground / word).write_text(files.get(word, next(iter(files.values()))))
     arguments = list(command.words[1:])

@@ -91,7 +91,7 @@ def read_emulated(events: Sequence[Event], cell: Cell, seed: int | None) -> Emul
     for event in events:
         state.feed(event)
     started = state.first_of(JobStarted)
-    told = getattr(started, "emulation", None)
+    told = None if started is None else started.emulation
     if not told or not isinstance(told.get("time_scale"), int | float):
         raise NotEmulated("it emulates no device")
     timeline = state.timeline

@@ -20,6 +20,7 @@ from harness.papers.mecefo.setting import METHODS, MICROBATCHES, SHAPES, Cell, j
 from harness.run.execute import execute
 from harness.run.preparation import prepare
 from harness.store.log import legible
+from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import configured_layout
 
 RUNS_FOLDER = "runs"
@@ -109,7 +110,8 @@ def estimated_seconds(runs: Iterable[Run], time_scale: float | None = None) -> f
     total = 0.0
     for cell, seed in runs:
         job = prepare(experiment_of(cell, seed, time_scale=time_scale)).job
-        scale: float = getattr(job, "emulation").time_scale  # noqa: B009
+        assert isinstance(job, JobConfig) and job.emulation is not None
+        scale = job.emulation.time_scale
         total += _BESIDE_SECONDS + scale * _step_seconds(cell) * (TWIN_STEPS if seed is None else NUM_STEPS)
     return total
 

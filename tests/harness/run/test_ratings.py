@@ -8,6 +8,8 @@ import pytest
 
 from harness.run.ratings import with_ratings
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig
+from mecefo_runtime.job.device_model import emulating, rescaled
+from mecefo_runtime.job.named_devices import named_device
 from mecefo_runtime.planners import with_fixed_settings
 from tests.planning import COSTS
 
@@ -56,3 +58,23 @@ def test_none_where_there_is_nothing_to_rate_or_the_job_has_its_own(change):
 def test_none_of_a_summary_that_is_damaged(costs):
     assert with_ratings(JOB, {**OF_AN_EARLIER_RUN, "costs": costs}) is JOB
     assert with_ratings(JOB, {}) is JOB
+
+
+def emulated(time_scale: float, *, is_chosen: bool) -> JobConfig:
+    job = rescaled(emulating(JobConfig(), named_device("a100-7b")), time_scale)
+    assert job.emulation is not None
+    return replace(job, emulation=replace(job.emulation, is_scale_chosen=is_chosen))
+
+
+def test_an_emulated_device_runs_at_the_scale_of_the_earlier_run_unless_another_was_asked_for():
+    first = emulated(2.0, is_chosen=True)
+    assert first.ratings is not None and first.rating_origin is not None
+    earlier = {"costs": first.ratings.to_dict(), **first.rating_origin}
+    again = with_ratings(emulated(3.0, is_chosen=True), earlier)
+    assert isinstance(again, JobConfig) and again.emulation is not None and again.ratings is not None
+    assert again.emulation.time_scale == pytest.approx(2.0)
+    assert again.ratings.layer_forward_seconds == pytest.approx(first.ratings.layer_forward_seconds)
+    asked = emulated(3.0, is_chosen=False)
+    assert with_ratings(asked, earlier) is asked
+    other = rescaled(emulating(JobConfig(), named_device("a100-1b")), 3.0)
+    assert with_ratings(other, earlier) is other

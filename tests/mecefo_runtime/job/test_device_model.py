@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mecefo_runtime.job.config import PRESETS
-from mecefo_runtime.job.device_model import FORMAT, DeviceModel, DeviceModelError, Measurement, parse_device_model
+from mecefo_runtime.job.config import PRESETS, JobConfig
+from mecefo_runtime.job.device_model import (
+    FORMAT,
+    DeviceModel,
+    DeviceModelError,
+    Measurement,
+    emulating,
+    parse_device_model,
+    rescaled,
+)
+from mecefo_runtime.job.layout import configured_layout
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.job.named_devices import NAMES, named_device
+from mecefo_runtime.job.step_time import step_seconds
 
 pytestmark = pytest.mark.unit
 
@@ -117,3 +128,46 @@ def test_the_table_is_a_value():
     assert isinstance(named_device("a100-1b"), DeviceModel)
     with pytest.raises(KeyError):
         named_device("a100-13b")
+
+
+JOB = JobConfig(PRESETS["7b"], nodes=4, gpus_per_node=8, data_parallel=4, pipeline=8, microbatches_per_replica=16)
+
+
+def test_an_emulated_job_has_the_layers_times_and_links_of_the_device():
+    device = named_device("a100-7b")
+    job = emulating(JOB, device)
+    assert job.cluster().num_layers == 32
+    assert job.model.num_parameters < 10**6
+    assert (job.ratings, job.links) == (device.costs, device.links)
+    assert job.is_rated and job.dilation_ratio == 1.0 and job.device == "cpu"
+    # Samples are the device's; of their tokens the arithmetic does a part.
+    assert job.samples_per_step == 4 * 16 * 8
+    assert job.emulated_tokens(job.tokens_per_step) == 4 * 16 * 8 * 256
+    assert JobConfig.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+
+def test_everything_of_the_device_goes_with_its_time_scale():
+    job = emulating(JOB, named_device("a100-7b"))
+    slow = rescaled(job, 3.0)
+    assert job.ratings and slow.ratings and job.links and slow.links and slow.emulation
+    assert slow.emulation.time_scale == 3.0
+    layout = configured_layout(job.cluster())
+    assert step_seconds(layout, slow.ratings) == pytest.approx(3 * step_seconds(layout, job.ratings))
+    assert slow.ratings.transfer_bytes_per_second == pytest.approx(25e9 / 3)
+    assert slow.ratings.layer_state_bytes == job.ratings.layer_state_bytes
+    assert slow.links.of(is_inside=True).message_seconds(1e9) == pytest.approx(3 * (1e9 / 300e9 + 2e-6))
+
+
+def test_what_the_job_says_of_links_and_memory_goes_before_the_table():
+    own = Links(Link(1e9))
+    job = emulating(replace(JOB, links=own, rank_memory_bytes=10**10), named_device("a100-7b"))
+    assert job.ratings is not None and job.links == own
+    assert job.ratings.transfer_bytes_per_second == 1e9
+    assert job.ratings.memory_bytes == 10**10
+
+
+def test_unpaced_it_is_the_same_arithmetic():
+    job = emulating(JOB, named_device("a100-7b"))
+    bare = job.unpaced()
+    assert (bare.model, bare.sequence_length, bare.seed) == (job.model, job.sequence_length, job.seed)
+    assert (bare.emulation, bare.links, bare.ratings, bare.is_rated) == (None, None, None, False)

@@ -128,3 +128,47 @@ def test_asking_for_short_slices_leaves_the_thread_as_it_was():
     thread.start()
     thread.join()
     assert answers in ([True], [False])
+
+
+def test_a_rating_pads_without_dilation_where_it_is_another_device_s():
+    pacer = Pacer(1.0, is_rated=True)
+    began = time.monotonic()
+    with pacer.segment(0.05):
+        pass
+    assert time.monotonic() - began >= 0.05
+    # What nobody rated takes as long as it takes.
+    with pacer.segment(None):
+        compute(0.002)
+    assert pacer.slot_seconds == pytest.approx(0.05 + pacer.compute_seconds, abs=1e-3)
+    assert not Pacer(1.0).pads and Pacer(1.0, is_rated=True).pads
+
+
+def test_a_segment_that_could_begin_a_moment_ago_ends_as_if_it_had():
+    pacer = Pacer(1.0, is_rated=True)
+    ready = time.monotonic() - MAX_CARRIED_SECONDS / 2
+    with pacer.segment(0.05, ready):
+        pass
+    assert pacer.now_seconds == pytest.approx(ready + 0.05, abs=MAX_CARRIED_SECONDS / 2)
+    assert time.monotonic() >= ready + 0.05
+    # No sooner than the one before it.
+    with pacer.segment(0.02, 0.0):
+        pass
+    assert time.monotonic() >= ready + 0.07
+    assert pacer.slot_seconds == pytest.approx(0.07)
+
+
+def test_more_than_a_moment_is_not_made_up_for():
+    pacer = Pacer(1.0, is_rated=True)
+    began = time.monotonic()
+    with pacer.segment(0.02, began - 10.0):
+        pass
+    assert time.monotonic() >= began + 0.02 - MAX_CARRIED_SECONDS
+
+
+def test_what_is_not_ready_yet_may_begin_and_ends_when_it_should():
+    pacer = Pacer(1.0, is_rated=True)
+    ready = time.monotonic() + 0.03
+    with pacer.segment(0.02, ready):
+        pass
+    assert time.monotonic() >= ready + 0.02
+    assert pacer.num_overruns == 0
