@@ -90,7 +90,8 @@ class Narrator:
         ranks = count(fields.get("num_ranks") or 0, "rank")
         if fields.get("command"):
             return f"job started: {fields['command']}"
-        steps = count(fields.get("steps") or 0, "step")
+        emulated = fields.get("emulation")
+        steps = count(fields.get("steps") or 0, "step") + (f", emulated {emulated['device']}" if emulated else "")
         return f"job started: {ranks}, {steps}{', no faults, to compare with' if event.job == TWIN_JOB else ''}"
 
     def _tell_held(self, event: Event, fields: Mapping[str, Any]) -> str:

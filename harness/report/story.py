@@ -39,6 +39,8 @@ def about(summary: Summary, events: Iterable[Event]) -> list[str]:
     if isinstance(started.get("num_ranks"), int):
         nodes = f" on {count(started['nodes'], 'node')}" if isinstance(started.get("nodes"), int) else ""
         said.append(f"{count(started['num_ranks'], 'rank')}{nodes}")
+    if words := wording.emulated_words(summary):
+        said.append(words)
     if job.get("model"):
         said.append(f"model {job['model']}")
     if isinstance(job.get("data_parallel"), int) and isinstance(job.get("pipeline"), int):

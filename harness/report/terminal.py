@@ -74,6 +74,7 @@ class _Report:
     def _what_was_done(self) -> None:
         summary = self._summary
         self._head("What was done")
+        emulated = f" on {words}" if (words := wording.emulated_words(summary)) else ""
         strategy = f", takeover strategy {summary.strategy}" if summary.strategy else ""
         # Between CPUs there is nothing else.
         over = f", groups over {backends}" if (backends := backends_text(summary)) not in ("", "gloo") else ""
@@ -85,7 +86,7 @@ class _Report:
         again = "" if is_said else f" ({'done' if repeated == lost else f'{repeated} of them done'} again)"
         samples = f"; training samples skipped or used twice: {_known(summary.samples_lost)}"
         self._paragraph(
-            f"{what} {steps_text(summary)}{attempts}{strategy}{over}{seed}. "
+            f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.command else samples}."
         )
         for loss in summary.unplanned_losses:

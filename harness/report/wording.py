@@ -147,6 +147,15 @@ def repeat_command(summary: Summary, folder: Path | None) -> str:
     return f"{there}chaos run {shlex.quote(str(path if started_in or folder is None else folder / 'experiment.yaml'))}"
 
 
+def emulated_words(summary: Summary) -> str:
+    """`emulated NVIDIA A100 (a100-7b, predicted), time scale 2`; empty where ranks stood for themselves."""
+    emulated = summary.emulated
+    if emulated is None:
+        return ""
+    table = f"{emulated.device_model}, {emulated.provenance}"
+    return one_line(f"emulated {emulated.device} ({table}), time scale {emulated.time_scale:g}")
+
+
 def speeds(summary: Summary) -> tuple[str, dict[str, float]]:
     """(unit, throughput before, during and after as far as they are known): tokens, samples or steps per second.
 
