@@ -1,7 +1,9 @@
-"""Links of known speed: what moves between ranks is there no sooner than a link of that speed would have brought it.
+"""What moves between ranks that keep the time of a device: messages say when they were sent, or when they are due.
 
-Whoever posts a message says in it when it is due, and what its receiver does with it begins then; all that time it may
-be under way in fact, and others with it. So the processes of a job must share a clock: `time.monotonic` of one machine.
+Without links of known speed a message takes as long as it takes, but what its sender was late by is not added to that.
+On a link of known speed it is there no sooner than such a link would have brought it: what its receiver does with it
+begins then, and all that time it may be under way in fact, and others with it. So the processes of a job must share a
+clock: `time.monotonic` of one machine.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from mecefo_runtime.job.rated_link import RatedLink
 
 # What computes with a message may begin so much before it is due: it ends when it should all the same.
 MAX_EARLY_SECONDS = 0.02
-# A time of day, in the place of so many numbers of an activation.
-_HEADER_VALUES = 2
+# Two times, in the place of so many numbers of an activation: when it is due, or was sent, by the sender's device; and
+# when it was sent by the clock.
+_HEADER_VALUES = 4
 # Of a unit's state these are parameters and both moments, which move, and gradients, which are reduced.
 _MOVED_SHARE, _REDUCED_SHARE = 3 / 4, 1 / 4
 
@@ -30,17 +33,19 @@ _MOVED_SHARE, _REDUCED_SHARE = 3 / 4, 1 / 4
 class Traffic:
     """What one rank sends and receives: in the time of its links, where it has such, or as long as it takes.
 
-    Of a rank that emulates another device, bytes are those of that device.
+    Of a rank that emulates another device, bytes are those of that device. With `keeps_time` messages carry times.
     """
 
     def __init__(
         self,
         link: RatedLink | None = None,
         *,
+        keeps_time: bool = False,
         message_bytes: int | None = None,
         device_costs: Costs | None = None,
     ) -> None:
         self.link = link
+        self._keeps_time = keeps_time or link is not None
         self._message_bytes = message_bytes
         self._device_costs = device_costs
 
@@ -49,18 +54,13 @@ class Traffic:
         """That of a rank of `job`."""
         link = None if job.links is None else RatedLink(job.links, rank, job.gpus_per_node)
         if job.emulation is None:
-            return cls(link)
-        return cls(link, message_bytes=job.emulation.message_bytes, device_costs=job.ratings)
+            return cls(link, keeps_time=job.is_rated)
+        return cls(link, keeps_time=job.is_rated, message_bytes=job.emulation.message_bytes, device_costs=job.ratings)
 
     @property
     def is_emulated(self) -> bool:
         """Whether the bytes are those of another device."""
         return self._device_costs is not None
-
-    @property
-    def begin_seconds(self) -> float | None:
-        """What waits for nothing could begin at any time; None where nobody waits for links."""
-        return None if self.link is None else 0.0
 
     # ---- activations, and their gradients ----
 
@@ -68,27 +68,36 @@ class Traffic:
         self, groups: Groups, tensor: Tensor, destination: int, tag: int, now_seconds: float
     ) -> tuple[Operation, Tensor]:
         """Start sending an activation; what it returns beside must live until the operation is done."""
-        if self.link is None:
+        if not self._keeps_time:
             return groups.send(tensor, destination, tag), tensor
-        num_bytes = self._message_bytes or tensor.nbytes
-        due_seconds = self.link.post(num_bytes, destination, "message", now_seconds)
+        due_seconds = now_seconds
+        if self.link is not None:
+            due_seconds = self.link.post(self._message_bytes or tensor.nbytes, destination, "message", now_seconds)
         packed = torch.empty(_HEADER_VALUES + tensor.numel(), dtype=torch.float32)
-        packed[:_HEADER_VALUES].view(torch.float64)[0] = due_seconds
+        packed[:_HEADER_VALUES].view(torch.float64).copy_(
+            torch.tensor([due_seconds, time.monotonic()], dtype=torch.float64)
+        )
         packed[_HEADER_VALUES:].copy_(tensor.flatten())
         return groups.send(packed, destination, tag), packed
 
-    def receive(self, groups: Groups, into: Tensor, source: int, tag: int) -> float | None:
-        """Receive an activation, waiting for it; returns when it was due, None where nobody waits for links.
+    def receive(self, groups: Groups, into: Tensor, source: int, tag: int, now_seconds: float) -> float:
+        """Receive an activation, waiting for it; returns when it is there, on a device where it is `now_seconds` now.
 
-        It may be here a little earlier, so that what is done with it then has begun when it counts.
+        0.0 where messages carry no times. On a link of known speed it may be here a little earlier, so that what is
+        done with it then has begun when it counts.
         """
-        if self.link is None:
+        if not self._keeps_time:
             groups.receive(into, source, tag)
-            return None
+            return 0.0
+        began_seconds = time.monotonic()
         packed = torch.empty(_HEADER_VALUES + into.numel(), dtype=torch.float32)
         groups.receive(packed, source, tag)
-        due_seconds = float(packed[:_HEADER_VALUES].view(torch.float64)[0])
+        due_seconds, sent_seconds = packed[:_HEADER_VALUES].view(torch.float64).tolist()
         into.copy_(packed[_HEADER_VALUES:].view(into.shape))
+        if self.link is None:
+            # It was under way for as long as it was waited for when it had been sent.
+            waited_seconds = max(0.0, time.monotonic() - max(began_seconds, sent_seconds))
+            return float(max(due_seconds, now_seconds) + waited_seconds)
         here_seconds = self.link.arrive(self._message_bytes or into.nbytes, source, "message", due_seconds)
         self.wait(groups, here_seconds, early_seconds=MAX_EARLY_SECONDS)
         return here_seconds

@@ -28,8 +28,9 @@ NO_DILATION = 1.0
 MAX_UTILISATION = 0.7
 # Ranks sleep most of the time and must run at once when they wake up: with slices this short the scheduler sees to it.
 SLICE_SECONDS = 0.0002
-# A rank that wakes up late from the padding of one segment has so much less to pad in the next: the scheduler's delays
-# do not add up. No more than that: what a fault or an overloaded machine takes is to show.
+# What a rank is late by, because the scheduler woke it up late or the cores were busy, it makes up for while it pads.
+# Where ranks do not tell each other how late they are, no more than that; where they do, as much as a segment takes,
+# if that is more. What a fault or an overloaded machine takes beyond is to show.
 MAX_CARRIED_SECONDS = 0.005
 
 
@@ -51,8 +52,9 @@ class Pacer:
     than its slot is an overrun: there were `num_overruns` of `overrun_seconds` together, `worst_overrun_seconds` at
     most. Where they are many, the machine was too busy for the dilation to hide it.
 
-    `is_rated` pads to rated times without dilation too: what is rated then is another device. `now_seconds` is when
-    what follows the last segment begins, by what segments are rated at.
+    `is_rated` pads to rated times without dilation too: what is rated then is another device. Such ranks tell each
+    other what time it is on their devices, `now_seconds`: the clock's, but for what they are late by. So a rank that
+    was late makes those late that wait for it by the clock alone; on the device everything begins when it should have.
 
     `slow_factor` makes the device so many times slower than the others; what that adds is in none of the sums.
     """
@@ -70,55 +72,63 @@ class Pacer:
         self.slot_seconds = 0.0
         self.overrun_seconds = 0.0
         self.worst_overrun_seconds = 0.0
-        self._ended_seconds = 0.0
-        self._rated_seconds: float | None = None
-        self._ready_seconds: float | None = None
+        self._keeps_time = is_rated
+        self._device_seconds = time.monotonic()
+        self._max_carried_seconds = MAX_CARRIED_SECONDS
         self._late_seconds = 0.0
-        self._began_wall = 0.0
-        self._began_cpu = 0.0
+        self._rated_seconds: float | None = None
+        self._ready_seconds = 0.0
+        self._began_device_seconds = 0.0
+        self._began_seconds = 0.0
+        self._began_cpu_seconds = 0.0
 
     @property
     def now_seconds(self) -> float:
-        """Where compute is padded, when the last segment was to end, if that was a moment ago; else now."""
+        """The monotonic clock's time; on a rated device that of the device, which is late by a segment at most."""
         now_seconds = time.monotonic()
-        return max(self._ended_seconds, now_seconds - MAX_CARRIED_SECONDS) if self.pads else now_seconds
+        return max(self._device_seconds, now_seconds - self._max_carried_seconds) if self._keeps_time else now_seconds
 
-    def segment(self, rated_seconds: float | None, ready_seconds: float | None = None) -> Pacer:
-        """The context of a segment that takes `rated_seconds`; None, or without dilation: as long as it takes.
+    def set_now(self, device_seconds: float) -> None:
+        """Something that all ranks waited for was over then, on their devices."""
+        self._device_seconds = device_seconds
 
-        With `ready_seconds` its time counts from then, or from the end of the last one, if that was later: what the
-        scheduler and messages really take is not added to what links and segments are rated at, if it is not much.
+    def segment(self, rated_seconds: float | None, ready_seconds: float = 0.0) -> Pacer:
+        """The context of a segment that takes `rated_seconds`; None, or without padding: as long as it takes.
+
+        On a rated device it begins when the last one has ended, and not before what it needs is there, `ready_seconds`.
         """
         self._rated_seconds = rated_seconds if self.pads else None
-        self._ready_seconds = ready_seconds if self.pads else None
+        self._ready_seconds = ready_seconds
         return self
 
     def __enter__(self) -> None:
-        self._began_wall = time.monotonic()
-        if self._ready_seconds is not None:
-            self._began_wall, self._ready_seconds = max(self._ready_seconds, self.now_seconds), None
-            self._late_seconds = 0.0
-        self._began_cpu = time.thread_time()
+        self._began_seconds = time.monotonic()
+        self._began_device_seconds = (
+            max(self.now_seconds, self._ready_seconds) if self._keeps_time else self._began_seconds - self._late_seconds
+        )
+        self._began_cpu_seconds = time.thread_time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        cpu_seconds = time.thread_time() - self._began_cpu
+        cpu_seconds = time.thread_time() - self._began_cpu_seconds
         slot_seconds = self.ratio * cpu_seconds if self._rated_seconds is None else self._rated_seconds
         self._rated_seconds = None
         self.num_segments += 1
         self.compute_seconds += cpu_seconds
         self.slot_seconds += slot_seconds
         if self.pads or self.slow_factor > 1:
-            until_seconds = self._began_wall + slot_seconds * self.slow_factor
-            self._pad(until_seconds, until_seconds - self._late_seconds - time.monotonic())
-            self._ended_seconds = until_seconds
-        self.wall_seconds += time.monotonic() - self._began_wall - (self.slow_factor - 1) * slot_seconds
+            self._pad(self._began_device_seconds + slot_seconds * self.slow_factor)
+            if self._keeps_time:
+                self._max_carried_seconds = max(MAX_CARRIED_SECONDS, slot_seconds)
+        self.wall_seconds += time.monotonic() - self._began_seconds - (self.slow_factor - 1) * slot_seconds
 
-    def _pad(self, until_seconds: float, remaining_seconds: float) -> None:
+    def _pad(self, until_seconds: float) -> None:
+        remaining_seconds = until_seconds - time.monotonic()
         if remaining_seconds > 0:
             time.sleep(remaining_seconds)
-        late_seconds = time.monotonic() - until_seconds + self._late_seconds
+        late_seconds = max(0.0, time.monotonic() - until_seconds)
+        self._device_seconds = until_seconds
         self._late_seconds = min(late_seconds, MAX_CARRIED_SECONDS)
         if remaining_seconds <= 0:
             self.num_overruns += 1

@@ -68,7 +68,7 @@ def _message_cpu_seconds(job: JobConfig) -> float:
         began = time.process_time()
         for _ in range(_NUM_MESSAGES):
             sending, _kept = traffic.send(groups, x_BTH, 1 - groups.rank, 0, 0.0)
-            traffic.receive(groups, x_BTH, 1 - groups.rank, 0)
+            traffic.receive(groups, x_BTH, 1 - groups.rank, 0, 0.0)
             wait_all([sending])
         return time.process_time() - began
 

@@ -114,13 +114,13 @@ class Pipeline:
         mine, inputs_BT, targets_BT = batch
         x_BTH: Tensor
         received_BTH = None
-        ready_seconds = self._traffic.begin_seconds
+        ready_seconds = 0.0
         if self._previous is None:
             assert inputs_BT is not None
             x_BTH = inputs_BT
         else:
             received_BTH = torch.empty(len(mine), self._corpus.sequence_length, self._hidden_size, device=self._device)
-            ready_seconds = self._traffic.receive(self._groups, received_BTH, self._previous, 2 * index)
+            ready_seconds = self._receive(received_BTH, self._previous, 2 * index)
             x_BTH = received_BTH.requires_grad_()
         with (
             self._pacer.segment(self._ratings.forward_seconds, ready_seconds),
@@ -152,10 +152,10 @@ class Pipeline:
         self._check()
         received_BTH, output = flights.pop(index)
         gradient_BTH = None
-        ready_seconds = self._traffic.begin_seconds
+        ready_seconds = 0.0
         if self._next is not None:
             gradient_BTH = torch.empty_like(output)
-            ready_seconds = self._traffic.receive(self._groups, gradient_BTH, self._next, 2 * index + 1)
+            ready_seconds = self._receive(gradient_BTH, self._next, 2 * index + 1)
         if not self._has_announced_backward:
             self._has_announced_backward = True
             announce("backward")
@@ -170,6 +170,9 @@ class Pipeline:
 
     def _send(self, tensor: Tensor, destination: int, tag: int) -> None:
         self._sends.append(self._traffic.send(self._groups, tensor, destination, tag, self._pacer.now_seconds))
+
+    def _receive(self, into: Tensor, source: int, tag: int) -> float:
+        return self._traffic.receive(self._groups, into, source, tag, self._pacer.now_seconds)
 
     def _look(self, outcome: Tensor, *incomes: Tensor | None) -> None:
         received = [income for income in incomes if income is not None]

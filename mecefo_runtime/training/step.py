@@ -43,6 +43,8 @@ from mecefo_runtime.training.step_stats import decode_stats, encode_stats
 
 # What the commit exchange carries, by place; the parts of all members follow.
 _WANTS_BOUNDARY, _IS_BUSY, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _VERDICT, _PARTS = range(9)
+# Of each member: how well its part went, and when it came to the exchange.
+_MEMBER_SIZE = PART_SIZE + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +173,21 @@ class Stepper:
             state.stats[0].copy_(pipeline.loss_sum)
         reductions = [epoch.groups.start_all_reduce(state.gradients[b.first : b.end], b.holders) for b in state.buckets]
         traffic, size = epoch.traffic, state.gradients.element_size()
-        now_seconds = self._pacer.now_seconds
+        now_seconds, clock_seconds = self._pacer.now_seconds, time.monotonic()
         reduced_seconds = [
             traffic.reduce(b.units, (b.end - b.first) * size, b.holders, now_seconds) for b in state.buckets
         ]
         # While the gradients are on their way.
         signs = self._vital_signs(state, step)
         wait_all(reductions)
-        traffic.wait(epoch.groups, max(reduced_seconds, default=0.0))
+        if traffic.link is not None:
+            now_seconds = max(now_seconds, *reduced_seconds, 0.0)
+            traffic.wait(epoch.groups, now_seconds)
+            clock_seconds = time.monotonic()
         epoch.degraded.sums_to_means()
         ready = replace(self._read(state, step, own_norm, signs, pipeline), odd_ranks=odd_ranks)
         self.progress = replace(self.progress, ready=ready)
-        return self._agree(epoch, ready)
+        return self._agree(epoch, ready, (now_seconds, clock_seconds))
 
     def apply(self, state: ModelState, step: int, totals: StepTotals) -> None:
         """The optimizer step that `totals` ask for."""
@@ -262,13 +267,16 @@ class Stepper:
                     self.distrusted |= {name}
         return tuple(sorted(odd_ranks))
 
-    def _agree(self, epoch: Epoch, ready: ReadyStep) -> Outcome:
-        """The commit: totals and verdict, the same for all members, then the optimizer."""
+    def _agree(self, epoch: Epoch, ready: ReadyStep, began: tuple[float, float]) -> Outcome:
+        """The commit: totals and verdict, the same for all members, then the optimizer.
+
+        `began`: when this rank came to it, by its device and by the clock.
+        """
         step, history = ready.step, self.progress.history
         judgements: list[Judgement] = []
 
         def parts_of(numbers: Sequence[float]) -> dict[int, PartHealth]:
-            places = range(_PARTS, len(numbers), PART_SIZE)
+            places = range(_PARTS, len(numbers), _MEMBER_SIZE)
             return {
                 member: PartHealth.decode(numbers[place : place + PART_SIZE])
                 for member, place in zip(epoch.members, places, strict=True)
@@ -282,7 +290,11 @@ class Stepper:
             self._host.on_judged(epoch.number, step, judgements[0])
             total[_VERDICT] = float(judgements[0].verdict)
 
-        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, ready), decide).tolist()
+        total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, ready, began), decide).tolist()
+        # It began when the last of them came, and took for all devices what it took by the clock since then.
+        first = _PARTS + PART_SIZE
+        last_device_seconds, last_clock_seconds = (max(total[first + i :: _MEMBER_SIZE]) for i in range(2))
+        self._pacer.set_now(last_device_seconds + time.monotonic() - last_clock_seconds)
         verdict = StepVerdict(int(total[_VERDICT]))
         outcome = Outcome(
             verdict,
@@ -306,15 +318,15 @@ class Stepper:
         self._host.announce(step, "commit")
         return outcome
 
-    def _contribution(self, epoch: Epoch, ready: ReadyStep) -> Tensor:
+    def _contribution(self, epoch: Epoch, ready: ReadyStep, began: tuple[float, float]) -> Tensor:
         """What this rank adds to the exchange; units and step stats count by their lowest holder only."""
         norms, stats, holders = ready.norms, ready.stats, epoch.state.holders
-        numbers = [0.0] * (_PARTS + PART_SIZE * len(epoch.members))
+        numbers = [0.0] * (_PARTS + _MEMBER_SIZE * len(epoch.members))
         numbers[_WANTS_BOUNDARY] = float(self._host.wants_boundary)
         numbers[_IS_BUSY] = float(self._host.is_saving)
         numbers[_SQUARED_NORM] = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
         if stats is not None and holders["head"][0] == self._rank:
             numbers[_LOSS_SUM : _CHECKSUM + 1] = [stats.loss_sum, stats.tokens, stats.samples, stats.checksum]
-        first = _PARTS + PART_SIZE * epoch.members.index(self._rank)
-        numbers[first : first + PART_SIZE] = ready.part.encode()
+        first = _PARTS + _MEMBER_SIZE * epoch.members.index(self._rank)
+        numbers[first : first + _MEMBER_SIZE] = [*ready.part.encode(), *began]
         return torch.tensor(numbers, dtype=torch.float64)

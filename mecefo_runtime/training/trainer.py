@@ -232,6 +232,7 @@ class Trainer:
         self._stepper.resume(form.resume_step, form.history)
         self._status = "training"
         self._client.enter(form.epoch)
+        self._pacer.set_now(time.monotonic())
         self._client.send(Formed(self.report(), group_seconds, transfer_seconds, transfer_bytes, bytes_per_second))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:

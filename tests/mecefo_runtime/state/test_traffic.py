@@ -122,8 +122,8 @@ def test_an_activation_is_here_unchanged_when_it_is_due_and_no_sooner():
             wait_all([operation])
             return began, None, True
         received_BTH = torch.empty(2, 3, 5)
-        due_seconds = traffic.receive(groups, received_BTH, 0, 7)
-        assert due_seconds is not None and time.monotonic() >= due_seconds - MAX_EARLY_SECONDS
+        due_seconds = traffic.receive(groups, received_BTH, 0, 7, began)
+        assert time.monotonic() >= due_seconds - MAX_EARLY_SECONDS
         assert traffic.account()["link_seconds"] == pytest.approx(0.3)
         return began, due_seconds, torch.equal(received_BTH, x_BTH)
 
@@ -142,11 +142,50 @@ def test_without_links_nothing_waits_and_nothing_is_added():
             wait_all([operation])
             return kept is x_BTH
         received_BTH = torch.empty(2, 3, 5)
-        assert traffic.receive(groups, received_BTH, 0, 7) is None
+        assert traffic.receive(groups, received_BTH, 0, 7, time.monotonic()) == 0.0
         traffic.wait(groups, time.monotonic() + DEADLINE_SECONDS)
         return torch.equal(received_BTH, x_BTH) and not traffic.account()
 
     assert on_two_ranks(act) == [True, True]
+
+
+@pytest.mark.parametrize("late_seconds", [0.0, 3.0])
+def test_what_a_sender_was_late_by_is_not_added_to_what_its_message_took(late_seconds):
+    x_BTH = torch.randn(2, 3, 5)
+    posted = threading.Event()
+
+    def act(groups: Groups) -> tuple[float, float, bool]:
+        traffic = Traffic(keeps_time=True)
+        if groups.rank == 0:
+            began = time.monotonic()
+            operation, _kept = traffic.send(groups, x_BTH, 1, 7, began - late_seconds)
+            posted.set()
+            wait_all([operation])
+            return began, 0.0, True
+        received_BTH = torch.empty(2, 3, 5)
+        assert posted.wait(DEADLINE_SECONDS)
+        began = time.monotonic()
+        ready_seconds = traffic.receive(groups, received_BTH, 0, 7, began - 10.0)
+        return ready_seconds, time.monotonic() - began, torch.equal(received_BTH, x_BTH)
+
+    (sent_seconds, _, _), (ready_seconds, waited_seconds, is_equal) = on_two_ranks(act)
+    assert is_equal
+    # It lay there already: all that counts is for how long it was waited for.
+    assert 0 <= ready_seconds - (sent_seconds - late_seconds) <= waited_seconds
+
+
+def test_who_is_later_than_its_message_begins_with_it_no_sooner():
+    x_BTH = torch.randn(2, 3, 5)
+
+    def act(groups: Groups) -> float:
+        traffic = Traffic(keeps_time=True)
+        if groups.rank == 0:
+            operation, _kept = traffic.send(groups, x_BTH, 1, 7, 50.0)
+            wait_all([operation])
+            return 0.0
+        return traffic.receive(groups, torch.empty(2, 3, 5), 0, 7, 60.0)
+
+    assert on_two_ranks(act)[1] >= 60.0
 
 
 def test_who_waits_for_a_link_hears_of_the_end_of_the_epoch():

@@ -198,8 +198,8 @@ def test_gradients_are_clipped_to_the_norm_and_never_stretched(norm: float, rati
 
 
 def test_the_parts_of_all_members_are_read_by_their_place(others) -> None:
-    # Behind the totals come two numbers of this rank, then two of the other one.
-    others([0.0] * 10 + PartHealth(1.0, is_origin=True, is_corrupted=True).encode())
+    # Behind the totals come two numbers and two times of this rank, then those of the other one.
+    others([0.0] * 12 + PartHealth(1.0, is_origin=True, is_corrupted=True).encode())
     rank = Rank(members=(0, 7))
     assert rank.run(1).verdict is StepVerdict.HEAL
     assert rank.judgements[-1].suspects == (7,)
