@@ -23,6 +23,7 @@ from chaos.commands.compare import repeat as repeat_run
 from chaos.commands.doctor import doctor
 from chaos.commands.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.faults import faults
+from chaos.commands.forecast import forecast
 from chaos.commands.gates import gates
 from chaos.commands.heal import heal
 from chaos.commands.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
@@ -56,6 +57,7 @@ chaos gates                          what can be asked of a run
 chaos paper mecefo                   what a paper claims, and what comes of it here
 chaos report                         the newest run, judged again from its log
 chaos serve                          the newest run's metrics once more, for Prometheus
+chaos forecast CLUSTER.yaml          what failures will cost, under each strategy, without a run
 chaos heal                           undo what an interrupted run left behind
 chaos calibrate --out FILE           what a model costs on this device, for runs that emulate it
 chaos doctor                         what runs need, and this machine has or lacks
@@ -282,7 +284,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return _said(subject, options)[0]
 
 
-for command in (calibrate, doctor, faults, gates, heal, paper, replay, serve, shrink):
+for command in (calibrate, doctor, faults, forecast, gates, heal, paper, replay, serve, shrink):
     cli.add_command(command)
 
 

@@ -192,7 +192,8 @@ def test_the_command_line_answers_without_heavy_imports():
 
 
 COMMANDS = (
-    *("calibrate", "compare", "doctor", "faults", "gates", "heal", "paper", "plan", "replay", "report", "run", "runs"),
+    *("calibrate", "compare", "doctor", "faults", "forecast", "gates", "heal", "paper", "plan", "replay", "report"),
+    *("run", "runs"),
     *("schema", "serve", "shrink"),
 )
 OPTIONS_OF_RUN = (

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from harness.forecast.layouts import Change, Stages, lost_stages
 from harness.forecast.model import JobModel, Rating
-from harness.forecast.pipeline import backward_seconds, forward_seconds, one_forward_one_backward, reduction_seconds
+from harness.forecast.pipeline import one_forward_one_backward, passes
 from mecefo_runtime.job.layout import configured_layout, split_evenly
-from mecefo_runtime.job.step_time import span_update_seconds
+from mecefo_runtime.job.step_time import state_bytes
 
 
 class Bamboo:
@@ -23,11 +23,16 @@ class Bamboo:
     def __init__(self, job: JobModel) -> None:
         self._job = job
         layout = configured_layout(job.cluster)
-        spans, num_layers, costs = layout.replicas[0].spans, layout.num_layers, job.costs
-        self._forward = [forward_seconds(span, num_layers, costs) for span in spans]
-        self._backward = [backward_seconds(span, num_layers, costs) for span in spans]
-        self._update = [span_update_seconds(span, num_layers, costs) for span in spans]
-        self._beside_seconds = reduction_seconds(layout, costs, job.link) + job.overhead_seconds
+        costs = job.costs
+        self._forward, self._backward, self._update = passes(layout.replicas[0], layout.num_layers, costs)
+        # Every rank reduces its own stage; the first one is through last.
+        self._beside_seconds = job.overhead_seconds
+        if job.link is not None:
+            largest = max(
+                state_bytes(len(span.layers), span.first == 0, span.end == layout.num_layers, costs)
+                for span in layout.replicas[0].spans
+            )
+            self._beside_seconds += job.link.all_reduce_seconds(largest / 4, job.cluster.data_parallel)
         self._ratings: dict[tuple[Stages, ...], Rating | None] = {}
 
     @property
@@ -75,6 +80,8 @@ class Bamboo:
             forward.append(self._forward[stage] + (num_stages > 1) * self._forward[successor])
             backward.append(self._backward[stage] + takes_over * self._backward[successor])
             update.append(self._update[stage] + takes_over * self._update[successor])
-        return one_forward_one_backward(
-            tuple(forward), tuple(backward), tuple(update), num_microbatches, self._job.message_seconds
+        return max(
+            one_forward_one_backward(
+                tuple(forward), tuple(backward), tuple(update), num_microbatches, self._job.message_seconds
+            )
         )

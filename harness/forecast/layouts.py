@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harness.forecast.model import JobModel, Policy, Rating
 from harness.forecast.pipeline import rate
@@ -36,7 +37,7 @@ from mecefo_runtime.membership.regroup import (
     transfer_seconds,
     unit_bytes,
 )
-from mecefo_runtime.planners import NoLayout, Planner, Situation, find
+from mecefo_runtime.planners import NoLayout, Planner, Situation, find, fixed_settings
 
 MAX_REPLICAS = 128
 # Planners for which it does not matter which stages of a replica are lost.
@@ -65,7 +66,10 @@ class Layouts:
 
     def __init__(self, job: JobModel, policy: Policy) -> None:
         self._job = job
-        self._policy = policy
+        settings = fixed_settings(policy.name)
+        self._name = policy.name
+        self._limit: float = settings.get("degraded_share_limit", policy.degraded_share_limit)
+        self._takeover: Literal["auto", "direct", "background"] = settings.get("takeover", policy.takeover)
         self._planner = find(policy.name)
         self._cluster = _reduced(job.cluster)
         self._ratings: dict[tuple[tuple[Stages, int], ...], Rating | None] = {}
@@ -125,7 +129,7 @@ class Layouts:
         }
         survivors = Survivors(reports, tuple(sorted(was_dead - is_dead)), costs, old)
         try:
-            plan = plan_epoch(Rules(cluster, lambda _: new, self._policy.takeover), survivors, Decision(1), "loss")
+            plan = plan_epoch(Rules(cluster, lambda _: new, self._takeover), survivors, Decision(1), "loss")
         except CannotGoOn:
             return Change(is_lost=True)
         stall_seconds = transfer_seconds(plan.transfers, unit_bytes(plan.layout, costs), costs)
@@ -137,14 +141,13 @@ class Layouts:
         if dead not in self._layouts:
             self.num_plans += 1
             alive = frozenset(range(self._cluster.num_ranks)) - dead
-            limit = self._policy.degraded_share_limit
-            situation = Situation(self._cluster, alive, self._job.costs, degraded_share_limit=limit)
+            situation = Situation(self._cluster, alive, self._job.costs, degraded_share_limit=self._limit)
             self._layouts[dead] = _planned(self._planner, situation)
         return self._layouts[dead]
 
     def _standing_for(self, stages: Stages) -> Stages:
         """Those that stand for `stages`: where only their number matters, the innermost ones."""
-        if self._policy.name not in _ONLY_NUMBERS:
+        if self._name not in _ONLY_NUMBERS:
             return stages
         last = self._cluster.pipeline - 1
         return tuple(sorted(sorted(range(last + 1), key=lambda stage: abs(2 * stage - last))[: len(stages)]))

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.link import Link
 from mecefo_runtime.planners import stops_on_loss
 
 BAMBOO = "bamboo"
@@ -31,18 +32,6 @@ CAUSES = (
     *("degraded_speed", "redundancy", "detection", "regroup", "transfer"),
     *("repeated_work", "restart", "checkpoint", "snapshot"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What connects two ranks."""
-
-    bandwidth_bytes_per_second: float
-    latency_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_positive(bandwidth_bytes_per_second=self.bandwidth_bytes_per_second)
-        _check_not_negative(latency_seconds=self.latency_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +64,7 @@ class JobModel:
         """How long an activation takes from one stage to the next."""
         if self.link is None:
             return self.hop_seconds
-        by_link = self.link.latency_seconds + self.activation_bytes / self.link.bandwidth_bytes_per_second
-        return self.hop_seconds + by_link
+        return self.hop_seconds + self.link.message_seconds(self.activation_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,12 +279,15 @@ class Forecast:
 
     def time_to_loss_ratio(self, degraded_sample_worth: float) -> Spread:
         """How much longer than without failures until the failure-free job's loss; 1 is no longer."""
+        return Spread.of(
+            self.outcome_time_to_loss(number, degraded_sample_worth) for number in range(len(self.outcomes))
+        )
 
-        def ratio(one: Outcome) -> float:
-            worth = one.goodput_ratio * (1 - one.degraded_ratio * (1 - degraded_sample_worth))
-            return 1 / worth if worth > 0 else inf
-
-        return Spread.of(map(ratio, self.outcomes))
+    def outcome_time_to_loss(self, number: int, degraded_sample_worth: float) -> float:
+        """The same of one replication."""
+        one = self.outcomes[number]
+        worth = one.goodput_ratio * (1 - one.degraded_ratio * (1 - degraded_sample_worth))
+        return 1 / worth if worth > 0 else inf
 
 
 def with_costs(job: JobModel, compute_ratio: float) -> JobModel:

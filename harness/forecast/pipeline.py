@@ -8,13 +8,15 @@ waits for messages; and unequal stages are simulated instead of bounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from harness.forecast.model import JobModel, Link, Rating
+from harness.forecast.model import JobModel, Rating
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.layout import Layout, Replica
+from mecefo_runtime.job.link import Link
 from mecefo_runtime.job.step_time import span_update_seconds, state_bytes
+from mecefo_runtime.training.ratings import Ratings
 
 # After so many microbatches for each stage the pipeline has settled: what follows is the same over and over again.
 _SETTLED_ROUNDS = 6
@@ -22,45 +24,49 @@ _SETTLED_ROUNDS = 6
 
 def rate(layout: Layout, job: JobModel) -> Rating:
     """How long a step of `layout` takes when it has settled, and how much of it is computed approximately."""
-    slowest_seconds = max(replica_seconds(replica, layout.num_layers, job) for replica in layout.replicas)
-    seconds = slowest_seconds + reduction_seconds(layout, job.costs, job.link) + job.overhead_seconds
+    finished = {
+        replica.replica: one_forward_one_backward(
+            *passes(replica, layout.num_layers, job.costs), replica.num_microbatches, job.message_seconds
+        )
+        for replica in layout.replicas
+    }
+    if job.link is None:
+        seconds = max(max(times) for times in finished.values())
+    else:
+        seconds = _reduced_seconds(layout, finished, job.costs, job.link)
     degraded = sum(r.num_microbatches * len(s.degraded) for r in layout.replicas for s in r.spans)
-    return Rating(seconds, degraded / (layout.num_microbatches * layout.num_layers))
+    ratio = degraded / (layout.num_microbatches * layout.num_layers)
+    return Rating(seconds + job.overhead_seconds, ratio)
 
 
-def replica_seconds(replica: Replica, num_layers: int, job: JobModel) -> float:
-    """From a commit until the replica has computed its share of the next step, updates included."""
-    costs = job.costs
-    return one_forward_one_backward(
-        tuple(forward_seconds(span, num_layers, costs) for span in replica.spans),
-        tuple(backward_seconds(span, num_layers, costs) for span in replica.spans),
-        tuple(span_update_seconds(span, num_layers, costs) for span in replica.spans),
-        replica.num_microbatches,
-        job.message_seconds,
-    )
+def _reduced_seconds(layout: Layout, finished: Mapping[int, tuple[float, ...]], costs: Costs, link: Link) -> float:
+    """When the last rank has the sums of all that it holds.
+
+    A rank begins when its own pipeline is through, and a unit's sum needs all of its holders. Each of n sends and
+    receives 2 (n - 1) / n of what they share; what a rank shares with different peers goes one after the other.
+    """
+    num_layers = layout.num_layers
+    ready = [0.0] * num_layers
+    for replica in layout.replicas:
+        for span, seconds in zip(replica.spans, finished[replica.replica], strict=True):
+            for layer in span.layers:
+                ready[layer] = max(ready[layer], seconds)
+    latest_seconds = 0.0
+    for first, end in {(span.first, span.end) for replica in layout.replicas for span in replica.spans}:
+        gradient_bytes = state_bytes(end - first, first == 0, end == num_layers, costs) / 4
+        reduced_seconds = link.all_reduce_seconds(gradient_bytes, len(layout.replicas))
+        latest_seconds = max(latest_seconds, max(ready[first:end]) + reduced_seconds)
+    return latest_seconds
 
 
-def forward_seconds(span: Span, num_layers: int, costs: Costs) -> float:
-    """One microbatch forward through `span`, of a model of `num_layers`."""
-    num_degraded = len(span.degraded)
-    return (
-        (len(span.layers) - num_degraded) * costs.layer_forward_seconds
-        + num_degraded * costs.degraded_forward_seconds
-        + (span.first == 0) * costs.embedding_forward_seconds
-        + (span.end == num_layers) * costs.head_forward_seconds
-    )
-
-
-def backward_seconds(span: Span, num_layers: int, costs: Costs) -> float:
-    """One microbatch backward through `span`, of a model of `num_layers`."""
-    num_degraded, num_recomputed = len(span.degraded), len(span.recomputed)
-    return (
-        (len(span.layers) - num_degraded) * costs.layer_backward_seconds
-        + (num_degraded - num_recomputed) * costs.degraded_backward_seconds
-        + num_recomputed * costs.recomputed_backward_seconds
-        + (span.first == 0) * costs.embedding_backward_seconds
-        + (span.end == num_layers) * costs.head_backward_seconds
-    )
+def passes(
+    replica: Replica, num_layers: int, costs: Costs
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """(forward, backward, update) seconds of each of the replica's stages, for one microbatch and a step's update."""
+    alone = Layout(num_layers, (replica,))
+    stages = [Ratings(costs, alone, span.rank) for span in replica.spans]
+    updates = tuple(span_update_seconds(span, num_layers, costs) for span in replica.spans)
+    return tuple(s.forward_seconds or 0.0 for s in stages), tuple(s.backward_seconds or 0.0 for s in stages), updates
 
 
 @lru_cache(maxsize=65536)
@@ -70,29 +76,29 @@ def one_forward_one_backward(
     begin: tuple[float, ...],
     num_microbatches: int,
     message_seconds: float,
-) -> float:
-    """When the last of a pipeline's stages is through with `num_microbatches`, in the order of PipeDream-flush.
+) -> tuple[float, ...]:
+    """When each of a pipeline's stages is through with `num_microbatches`, in the order of PipeDream-flush.
 
     Stage k takes `forward[k]` and `backward[k]` for one and begins at `begin[k]`; what it sends is there
     `message_seconds` later, and sending keeps nobody waiting. Beyond a number of microbatches that is large against
     the number of stages the length grows by the same amount for each further one, and is extrapolated.
     """
     if not num_microbatches:
-        return max(begin)
+        return begin
     # A settled pipeline repeats itself every so many microbatches as it has stages.
     period = len(forward)
     num_periods = max(0, (num_microbatches - _SETTLED_ROUNDS * period) // period)
     num = num_microbatches - num_periods * period
     seconds = _simulate(forward, backward, begin, num, message_seconds)
     if num_periods:
-        shorter_seconds = _simulate(forward, backward, begin, num - period, message_seconds)
-        seconds += num_periods * (seconds - shorter_seconds)
+        shorter = _simulate(forward, backward, begin, num - period, message_seconds)
+        seconds = tuple(late + num_periods * (late - early) for late, early in zip(seconds, shorter, strict=True))
     return seconds
 
 
 def _simulate(
     forward: Sequence[float], backward: Sequence[float], begin: Sequence[float], num: int, message_seconds: float
-) -> float:
+) -> tuple[float, ...]:
     num_stages = len(forward)
     orders = [_order(num_stages - 1 - stage, num) for stage in range(num_stages)]
     arrived = [[0.0] * num, *([-1.0] * num for _ in range(num_stages - 1))]
@@ -125,7 +131,7 @@ def _simulate(
         if place == len(order):
             waiting.discard(stage)
         stage = (stage + 1) % num_stages
-    return max(now)
+    return tuple(now)
 
 
 @lru_cache(maxsize=4096)
@@ -137,22 +143,3 @@ def _order(num_behind: int, num: int) -> tuple[int, ...]:
         order += [index, warmup - index - 1]
     order += [-1 - index for index in range(num - warmup, num)]
     return tuple(order)
-
-
-def reduction_seconds(layout: Layout, costs: Costs, link: Link | None) -> float:
-    """The reduction of gradients by rings: of n holders each sends and receives 2 (n - 1) / n of what they share.
-
-    Nothing of it is hidden behind the backward pass; what a rank shares with different peers goes one after the other.
-    """
-    if link is None or len(layout.replicas) < 2:
-        return 0.0
-    # How many replicas hold a layer does not depend on the layer: each active replica holds all of them once.
-    num = len(layout.replicas)
-    longest_seconds = 0.0
-    for replica in layout.replicas:
-        for span in replica.spans:
-            state = state_bytes(len(span.layers), span.first == 0, span.end == layout.num_layers, costs)
-            sent_bytes = 2 * (num - 1) / num * state / 4
-            seconds = sent_bytes / link.bandwidth_bytes_per_second + 2 * (num - 1) * link.latency_seconds
-            longest_seconds = max(longest_seconds, seconds)
-    return longest_seconds

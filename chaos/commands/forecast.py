@@ -1,0 +1,93 @@
+"""`chaos forecast`: what failures will cost a job on a cluster, under each strategy, before anybody buys it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from chaos.commands.options import JSON_OPTION, FileToWrite
+from chaos.commands.output import print_json, print_text
+from chaos.errors import UsageError
+
+_HELP = """Forecast what failures will cost a job, under each strategy, by simulation: nothing is run.
+
+\b
+chaos forecast --example > cluster.yaml    a file to start from
+chaos forecast cluster.yaml                goodput, time to train, what decides it
+
+Exit codes: 0; 3 the tool failed; 4 the file does not make sense.
+"""
+
+
+@click.command(help=_HELP)
+@click.argument("file", metavar="CLUSTER.yaml", required=False, type=click.Path(path_type=Path))
+@click.option("--example", is_flag=True, help="Print a cluster file with comments, and do nothing else.")
+@click.option("--hours", type=click.FloatRange(0.01, 1e6), help="Simulate so many. Default: enough for 200 failures.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    metavar="K",
+    help="Simulations of each strategy, each with failures of its own.",
+)
+@click.option(
+    "--sensitivity/--no-sensitivity",
+    default=True,
+    help="Say what halving and doubling each input does to the answer. Default: yes.",
+)
+@click.option("--html", "page", type=FileToWrite(), help="Also write a page with pictures to FILE.")
+@JSON_OPTION
+def forecast(
+    file: Path | None,
+    example: bool,
+    hours: float | None,
+    seed: int,
+    repeat: int,
+    sensitivity: bool,
+    page: Path | None,
+    as_json: bool,
+) -> int:
+    """Forecast what failures will cost a job, under each strategy."""
+    from harness.forecast.cluster_file import EXAMPLE, load
+    from harness.forecast.study import study
+
+    if example:
+        if file is not None:
+            raise UsageError("it stands alone: leave out the file", key="--example")
+        click.echo(EXAMPLE, nl=False)
+        return 0
+    if file is None:
+        raise UsageError("which cluster? `chaos forecast --example` prints a file to start from")
+    question = load(file)
+    is_watched = sys.stderr.isatty()
+
+    def progress(what: str) -> None:
+        if is_watched:
+            click.echo(f"\r\x1b[Kforecast: {what}", nl=False, err=True)
+
+    found = study(
+        question,
+        hours=hours,
+        seed=seed,
+        num_replications=repeat,
+        with_sensitivities=sensitivity,
+        progress=progress,
+    )
+    if is_watched:
+        click.echo("\r\x1b[K", nl=False, err=True)
+    if page is not None:
+        from harness.forecast.page import render
+        from harness.run.execute import write_whole
+
+        write_whole(page, render(found))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from harness.forecast.text import to_text
+
+        print_text(to_text(found))
+    return 0

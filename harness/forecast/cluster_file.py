@@ -1,0 +1,356 @@
+"""The file that `chaos forecast` reads: a cluster, what trains on it, how it fails, as one frozen value.
+
+All mistakes in a file are told at once, each with its line, its key and the nearest valid word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, ValidationError
+
+from chaos.errors import UsageError, all_of, nearest, shown
+from chaos.experiment.fields import Said
+from chaos.spec.quantities import SecondsFromZeroText, SecondsText, parse_seconds
+from chaos.spec.validation_errors import Problems, Source, explain, said
+from chaos.spec.yaml_lines import Mistake, read
+from harness.forecast.failures import read_trace
+from harness.forecast.model import BAMBOO, Failures, JobModel, Policy, Recovery, Saving
+from mecefo_runtime import planners
+from mecefo_runtime.job.device_model import DeviceModel, DeviceModelError, parse_device_model
+from mecefo_runtime.job.layout import Cluster, LayoutError
+from mecefo_runtime.job.named_devices import NAMES, named_device
+
+BEST = "best"
+# What a sample that went through degraded layers alone is worth: 1 - steps lost / share degraded, of `mecefo` without a
+# budget in docs/convergence.md under high, mid and low: 0.25, 0.5 and 0.35.
+DEGRADED_SAMPLE_WORTH = 0.35
+DEGRADED_SAMPLE_WORTH_SOURCE = "docs/convergence.md: the median of low, mid and high, measured with a tiny model"
+_MOST_RANKS = 1_000_000
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=_MOST_RANKS)]
+
+
+def _interval(value: object) -> float | str:
+    return BEST if value == BEST else parse_seconds(value)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise UsageError(f"must be a number, not {shown(value)}")
+    return float(value)
+
+
+def _shape(value: object) -> float:
+    number = _number(value)
+    if not 0.1 <= number <= 20:
+        raise UsageError(f"a Weibull distribution of shape {number:g} is no failure process: write 0.1 to 20")
+    return number
+
+
+def _share(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1:
+        raise UsageError(f"must be between 0 and 1, not {number:g}")
+    return number
+
+
+ShareText = Annotated[float, PlainValidator(said(_share))]
+
+
+class ClusterShape(Said):
+    """The ranks, and how a model lies on them."""
+
+    nodes: Count
+    gpus_per_node: Count
+    data_parallel: Count
+    pipeline: Count
+
+
+class Training(Said):
+    """What is trained; sequences and tokens where they are not those of the device."""
+
+    microbatches_per_replica: Annotated[int, Field(ge=1, le=100_000)]
+    steps: Annotated[int, Field(ge=1, le=10**9)]
+    sequence_length: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    microbatch_size: Annotated[int, Field(ge=1, le=10**5)] | None = None
+
+
+class Burst(Said):
+    """A `share` of the failures is followed by another one `within` so long."""
+
+    share: ShareText
+    within: SecondsText = 60.0
+
+
+class FailureSpec(Said):
+    """A process (`every`, `shape`, `of` the cluster or each unit), or a `trace`; what one `takes`, how long."""
+
+    every: SecondsText | None = None
+    of: Literal["cluster", "unit"] = "cluster"
+    shape: Annotated[float, PlainValidator(said(_shape))] = 1.0
+    takes: Literal["rank", "node"] = "rank"
+    repair: SecondsFromZeroText
+    burst: Burst | None = None
+    trace: str | None = None
+
+
+class RecoverySpec(Said):
+    """What a loss costs beside slower steps. Without a `replacement` a job that starts again waits for the repair."""
+
+    detection: SecondsFromZeroText = 2.0
+    regroup: SecondsFromZeroText = 1.0
+    first_step: SecondsFromZeroText = 0.0
+    restart: SecondsFromZeroText = 300.0
+    replacement: SecondsFromZeroText | None = None
+
+
+class SavingSpec(Said):
+    """Checkpoints: training waits `save` for one, every `interval`, and `restore` reads it."""
+
+    save: SecondsFromZeroText
+    restore: SecondsFromZeroText = 0.0
+    interval: Annotated[float | str, PlainValidator(said(_interval))] = BEST
+
+
+class SnapshotSpec(Said):
+    """Snapshots in memory; a loss leaves one usable with probability `survives`."""
+
+    save: SecondsFromZeroText
+    interval: SecondsText
+    restore: SecondsFromZeroText = 0.0
+    survives: ShareText = 1.0
+
+
+def _strategy(value: object) -> Policy:
+    """`mecefo`, or a mapping that also says the share of the samples that it may degrade at most."""
+    raw = {"name": value} if isinstance(value, str) else value
+    if not isinstance(raw, Mapping):
+        raise UsageError(
+            f"{shown(value)} is no strategy: write mecefo, or {{name: mecefo, degraded_share_limit: 0.25}}"
+        )
+    keys = ("name", "degraded_share_limit")
+    for key in raw:
+        if key not in keys:
+            raise UsageError(
+                f"unknown key {shown(key)}: here are {', '.join(keys)}", suggestion=nearest(str(key), keys)
+            )
+    name, known = raw.get("name"), strategy_names()
+    if not isinstance(name, str) or name not in known:
+        guess = nearest(str(name), known)
+        raise UsageError(f"there is no strategy {shown(name)}: there are {', '.join(known)}", suggestion=guess)
+    return Policy(name, _share(raw.get("degraded_share_limit", 1.0)))
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Everything that can be forecast: the planners there are, and what is a model alone."""
+    return (*planners.names(), BAMBOO)
+
+
+class ClusterFile(Said):
+    """A whole file."""
+
+    name: str = "cluster"
+    device: str
+    cluster: ClusterShape
+    training: Training
+    failures: FailureSpec
+    recovery: RecoverySpec = RecoverySpec()
+    checkpoint: SavingSpec | None = None
+    snapshot: SnapshotSpec | None = None
+    strategies: list[Annotated[Policy, PlainValidator(said(_strategy))]] | None = Field(
+        default=None, min_length=1, max_length=40
+    )
+    degraded_sample_worth: ShareText = DEGRADED_SAMPLE_WORTH
+
+
+_KEYS: Mapping[tuple[str, ...], Collection[str]] = {
+    (): tuple(ClusterFile.model_fields),
+    ("cluster",): tuple(ClusterShape.model_fields),
+    ("training",): tuple(Training.model_fields),
+    ("failures",): tuple(FailureSpec.model_fields),
+    ("failures", "burst"): tuple(Burst.model_fields),
+    ("recovery",): tuple(RecoverySpec.model_fields),
+    ("checkpoint",): tuple(SavingSpec.model_fields),
+    ("snapshot",): tuple(SnapshotSpec.model_fields),
+}
+
+
+class Question:
+    """A file that makes sense: its parts as the forecast takes them. A checkpoint's `interval` may be BEST."""
+
+    def __init__(self, said_file: ClusterFile, device: DeviceModel, cluster: Cluster, failures: Failures) -> None:
+        self.file = said_file
+        self.device = device
+        self.failures = failures
+        self.job = JobModel(
+            cluster,
+            device.costs,
+            tokens_per_step=cluster.num_microbatches * device.tokens_per_microbatch,
+            link=device.links.between_nodes,
+            activation_bytes=device.message_bytes,
+        )
+        times = said_file.recovery
+        saving, snapshot = said_file.checkpoint, said_file.snapshot
+        self.wants_best_interval = saving is not None and saving.interval == BEST and saving.save > 0
+        self.recovery = Recovery(
+            detection_seconds=times.detection,
+            regroup_seconds=times.regroup,
+            first_step_seconds=times.first_step,
+            restart_seconds=times.restart,
+            replacement_seconds=times.replacement,
+            checkpoint=None if saving is None else Saving(_seconds(saving), saving.save, saving.restore),
+            snapshot=None
+            if snapshot is None
+            else Saving(snapshot.interval, snapshot.save, snapshot.restore, snapshot.survives),
+        )
+        self.policies = tuple(said_file.strategies or all_policies())
+
+
+def _seconds(saving: SavingSpec) -> float:
+    # Before the best one is sought, and where saving costs nothing.
+    return 600.0 if isinstance(saving.interval, str) else saving.interval
+
+
+def all_policies() -> list[Policy]:
+    """What is compared where no strategies are named."""
+    limited = [Policy("mecefo"), Policy("mecefo", 0.25), Policy("mecefo", 0.0)]
+    return [*limited, *(Policy(name) for name in strategy_names() if name != "mecefo")]
+
+
+def load(path: Path) -> Question:
+    """Read a cluster file.
+
+    Raises:
+        UsageError: it cannot be read or does not make sense; all mistakes at once, with their lines.
+    """
+    mistakes: list[Mistake] = []
+    if path.is_file() and not path.stat().st_size:
+        raise UsageError("the file is empty: `chaos forecast --example` prints one", path=str(path))
+    document = read(path, mistakes)
+    source = Source(document.path, document.lines)
+    problems = Problems(source, mistakes)
+    try:
+        found = ClusterFile.model_validate(document.values)
+    except ValidationError as error:
+        for where, mistake in explain(error, source, _KEYS):
+            problems.note(where, mistake)
+        raise all_of(problems.errors) from error
+    if problems.errors:
+        raise all_of(problems.errors)
+    device = _device(found, path.parent, problems)
+    cluster = _cluster(found, device, problems)
+    failures = _failures(found, cluster, path.parent, problems)
+    if device is None or cluster is None or failures is None or problems.errors:
+        raise all_of(problems.errors)
+    try:
+        return Question(found, device, cluster, failures)
+    except ValueError as error:
+        raise UsageError(f"this cannot be simulated: {error}", path=str(path)) from error
+
+
+def _device(found: ClusterFile, folder: Path, problems: Problems) -> DeviceModel | None:
+    name, training = found.device, found.training
+    if name in NAMES:
+        return named_device(name, sequence_length=training.sequence_length, microbatch_size=training.microbatch_size)
+    path = folder / name
+    if "/" not in name and not path.is_file():
+        message = f"there is no device {shown(name)}: name {', '.join(NAMES)}, or a file of `chaos calibrate --out`"
+        problems.add(("device",), message, nearest(name, NAMES))
+        return None
+    try:
+        device = parse_device_model(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        problems.add(("device",), f"cannot read {path}: {reason}")
+        return None
+    except DeviceModelError as error:
+        problems.add(("device",), f"{path} is no device model: {error}")
+        return None
+    for key in ("sequence_length", "microbatch_size"):
+        wanted = getattr(training, key)
+        if wanted is not None and wanted != getattr(device, key):
+            message = f"{wanted} is not what {name} was measured with: {getattr(device, key)}"
+            problems.add(("training", key), message)
+    return device
+
+
+def _cluster(found: ClusterFile, device: DeviceModel | None, problems: Problems) -> Cluster | None:
+    shape = found.cluster
+    num_ranks = shape.nodes * shape.gpus_per_node
+    if num_ranks > _MOST_RANKS:
+        problems.add(("cluster",), f"{num_ranks} ranks are more than there are anywhere: at most {_MOST_RANKS}")
+        return None
+    if device is None:
+        return None
+    try:
+        return Cluster(
+            nodes=shape.nodes,
+            gpus_per_node=shape.gpus_per_node,
+            data_parallel=shape.data_parallel,
+            pipeline=shape.pipeline,
+            num_layers=device.config.num_layers,
+            num_microbatches=shape.data_parallel * found.training.microbatches_per_replica,
+        )
+    except LayoutError as error:
+        problems.add(("cluster",), str(error))
+        return None
+
+
+def _failures(found: ClusterFile, cluster: Cluster | None, folder: Path, problems: Problems) -> Failures | None:
+    said_failures, burst = found.failures, found.failures.burst
+    if (said_failures.every is None) == (said_failures.trace is None):
+        problems.add(("failures",), "say either how often: `every: 3h`, or what happened: `trace: failures.csv`")
+        return None
+    if burst is not None and burst.share >= 0.95:
+        problems.add(("failures", "burst", "share"), f"a share of {burst.share:g} has no end: write less than 0.95")
+        return None
+    if said_failures.trace is not None:
+        if cluster is None:
+            return None
+        try:
+            trace = read_trace(folder / said_failures.trace, cluster, said_failures.repair)
+        except UsageError as error:
+            problems.errors.append(error)
+            return None
+        return Failures(repair_seconds=said_failures.repair, trace=trace)
+    assert said_failures.every is not None
+    return Failures(
+        interval_seconds=said_failures.every,
+        repair_seconds=said_failures.repair,
+        shape=said_failures.shape,
+        unit=said_failures.takes,
+        per_unit=said_failures.of == "unit",
+        burst_ratio=0.0 if burst is None else burst.share,
+        burst_seconds=60.0 if burst is None else burst.within,
+    )
+
+
+EXAMPLE = """\
+# A cluster file for `chaos forecast`. Times are written 30s, 15min or 2h.
+name: high
+# a100-7b, a100-1b, a100-350m, or a file that `chaos calibrate --out` wrote.
+device: a100-7b
+cluster: {nodes: 4, gpus_per_node: 8, data_parallel: 8, pipeline: 4}
+training: {microbatches_per_replica: 16, steps: 60000}
+failures:
+  every: 30min          # on average, somewhere in the cluster (of: cluster), or of each unit by itself (of: unit)
+  repair: 2h
+  takes: rank           # or node
+  shape: 1              # of the Weibull distribution; 1 is a Poisson process, less comes in clusters
+  # burst: {share: 0.03, within: 60s}
+  # trace: failures.csv # instead of `every`: columns time,node,repair, in seconds
+recovery:
+  detection: 2s
+  regroup: 1s
+  restart: 5min         # of strategies that start all ranks again
+  replacement: 10min    # after which they have a spare; without it they wait for the repair
+checkpoint: {save: 30s, restore: 60s, interval: best}
+# snapshot: {save: 1s, interval: 5min, restore: 10s, survives: 0.95}
+# strategies: [mecefo, {name: mecefo, degraded_share_limit: 0.25}, checkpoint]
+# degraded_sample_worth: 0.35
+"""

@@ -1,0 +1,187 @@
+"""A study as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.words import name_seconds
+from harness.forecast.cluster_file import DEGRADED_SAMPLE_WORTH, DEGRADED_SAMPLE_WORTH_SOURCE
+from harness.forecast.model import Forecast, Policy
+from harness.forecast.study import Answer, Study, young_seconds
+
+CAUSE_WORDS = {
+    "degraded_speed": "slower steps",
+    "redundancy": "redundant computation",
+    "detection": "noticing losses",
+    "regroup": "regrouping",
+    "transfer": "moving state",
+    "repeated_work": "work done again",
+    "restart": "restarts",
+    "checkpoint": "checkpoints",
+    "snapshot": "snapshots",
+}
+_HEADER = (
+    *("strategy", "tokens/s", "goodput", "drop", "of it steps", "degraded", "hours to train"),
+    *("time to loss", "min", "max", "recovery", "checkpoint every", "most is lost by"),
+)
+# A change of the answer that is smaller says that the input does not matter.
+_LEAST_CHANGE = 0.001
+
+
+def policy_words(policy: Policy) -> str:
+    """A policy in a table."""
+    if policy.degraded_share_limit == 1:
+        return policy.name
+    return f"{policy.name}, {policy.degraded_share_limit:.0%}"
+
+
+def to_text(study: Study) -> str:
+    """All of it: what was asked, a table, what to do, and what decides it."""
+    sections = ["\n".join(heading(study)), table(*table_cells(study))]
+    sections.append("\n".join(reading(study)))
+    if study.sensitivities:
+        sections.append(f"What decides the answer for {policy_words(study.best.policy)}\n{sensitivity_text(study)}")
+    sections.append(recommendation(study))
+    return "\n\n".join(sections)
+
+
+def table_cells(study: Study) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """The header and a row for each strategy."""
+    return _HEADER, [row(answer, study) for answer in study.answers]
+
+
+def heading(study: Study) -> list[str]:
+    """What was asked, in words."""
+    question, file = study.question, study.question.file
+    cluster, device, failures = question.job.cluster, question.device, question.failures
+    unit = failures.unit if failures.trace is None else "node"
+    if failures.trace is not None:
+        process = f"{len(failures.trace)} failures from a trace"
+    else:
+        whose = f"each {unit} fails" if failures.per_unit else f"one {unit} fails somewhere"
+        kind = "Poisson" if failures.shape == 1 else f"Weibull, shape {failures.shape:g}"
+        process = f"{whose} every {duration(failures.interval_seconds)} on average ({kind})"
+        process += f" and is back after {duration(failures.repair_seconds)}"
+        if failures.burst_ratio:
+            process += f"; {failures.burst_ratio:.0%} of the failures follow another one closely"
+    down = study.best.down_ratio
+    return [
+        f"{file.name}: {cluster.num_ranks:,} ranks ({cluster.nodes} nodes of {cluster.gpus_per_node}), data parallel "
+        f"{cluster.data_parallel} x pipeline {cluster.pipeline}, {device.model} on {device.name} ({device.provenance})",
+        f"{process}; {down * cluster.num_ranks:.1f} ranks are down on average",
+        f"without failures: {duration(study.best.free_step_seconds)} a step, "
+        f"{study.best.free_tokens_per_second:,.0f} tokens/s, {free_hours(study):,.1f} hours for "
+        f"{file.training.steps:,} steps",
+        f"simulated: {study.hours:,.0f} hours, {study.num_replications} times, seed {study.seed}; medians",
+    ]
+
+
+def free_hours(study: Study) -> float:
+    """Hours to train without failures."""
+    return study.question.file.training.steps * study.best.free_step_seconds / 3600
+
+
+def row(answer: Answer, study: Study) -> tuple[str, ...]:
+    """One strategy's cells."""
+    found = answer.forecast
+    loss = found.time_to_loss_ratio(study.worth)
+    interval = found.checkpoint_interval_seconds
+    return (
+        policy_words(found.policy),
+        f"{found.tokens_per_second.median:,.0f}",
+        *(_percent(one.median) for one in (found.goodput_ratio, found.drop_ratio, found.settled_drop_ratio)),
+        _percent(found.degraded_ratio.median),
+        _hours(found.hours_to_train(study.question.file.training.steps).median),
+        *(_ratio(value) for value in (loss.median, loss.least, loss.greatest)),
+        "-" if found.recovery_seconds is None else duration(found.recovery_seconds.median),
+        "-" if interval is None else duration(interval),
+        most_lost(found),
+    )
+
+
+def most_lost(found: Forecast) -> str:
+    """The cause that takes most of the wall clock."""
+    cause, seconds = max(found.lost_seconds.items(), key=lambda item: item[1])
+    share = seconds / found.wall_clock_seconds
+    return f"{CAUSE_WORDS[cause]} ({share:.1%})" if share > 0 else "nothing"
+
+
+def reading(study: Study) -> list[str]:
+    """How to read the table."""
+    source = "the cluster file" if study.worth != DEGRADED_SAMPLE_WORTH else DEGRADED_SAMPLE_WORTH_SOURCE
+    lines = [
+        "goodput: of the wall clock, what the steps would have taken without failures. drop: of the strategy's own "
+        "tokens/s; of it steps: by slower steps alone.",
+        f"time to loss: times the failure-free job's, until its loss, where a degraded sample is worth {study.worth:g} "
+        f"of an exact one ({source}).",
+    ]
+    young = young_seconds(study.question)
+    if young is not None:
+        lines.append(f"Young's checkpoint interval for a job that starts again: {duration(young)}.")
+    if study.question.device.provenance == "predicted":
+        lines.append(f"The device is predicted, not measured: {study.question.device.basis}.")
+    return lines
+
+
+def recommendation(study: Study) -> str:
+    """What to do, in a sentence."""
+    best, loss = study.best, study.time_to_loss(study.best)
+    if loss == float("inf"):
+        return "No strategy gets anywhere under these failures: more replicas, spares or checkpoints are needed."
+    words = (
+        f"{policy_words(best.policy)} is soonest at the failure-free loss: after {_ratio(loss)} times the time without "
+        f"failures, at {best.goodput_ratio.median:.1%} of its tokens/s"
+    )
+    others = [answer.forecast for answer in study.answers[1:]]
+    if not others:
+        return f"{words}."
+    near = best.time_to_loss_ratio(study.worth)
+    second = others[0].time_to_loss_ratio(study.worth)
+    if second.least <= near.greatest:
+        return f"{words}; {policy_words(others[0].policy)} ({_ratio(second.median)}) is within the spread of it."
+    return f"{words}; next is {policy_words(others[0].policy)} with {_ratio(second.median)}."
+
+
+def sensitivity_text(study: Study) -> str:
+    """The inputs, those that change most first."""
+    by_input: dict[str, dict[float, str]] = {}
+    for one in study.sensitivities:
+        words = f"{one.change_ratio:+.1%}" if abs(one.change_ratio) >= _LEAST_CHANGE else "none"
+        if one.best != study.best.policy:
+            words += f", {policy_words(one.best)} is better then"
+        by_input.setdefault(one.input, {})[one.factor] = words
+    rows = [(name, found.get(0.5, "-"), found.get(2.0, "-")) for name, found in by_input.items()]
+    return table(("time to loss, if this is", "halved", "doubled"), rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = cells
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        return "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
+
+    return "\n".join(line(cells) for cells in (header, *rows))
+
+
+def _percent(ratio: float) -> str:
+    # Not -0.0%.
+    return f"{round(ratio, 4) + 0.0:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """A duration that may be hours: `35 ms`, `12.3 s`, `45 min`, `2.5 h`."""
+    if seconds < 119.95:
+        return name_seconds(seconds)
+    minutes = seconds / 60
+    return f"{minutes:.3g} min" if minutes < 99.5 else f"{minutes / 60:,.3g} h"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 100 else "never"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.1f}" if value < 1e7 else "never"
