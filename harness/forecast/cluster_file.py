@@ -18,11 +18,13 @@ from chaos.spec.quantities import SecondsFromZeroText, SecondsText, parse_second
 from chaos.spec.validation_errors import Problems, Source, explain, said
 from chaos.spec.yaml_lines import Mistake, read
 from harness.forecast.failures import read_trace
-from harness.forecast.model import BAMBOO, Failures, JobModel, Policy, Recovery, Saving
+from harness.forecast.model import BAMBOO, Failures, JobModel, Policy, Recovery, SampleWorth, Saving
 from mecefo_runtime import planners
+from mecefo_runtime.job.config import QUALITIES, quality_of
 from mecefo_runtime.job.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.job.layout import Cluster, LayoutError
 from mecefo_runtime.job.named_devices import NAMES, named_device
+from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 
 BEST = "best"
 # What a sample that went through degraded layers alone is worth: 1 - steps lost / share degraded, of `mecefo` without a
@@ -130,10 +132,8 @@ def _strategy(value: object) -> Policy:
     """`mecefo`, or a mapping that also says the share of the samples that it may degrade at most."""
     raw = {"name": value} if isinstance(value, str) else value
     if not isinstance(raw, Mapping):
-        raise UsageError(
-            f"{shown(value)} is no strategy: write mecefo, or {{name: mecefo, degraded_share_limit: 0.25}}"
-        )
-    keys = ("name", "degraded_share_limit")
+        raise UsageError(f"{shown(value)} is no strategy: write mecefo, or {{name: mecefo, quality: 0.25}}")
+    keys = ("name", "quality")
     for key in raw:
         if key not in keys:
             raise UsageError(
@@ -143,7 +143,18 @@ def _strategy(value: object) -> Policy:
     if not isinstance(name, str) or name not in known:
         guess = nearest(str(name), known)
         raise UsageError(f"there is no strategy {shown(name)}: there are {', '.join(known)}", suggestion=guess)
-    return Policy(name, _share(raw.get("degraded_share_limit", 1.0)))
+    said_quality = raw.get("quality", "auto")
+    if isinstance(said_quality, bool) or not isinstance(said_quality, str | int | float):
+        raise UsageError(f"{shown(said_quality)} is no quality: write {', '.join(QUALITIES)} or a share from 0 to 1")
+    try:
+        return _policy(name, said_quality if isinstance(said_quality, str) else _share(said_quality))
+    except ValueError as error:
+        raise UsageError(str(error), suggestion=nearest(str(said_quality), QUALITIES)) from error
+
+
+def _policy(name: str, quality: str | float = "auto") -> Policy:
+    """A strategy in the quality of that name, or with such a limit for degraded samples."""
+    return Policy(name, *quality_of(quality))
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -166,6 +177,12 @@ class ClusterFile(Said):
         default=None, min_length=1, max_length=40
     )
     degraded_sample_worth: ShareText = DEGRADED_SAMPLE_WORTH
+    projected_sample_worth: ShareText = 1 - PROJECTED_LOSS_RATIO
+
+    @property
+    def worth(self) -> SampleWorth:
+        """What samples that are not exact are worth."""
+        return SampleWorth(self.degraded_sample_worth, self.projected_sample_worth)
 
 
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
@@ -218,8 +235,8 @@ def _seconds(saving: SavingSpec) -> float:
 
 def all_policies() -> list[Policy]:
     """What is compared where no strategies are named."""
-    limited = [Policy("mecefo"), Policy("mecefo", 0.25), Policy("mecefo", 0.0)]
-    return [*limited, *(Policy(name) for name in strategy_names() if name != "mecefo")]
+    mecefo = [_policy("mecefo", quality) for quality in QUALITIES]
+    return [*mecefo, *(_policy(name) for name in strategy_names() if name != "mecefo")]
 
 
 def load(path: Path) -> Question:
@@ -351,6 +368,7 @@ recovery:
   replacement: 10min    # after which they have a spare; without it they wait for the repair
 checkpoint: {save: 30s, restore: 60s, interval: best}
 # snapshot: {save: 1s, interval: 5min, restore: 10s, survives: 0.95}
-# strategies: [mecefo, {name: mecefo, degraded_share_limit: 0.25}, checkpoint]
+# strategies: [mecefo, {name: mecefo, quality: 0.25}, checkpoint]
 # degraded_sample_worth: 0.35
+# projected_sample_worth: 0.9
 """

@@ -75,6 +75,7 @@ def _forecast(
         drop_ratio=Spread.of(1 - one.num_steps * policy_seconds / one.wall_clock_seconds for one in outcomes),
         goodput_ratio=Spread.of(one.goodput_ratio for one in outcomes),
         degraded_ratio=Spread.of(one.degraded_ratio for one in outcomes),
+        projected_ratio=Spread.of(one.projected_ratio for one in outcomes),
         recovery_seconds=Spread.of(recoveries) if recoveries else None,
         productive_seconds=fmean(one.productive_seconds for one in outcomes),
         lost_seconds={cause: fmean(one.lost_seconds[cause] for one in outcomes) for cause in CAUSES},

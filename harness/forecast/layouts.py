@@ -69,6 +69,7 @@ class Layouts:
         settings = fixed_settings(policy.name)
         self._name = policy.name
         self._limit: float = settings.get("degraded_share_limit", policy.degraded_share_limit)
+        self._projected: float = settings.get("projected_share_limit", policy.projected_share_limit)
         self._takeover: Literal["auto", "direct", "background"] = settings.get("takeover", policy.takeover)
         self._planner = find(policy.name)
         self._cluster = _reduced(job.cluster)
@@ -141,7 +142,13 @@ class Layouts:
         if dead not in self._layouts:
             self.num_plans += 1
             alive = frozenset(range(self._cluster.num_ranks)) - dead
-            situation = Situation(self._cluster, alive, self._job.costs, degraded_share_limit=self._limit)
+            situation = Situation(
+                self._cluster,
+                alive,
+                self._job.costs,
+                degraded_share_limit=self._limit,
+                projected_share_limit=self._projected,
+            )
             self._layouts[dead] = _planned(self._planner, situation)
         return self._layouts[dead]
 

@@ -21,10 +21,12 @@ from math import inf, isfinite
 from statistics import median
 from typing import Any, Literal
 
+from mecefo_runtime.job.config import QUALITIES, Quality
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link
 from mecefo_runtime.planners import stops_on_loss
+from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 
 BAMBOO = "bamboo"
 # Every second of a forecast is productive or has one of these causes.
@@ -155,10 +157,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A strategy: a planner's `name`, or `bamboo`; with `degraded_share_limit` and `takeover` as in `JobConfig`."""
+    """A strategy: a planner's `name`, or `bamboo`; with the limits of its quality and `takeover` as in `JobConfig`."""
 
     name: str
     degraded_share_limit: float = 1.0
+    projected_share_limit: float = 0.0
     takeover: Literal["auto", "direct", "background"] = "auto"
 
     @property
@@ -167,19 +170,32 @@ class Policy:
         return stops_on_loss(self.name)
 
     def __str__(self) -> str:
-        limit = self.degraded_share_limit
-        return self.name if limit == 1 else f"{self.name}, at most {limit:.3g} degraded"
+        """Its name and, of `mecefo`, its quality: none is named where it is the default one."""
+        if self.name != "mecefo":
+            return self.name
+        quality = Quality(self.degraded_share_limit, self.projected_share_limit)
+        named = next((name for name, limits in QUALITIES.items() if limits == quality), None)
+        return self.name if named == "auto" else f"{self.name}, {named or f'{quality.degraded_share_limit:.3g}'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rating:
     """A layout as a forecast sees it.
 
-    `degraded_ratio` is the share of samples x layers that are computed approximately.
+    `degraded_ratio` and `projected_ratio` are the shares of samples x layers that are computed so.
     """
 
     step_seconds: float
     degraded_ratio: float = 0.0
+    projected_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWorth:
+    """What a sample is worth to the training if all layers compute it so; an exact one is worth 1."""
+
+    degraded: float
+    projected: float = 1 - PROJECTED_LOSS_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +203,8 @@ class Outcome:
     """One simulated job. `productive_seconds` and `lost_seconds` add up to `wall_clock_seconds`.
 
     Productive is what the committed steps would have taken without failures, redundancy and saving. `settled_seconds`
-    is what they took. `degraded_ratio` is the mean over the committed steps; `recovery_seconds` are those of all
-    losses, from the loss to the end of the next committed step.
+    is what they took. `degraded_ratio` and `projected_ratio` are means over the committed steps; `recovery_seconds` are
+    those of all losses, from the loss to the end of the next committed step.
     """
 
     wall_clock_seconds: float
@@ -201,11 +217,16 @@ class Outcome:
     degraded_ratio: float
     down_ratio: float
     recovery_seconds: tuple[float, ...] = ()
+    projected_ratio: float = 0.0
 
     @property
     def goodput_ratio(self) -> float:
         """Productive over wall clock."""
         return self.productive_seconds / self.wall_clock_seconds
+
+    def steps_that_count_ratio(self, worth: SampleWorth) -> float:
+        """What the committed steps are worth."""
+        return 1 - self.degraded_ratio * (1 - worth.degraded) - self.projected_ratio * (1 - worth.projected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +270,7 @@ class Forecast:
     drop_ratio: Spread
     goodput_ratio: Spread
     degraded_ratio: Spread
+    projected_ratio: Spread
     recovery_seconds: Spread | None
     productive_seconds: float
     lost_seconds: Mapping[str, float]
@@ -273,21 +295,23 @@ class Forecast:
         hours = num_steps * self.free_step_seconds / 3600
         return Spread.of(hours / one.goodput_ratio if one.goodput_ratio else inf for one in self.outcomes)
 
-    def steps_that_count_ratio(self, degraded_sample_worth: float) -> Spread:
-        """The share of the steps that count, where a sample that passes only degraded layers is worth so much."""
-        return Spread.of(1 - one.degraded_ratio * (1 - degraded_sample_worth) for one in self.outcomes)
+    def steps_that_count_ratio(self, worth: SampleWorth | float) -> Spread:
+        """The share of the steps that count; a number is what a degraded sample is worth."""
+        return Spread.of(one.steps_that_count_ratio(_worth(worth)) for one in self.outcomes)
 
-    def time_to_loss_ratio(self, degraded_sample_worth: float) -> Spread:
+    def time_to_loss_ratio(self, worth: SampleWorth | float) -> Spread:
         """How much longer than without failures until the failure-free job's loss; 1 is no longer."""
-        return Spread.of(
-            self.outcome_time_to_loss(number, degraded_sample_worth) for number in range(len(self.outcomes))
-        )
+        return Spread.of(self.outcome_time_to_loss(number, worth) for number in range(len(self.outcomes)))
 
-    def outcome_time_to_loss(self, number: int, degraded_sample_worth: float) -> float:
+    def outcome_time_to_loss(self, number: int, worth: SampleWorth | float) -> float:
         """The same of one replication."""
         one = self.outcomes[number]
-        worth = one.goodput_ratio * (1 - one.degraded_ratio * (1 - degraded_sample_worth))
-        return 1 / worth if worth > 0 else inf
+        speed = one.goodput_ratio * one.steps_that_count_ratio(_worth(worth))
+        return 1 / speed if speed > 0 else inf
+
+
+def _worth(worth: SampleWorth | float) -> SampleWorth:
+    return worth if isinstance(worth, SampleWorth) else SampleWorth(worth)
 
 
 def with_costs(job: JobModel, compute_ratio: float) -> JobModel:

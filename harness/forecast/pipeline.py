@@ -24,19 +24,26 @@ _SETTLED_ROUNDS = 6
 
 def rate(layout: Layout, job: JobModel) -> Rating:
     """How long a step of `layout` takes when it has settled, and how much of it is computed approximately."""
-    finished = {
-        replica.replica: one_forward_one_backward(
-            *passes(replica, layout.num_layers, job.costs), replica.num_microbatches, job.message_seconds
-        )
-        for replica in layout.replicas
-    }
+    finished = {replica.replica: _finished(replica, layout.num_layers, job) for replica in layout.replicas}
     if job.link is None:
         seconds = max(max(times) for times in finished.values())
     else:
         seconds = _reduced_seconds(layout, finished, job.costs, job.link)
+    all_work = layout.num_microbatches * layout.num_layers
     degraded = sum(r.num_microbatches * len(s.degraded) for r in layout.replicas for s in r.spans)
-    ratio = degraded / (layout.num_microbatches * layout.num_layers)
-    return Rating(seconds + job.overhead_seconds, ratio)
+    projected = sum(r.num_microbatches * len(s.projected) for r in layout.replicas for s in r.spans)
+    return Rating(seconds + job.overhead_seconds, degraded / all_work, projected / all_work)
+
+
+def replica_seconds(replica: Replica, num_layers: int, job: JobModel) -> float:
+    """From a commit until the replica has computed its share of the next step, updates included."""
+    return max(_finished(replica, num_layers, job))
+
+
+def _finished(replica: Replica, num_layers: int, job: JobModel) -> tuple[float, ...]:
+    """When each of its stages has."""
+    stages = passes(replica, num_layers, job.costs)
+    return one_forward_one_backward(*stages, replica.num_microbatches, job.message_seconds)
 
 
 def _reduced_seconds(layout: Layout, finished: Mapping[int, tuple[float, ...]], costs: Costs, link: Link) -> float:

@@ -63,6 +63,7 @@ class _Work:
     redundancy_seconds: float = 0.0
     num_steps: float = 0.0
     degraded_steps: float = 0.0
+    projected_steps: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -219,6 +220,7 @@ class _Job:
             degraded_ratio=work.degraded_steps / work.num_steps if work.num_steps else 0.0,
             down_ratio=down_ratio,
             recovery_seconds=tuple(self._recoveries),
+            projected_ratio=work.projected_steps / work.num_steps if work.num_steps else 0.0,
         )
 
     # ---- what follows an event ----
@@ -321,6 +323,7 @@ class _Job:
             work.redundancy_seconds + num * (self._policy_seconds - self._free_seconds),
             work.num_steps + num,
             work.degraded_steps + num * steps.rating.degraded_ratio,
+            work.projected_steps + num * steps.rating.projected_ratio,
         )
         for saver in self._savers:
             saver.num_since += num

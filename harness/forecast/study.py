@@ -15,7 +15,7 @@ from harness.forecast.forecast import (
     rates_of,
     young_interval_seconds,
 )
-from harness.forecast.model import Failures, Forecast, JobModel, Loss, Policy, Recovery, Saving, with_costs
+from harness.forecast.model import Failures, Forecast, JobModel, Loss, Policy, Recovery, SampleWorth, Saving, with_costs
 from harness.forecast.simulation import Rates
 
 # Where nothing else is asked for: so many failures are seen, in so many hours at least and at most.
@@ -63,9 +63,9 @@ class Study:
         return self.answers[0].forecast
 
     @property
-    def worth(self) -> float:
-        """What a degraded sample is taken to be worth."""
-        return self.question.file.degraded_sample_worth
+    def worth(self) -> SampleWorth:
+        """What samples that are not exact are taken to be worth."""
+        return self.question.file.worth
 
     def time_to_loss(self, found: Forecast) -> float:
         """The median, over that of a job without failures."""
@@ -81,7 +81,8 @@ class Study:
             "hours": self.hours,
             "seed": self.seed,
             "replications": self.num_replications,
-            "degraded_sample_worth": self.worth,
+            "degraded_sample_worth": self.worth.degraded,
+            "projected_sample_worth": self.worth.projected,
             "strategies": [_answer_dict(answer, self.worth, steps) for answer in self.answers],
             "best": policy_dict(self.best.policy),
             "sensitivity": [
@@ -102,7 +103,7 @@ def policy_dict(policy: Policy) -> dict[str, Any]:
     return asdict(policy)
 
 
-def _answer_dict(answer: Answer, worth: float, steps: int) -> dict[str, Any]:
+def _answer_dict(answer: Answer, worth: SampleWorth, steps: int) -> dict[str, Any]:
     found = answer.forecast
     return {
         "strategy": policy_dict(found.policy),
@@ -113,6 +114,7 @@ def _answer_dict(answer: Answer, worth: float, steps: int) -> dict[str, Any]:
         "drop_ratio": found.drop_ratio.to_dict(),
         "goodput_ratio": found.goodput_ratio.to_dict(),
         "degraded_ratio": found.degraded_ratio.to_dict(),
+        "projected_ratio": found.projected_ratio.to_dict(),
         "hours_to_train": found.hours_to_train(steps).to_dict(),
         "time_to_loss_ratio": found.time_to_loss_ratio(worth).to_dict(),
         "recovery_seconds": None if found.recovery_seconds is None else found.recovery_seconds.to_dict(),
@@ -138,7 +140,7 @@ class _Changed:
     job: JobModel
     failures: Failures
     recovery: Recovery
-    worth: float
+    worth: SampleWorth
 
 
 def study(
@@ -171,7 +173,7 @@ def study(
             rates=found_rates,
         )
 
-    now = _Changed(job, failures, recovery, question.file.degraded_sample_worth)
+    now = _Changed(job, failures, recovery, question.file.worth)
     answers: list[Answer] = []
     for policy in question.policies:
         progress(f"{policy}")
@@ -239,8 +241,13 @@ def _changes(now: _Changed) -> Iterator[tuple[str, float, _Changed]]:
         yield "compute time", factor, replace(now, job=with_costs(job, factor))
         if job.link is not None:
             yield "link bandwidth", factor, replace(now, job=replace(job, link=job.link.scaled(1 / factor)))
-        if 0 < worth * factor <= 1:
-            yield "worth of a degraded sample", factor, replace(now, worth=worth * factor)
+        if 0 < worth.degraded * factor <= 1:
+            other_worth = replace(worth, degraded=worth.degraded * factor)
+            yield "worth of a degraded sample", factor, replace(now, worth=other_worth)
+        # What a projected sample loses: its worth is near 1 and cannot be doubled.
+        if worth.projected < 1 and (1 - worth.projected) * factor <= 1:
+            other_worth = replace(worth, projected=1 - (1 - worth.projected) * factor)
+            yield "loss of a projected sample", factor, replace(now, worth=other_worth)
 
 
 def _other_recoveries(recovery: Recovery, factor: float) -> Mapping[str, Recovery]:

@@ -21,7 +21,7 @@ CAUSE_WORDS = {
     "snapshot": "snapshots",
 }
 _HEADER = (
-    *("strategy", "tokens/s", "goodput", "drop", "of it steps", "degraded", "hours to train"),
+    *("strategy", "tokens/s", "goodput", "drop", "of it steps", "degraded", "projected", "hours to train"),
     *("time to loss", "min", "max", "recovery", "checkpoint every", "most is lost by"),
 )
 # A change of the answer that is smaller says that the input does not matter.
@@ -30,9 +30,7 @@ _LEAST_CHANGE = 0.001
 
 def policy_words(policy: Policy) -> str:
     """A policy in a table."""
-    if policy.degraded_share_limit == 1:
-        return policy.name
-    return f"{policy.name}, {policy.degraded_share_limit:.0%}"
+    return str(policy)
 
 
 def to_text(study: Study) -> str:
@@ -90,7 +88,7 @@ def row(answer: Answer, study: Study) -> tuple[str, ...]:
         policy_words(found.policy),
         f"{found.tokens_per_second.median:,.0f}",
         *(_percent(one.median) for one in (found.goodput_ratio, found.drop_ratio, found.settled_drop_ratio)),
-        _percent(found.degraded_ratio.median),
+        *(_percent(one.median) for one in (found.degraded_ratio, found.projected_ratio)),
         _hours(found.hours_to_train(study.question.file.training.steps).median),
         *(_ratio(value) for value in (loss.median, loss.least, loss.greatest)),
         "-" if found.recovery_seconds is None else duration(found.recovery_seconds.median),
@@ -108,12 +106,12 @@ def most_lost(found: Forecast) -> str:
 
 def reading(study: Study) -> list[str]:
     """How to read the table."""
-    source = "the cluster file" if study.worth != DEGRADED_SAMPLE_WORTH else DEGRADED_SAMPLE_WORTH_SOURCE
+    source = "the cluster file" if study.worth.degraded != DEGRADED_SAMPLE_WORTH else DEGRADED_SAMPLE_WORTH_SOURCE
     lines = [
         "goodput: of the wall clock, what the steps would have taken without failures. drop: of the strategy's own "
         "tokens/s; of it steps: by slower steps alone.",
-        f"time to loss: times the failure-free job's, until its loss, where a degraded sample is worth {study.worth:g} "
-        f"of an exact one ({source}).",
+        f"time to loss: times the failure-free job's, until its loss, where a degraded sample is worth "
+        f"{study.worth.degraded:g} of an exact one ({source}), and a projected one {study.worth.projected:g}.",
     ]
     young = young_seconds(study.question)
     if young is not None:

@@ -42,7 +42,7 @@ KNOWN_REFUSALS = ("needs a job whose ranks run on CUDA", "networks of their own"
 # for long and cannot be planned: of these the arguments are read.
 AT_ONCE = ("faults", "gates", "heal", "plan", "report", "runs", "schema")
 PLANNED = ("run", "replay")
-ONLY_READ = ("calibrate", "compare", "doctor", "serve", "shrink")
+ONLY_READ = ("calibrate", "compare", "doctor", "forecast", "paper", "serve", "shrink")
 # Run by .ci/run on a fresh machine, or by every contributor.
 SETTING_UP = (
     "pip install . -c constraints.txt",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from harness.forecast.model import BAMBOO, JobModel, Link, Policy
+from harness.forecast.model import BAMBOO, JobModel, Policy
 from harness.papers.mecefo.claims import NODES, NUM_RANKS, PROCESSES, SEQUENCE_LENGTH, SIZES, Process, Size
 from mecefo_runtime.job.device_model import DeviceModel
 from mecefo_runtime.job.layout import Cluster
@@ -124,9 +124,7 @@ def job_of(cell: Cell) -> JobModel:
     job = JobModel(cluster, device.costs, tokens_per_step=cell.of_size.sequences * SEQUENCE_LENGTH)
     if not cell.is_exposed:
         return job
-    between = device.links.between_nodes
-    link = Link(between.bandwidth_bytes_per_second, between.latency_seconds)
-    return replace(job, link=link, activation_bytes=device.message_bytes)
+    return replace(job, link=device.links.between_nodes, activation_bytes=device.message_bytes)
 
 
 def cells() -> tuple[Cell, ...]:

@@ -51,7 +51,7 @@ def test_everything_can_be_said(tmp_path):
         "recovery: {detection: 1s, replacement: 5min}\n"
         "checkpoint: {save: 10s, interval: 15min}\n"
         "snapshot: {save: 1s, interval: 1min, survives: 0.9}\n"
-        "strategies: [exact, {name: mecefo, degraded_share_limit: 0.1}]\n"
+        "strategies: [exact, {name: mecefo, quality: 0.1}]\n"
         "degraded_sample_worth: 0.5\n"
     )
     text = text.replace("training: {microbatches_per_replica: 4, steps: 100}\n", "", 1)
@@ -61,7 +61,7 @@ def test_everything_can_be_said(tmp_path):
     assert question.recovery.replacement_seconds == 300
     assert question.recovery.checkpoint.interval_seconds == 900
     assert question.recovery.snapshot.survival_ratio == 0.9
-    assert question.policies == (Policy("exact"), Policy("mecefo", 0.1))
+    assert question.policies == (Policy("exact", 0.0, 0.5), Policy("mecefo", 0.1))
     assert question.job.tokens_per_step == 16 * 512
 
 
@@ -122,7 +122,8 @@ def test_a_mistake_is_told_with_its_place(tmp_path, old, new, line, words):
         ("strategies: []", ["strategies"]),
         ("strategies: [3]", ["strategies[0]", "no strategy"]),
         ("strategies: [{name: mecefo, limit: 1}]", ["strategies[0]", "unknown key 'limit'"]),
-        ("strategies: [{name: mecefo, degraded_share_limit: 3}]", ["strategies[0]", "between 0 and 1"]),
+        ("strategies: [{name: mecefo, quality: 3}]", ["strategies[0]", "between 0 and 1"]),
+        ("strategies: [{name: mecefo, quality: fast}]", ["strategies[0]", "auto, speed, exact"]),
         ("degraded_sample_worth: 1.5", ["degraded_sample_worth", "between 0 and 1"]),
         ("checkpoint: {save: 10s, interval: never}", ["checkpoint.interval"]),
         ("checkpoint: {interval: 10s}", ["checkpoint.save", "is missing"]),
