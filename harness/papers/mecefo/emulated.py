@@ -16,8 +16,10 @@ from harness.papers.mecefo.setting import METHODS, Cell, job_of
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import JobStarted, LayoutTold, RankFinished, Regrouped
 
-# A run in which more compute segments took longer than they were to says more of the machine than of the method.
+# A run in which more compute segments took longer than they were to, or in which steps of one membership are further
+# from its median in the mean, says more of the machine than of the method.
 MAX_OVERRUN_RATIO = 0.05
+MAX_UNREST_RATIO = 0.05
 _MIN_SETTLED_STEPS = 5
 _CHANGES = ("loss", "rejoin")
 
@@ -30,11 +32,13 @@ class NotEmulated(Exception):
 class EmulatedRun:
     """One run. Seconds are the device's, those of the wall clock over `time_scale`, unless they are called real.
 
-    Settled steps are those that follow another one of the same membership, in which no state is fetched any more;
-    `settled_step_seconds` is their mean, `predicted_step_seconds` the forecast's for the same ranks lost.
-    `num_events` losses and rejoins cost `regroup_real_seconds` each, the standstill until a changed membership works
-    (of software: no device model scales it), and `other_seconds`, which are transfers of state, work thrown away and
-    slower steps until all is balanced. A run without a `seed` is a failure-free one.
+    Settled steps are those that follow another one of the same membership, in which no state is fetched any more.
+    `settled_step_seconds` is their mean, each taken as long as the median of its membership, so that a single step that
+    the machine disturbed does not count; `plain_step_seconds` is the mean of what they took. `free_step_seconds` is the
+    median failure-free step, `predicted_step_seconds` the forecast for the same ranks lost.
+    `num_events` losses and rejoins cost `regroup_real_seconds` each, the standstill from its detection until a changed
+    membership works (of software: no device model scales it), and `other_seconds`, which are transfers of state, work
+    thrown away and slower steps until all is balanced. A run without a `seed` is a failure-free one.
     """
 
     cell: Cell
@@ -45,6 +49,7 @@ class EmulatedRun:
     predicted_free_step_seconds: float
     num_settled_steps: int = 0
     settled_step_seconds: float | None = None
+    plain_step_seconds: float | None = None
     predicted_step_seconds: float | None = None
     mean_down: float = 0.0
     num_events: int = 0
@@ -57,7 +62,15 @@ class EmulatedRun:
     def is_usable(self) -> bool:
         """Whether its figures count: the machine kept up, and there was something to see."""
         kept_up = self.overrun_ratio is not None and self.overrun_ratio <= MAX_OVERRUN_RATIO
-        return kept_up and (self.seed is None or self.num_settled_steps >= _MIN_SETTLED_STEPS)
+        has_seen = self.num_settled_steps >= _MIN_SETTLED_STEPS and self.unrest_ratio <= MAX_UNREST_RATIO
+        return kept_up and (self.seed is None or has_seen)
+
+    @property
+    def unrest_ratio(self) -> float:
+        """By how much the mean of the settled steps is longer than it is with medians for them."""
+        if self.plain_step_seconds is None or self.settled_step_seconds is None:
+            return 0.0
+        return self.plain_step_seconds / self.settled_step_seconds - 1
 
     def settled_drop_ratio(self, free_step_seconds: float | None = None) -> float:
         """Of tokens/s, against the run's own failure-free steps, or a twin's."""
@@ -102,7 +115,7 @@ def read_emulated(events: Sequence[Event], cell: Cell, seed: int | None) -> Emul
     before = [s for s in steps if first_injected is None or s.committed_seconds <= first_injected]
     if len(before) < 3:
         raise NotEmulated("it has no failure-free steps to compare with")
-    free_seconds = median(step.duration_seconds for step in before[2:]) / scale
+    free_seconds = median(step.duration_seconds for step in before[1:]) / scale
     rates = rates_of(job_of(cell), METHODS[cell.method].policy)
     share = overruns(state.of(RankFinished))
     run = EmulatedRun(
@@ -121,7 +134,9 @@ def read_emulated(events: Sequence[Event], cell: Cell, seed: int | None) -> Emul
     if not settled:
         return run
     counted = [step for of_epoch in settled.values() for step in of_epoch]
-    mean_seconds = fmean(step.duration_seconds for step in counted)
+    mean_seconds = fmean(
+        median(step.duration_seconds for step in of_epoch) for of_epoch in settled.values() for _ in of_epoch
+    )
     members = {one.epoch: frozenset(one.members or ()) for one in state.of(LayoutTold)}
     everybody = frozenset(range(job_of(cell).cluster.num_ranks))
     weighted = [(len(some), everybody - members[epoch]) for epoch, some in settled.items()]
@@ -135,6 +150,7 @@ def read_emulated(events: Sequence[Event], cell: Cell, seed: int | None) -> Emul
         **{name: getattr(run, name) for name in _COMMON},
         num_settled_steps=len(counted),
         settled_step_seconds=mean_seconds / scale,
+        plain_step_seconds=fmean(step.duration_seconds for step in counted) / scale,
         predicted_step_seconds=sum(n * seconds for n, seconds in predicted) / sum(n for n, _ in predicted),
         mean_down=sum(num * len(dead) for num, dead in weighted) / len(counted),
         num_events=len(changes),

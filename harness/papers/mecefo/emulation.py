@@ -21,8 +21,8 @@ from mecefo_runtime.job.layout import Cluster
 
 # Steps: one failure in so many, and how many before the first.
 INTERVAL_STEPS = 5
-FREE_STEPS = 6
-NUM_STEPS = 42
+FREE_STEPS = 5
+NUM_STEPS = 30
 TWIN_STEPS = 12
 # A rank that was repaired is not lost again before it is surely back.
 _BACK_STEPS = 4
@@ -96,8 +96,8 @@ def experiment_of(cell: Cell, seed: int | None, *, time_scale: float | None = No
     }
     if not cell.is_exposed:
         job["link"] = dict(_HIDDEN_LINK)
-    if method.strategy == "mecefo":
-        job["degraded_share_limit"] = method.policy.degraded_share_limit
+    if method.quality is not None:
+        job["quality"] = method.quality
     faults: list[dict[str, object]] = []
     if seed is not None:
         bare = from_mapping({"name": "shape", "job": job})

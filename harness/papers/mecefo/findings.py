@@ -119,7 +119,7 @@ def _of_resilience(rows: Sequence[Row]) -> Iterator[Finding]:
         yield Finding(
             "less drop than Bamboo and Oobleck at 7B, high",
             f"{low:g}x to {high:g}x",
-            f"{min(found):.0f}x to {max(found):.0f}x (forecast, mecefo against our models of them)",
+            f"{min(found):.1f}x to {max(found):.1f}x (forecast, mecefo against our models of them)",
             "better than the paper" if min(found) > high else "reproduced" if max(found) >= low else "not reproduced",
             "their ideas in our runtime's synchronous step, not the systems",
         )
@@ -132,15 +132,15 @@ def _of_the_letter(forecasts: Forecasts) -> Iterator[Finding]:
             cell = Cell("7b", "high", shape, number, "mecefo-paper")
             forecast, averaged = forecasts.of(cell), forecasts.averaged_of(cell)
             if forecast is not None and averaged is not None:
-                told.append((f"{shape} m{number}: {averaged:.1%} instead of {forecast.settled[0]:.1%}", averaged))
+                told.append(f"{shape} m{number}: {averaged:.1%} instead of {forecast.settled[0]:.1%}")
     if told:
         yield Finding(
             "the paper to the letter, if replicas did not wait for each other",
             "4.18%",
-            "; ".join(words for words, _ in told),
-            "reproduced" if any(drop <= 0.0418 + 0.01 for _, drop in told) else "not reproduced",
-            "each replica at its own rate, and the rates averaged: no synchronous training runs so; the paper's figure "
-            "is below what its operations allow under a synchronous step, unless idle time hides them",
+            "; ".join(told),
+            "cannot be decided here",
+            "each replica at its own rate, and the rates averaged, as no synchronous training runs: it takes that, or "
+            "much idle time, to come to the paper's figure, which is below what its operations allow",
         )
 
 

@@ -163,6 +163,7 @@ def _why_not(result: Result) -> str:
     run = result.run
     if run.overrun_ratio is None:
         return "no rank told how busy the machine was"
-    if run.num_settled_steps and run.overrun_ratio:
-        return f"{run.overrun_ratio:.1%} of its compute segments took longer than they were to"
-    return f"{run.num_settled_steps} settled steps, {run.overrun_ratio:.1%} overruns"
+    return (
+        f"{run.num_settled_steps} settled steps, {run.unrest_ratio:.1%} longer in the mean than by medians; "
+        f"{run.overrun_ratio:.1%} of the compute segments took longer than they were to"
+    )

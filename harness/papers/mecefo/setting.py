@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from harness.forecast.model import BAMBOO, JobModel, Policy
 from harness.papers.mecefo.claims import NODES, NUM_RANKS, PROCESSES, SEQUENCE_LENGTH, SIZES, Process, Size
+from mecefo_runtime.job.config import QUALITIES, Quality
 from mecefo_runtime.job.device_model import DeviceModel
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.named_devices import named_device
@@ -39,15 +40,23 @@ class Method:
     claimed_by: str | None = None
     why_not_run: str = ""
 
+    @property
+    def quality(self) -> str | None:
+        """The name of its quality, of the strategy that has such."""
+        limits = Quality(self.policy.degraded_share_limit, self.policy.projected_share_limit)
+        names = {limits: name for name, limits in QUALITIES.items()}
+        return names[limits] if self.strategy == "mecefo" else None
+
 
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("mecefo-speed", "mecefo, quality: speed", Policy("mecefo"), "mecefo", "MeCeFO"),
+        Method("mecefo-speed", "mecefo, quality: speed", Policy("mecefo", *QUALITIES["speed"]), "mecefo", "MeCeFO"),
+        Method("mecefo", "mecefo, quality: auto (default)", Policy("mecefo", *QUALITIES["auto"]), "mecefo", "MeCeFO"),
         Method("mecefo-paper", "the paper to the letter", Policy("mecefo-paper"), "mecefo-paper", "MeCeFO"),
         Method("exact", "the neighbour does both, exact", Policy("exact"), "exact"),
         Method("oobleck-like", "pipeline templates, exact", Policy("oobleck-like"), "oobleck-like", "Oobleck"),
-        Method("mecefo-exact", "mecefo, quality: exact", Policy("mecefo", 0.0), "mecefo"),
+        Method("mecefo-exact", "mecefo, quality: exact", Policy("mecefo", *QUALITIES["exact"]), "mecefo"),
         Method(
             "bamboo-like",
             "redundant computation in the neighbour",

@@ -148,9 +148,12 @@ def _judge(
 
 
 def _why(cell: Cell, apart: float) -> str:
-    if cell.method == "mecefo-speed":
+    if cell.method in ("mecefo-speed", "mecefo"):
         if apart < 0:
-            return "layers are split anew over a replica's survivors and just enough of them degraded"
+            how = "degraded" if cell.method == "mecefo-speed" else "projected"
+            return f"layers are split anew over a replica's survivors and just enough of them {how}"
+        if not cell.is_exposed:
+            return "nothing is degraded: this quality is the one that is soonest at the failure-free loss"
         return "reductions of ranks that hold more layers take longer, and nothing hides them"
     if cell.method == "mecefo-paper":
         if apart < 0:

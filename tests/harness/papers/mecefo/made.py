@@ -11,7 +11,12 @@ FREE_SECONDS = 4.0
 
 
 def run_of(
-    cell: Cell, seed: int | None, settled_drop: float = 0.001, event_seconds: float = 1.0, overrun_ratio: float = 0.0
+    cell: Cell,
+    seed: int | None,
+    settled_drop: float = 0.001,
+    event_seconds: float = 1.0,
+    overrun_ratio: float = 0.0,
+    unrest_ratio: float = 0.0,
 ) -> EmulatedRun:
     """A run of that drop, as predicted, or without a seed a failure-free one."""
     run = EmulatedRun(cell, seed, 1.0, 42, FREE_SECONDS, FREE_SECONDS, overrun_ratio=overrun_ratio)
@@ -27,6 +32,7 @@ def run_of(
         FREE_SECONDS,
         num_settled_steps=20,
         settled_step_seconds=seconds,
+        plain_step_seconds=seconds * (1 + unrest_ratio),
         predicted_step_seconds=seconds,
         mean_down=4.0,
         num_events=14,

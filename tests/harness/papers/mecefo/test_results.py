@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from chaos.errors import UsageError
+from harness.papers.mecefo import running
 from harness.papers.mecefo.results import merged, read_results, result_file, shipped_results, write_result
 from harness.papers.mecefo.running import chosen_cells, missing, twin_of, wanted_runs
 from harness.papers.mecefo.setting import METHODS, cells
+from tests.harness.papers.mecefo.log import FREE_SECONDS, Log, struck_log
 from tests.harness.papers.mecefo.made import cell_of, result_of, results_of, run_of
 
 pytestmark = pytest.mark.unit
@@ -72,6 +77,43 @@ def test_what_the_gates_ask_for_is_run_by_default_each_after_its_twin():
         assert {seed for cell, seed in runs if cell == cell_of(shape)} == {None, 1, 2, 3, 4, 5}
     for index, (cell, seed) in enumerate(runs):
         assert seed is None or (twin_of(cell), None) in runs[:index]
+
+
+def fake_execute(ended_after: int):
+    """Makes the logs of such runs, and is interrupted after so many of them."""
+    made = []
+
+    def execute(experiment, out, stream):
+        folder = out / experiment.name / "20261123T000000Z"
+        folder.mkdir(parents=True)
+        log = Log()
+        log.commit(*[FREE_SECONDS] * 5)
+        events = log.end() if experiment.name.endswith("twin") else struck_log()
+        (folder / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
+        is_over = len(made) >= ended_after
+        made.append(experiment.name)
+        return SimpleNamespace(status="interrupted" if is_over else "complete"), folder
+
+    return execute, made
+
+
+def test_what_is_cut_off_goes_on_with_what_is_missing(tmp_path, monkeypatch):
+    runs = wanted_runs(3, "7b,high,4x8,m8,mecefo-speed")
+    execute, made = fake_execute(ended_after=2)
+    monkeypatch.setattr(running, "execute", execute)
+    with pytest.raises(KeyboardInterrupt):
+        running.emulate(runs, tmp_path, io.StringIO())
+    assert len(made) == 3 and set(read_results(tmp_path)) == set(runs[:2])
+    left = missing(runs, read_results(tmp_path))
+    assert left == runs[2:]
+    again, made = fake_execute(ended_after=9)
+    monkeypatch.setattr(running, "execute", again)
+    # As after a while: no two runs have one folder.
+    shutil.rmtree(tmp_path / "runs")
+    running.emulate(left, tmp_path, told := io.StringIO())
+    assert [name[-5:] for name in made] == ["seed2", "seed3"]
+    assert "run 1 of 2: 7b-high-4x8-m8-hidden-mecefo-speed, seed 2; about" in told.getvalue()
+    assert missing(runs, read_results(tmp_path)) == ()
 
 
 def test_words_that_name_nothing_are_refused_with_the_nearest():

@@ -57,8 +57,9 @@ def test_too_few_seeds_decide_nothing_at_7b():
     assert "3 of 5 seeds" in found.gates[0].reason
 
 
-def test_a_run_on_a_machine_that_was_too_busy_does_not_count():
-    busy = run_of(cell_of(), 1, settled_drop=0.5, overrun_ratio=0.06)
+@pytest.mark.parametrize("how", ["overrun_ratio", "unrest_ratio"])
+def test_a_run_on_a_machine_that_was_too_busy_does_not_count(how):
+    busy = run_of(cell_of(), 1, settled_drop=0.5, **{how: 0.06})
     assert emulated_of(cell_of(), results_of(busy)) is None
     both = emulated_of(cell_of(), results_of(busy, run_of(cell_of(), 2, settled_drop=0.01)))
     assert both is not None and both.seeds == (2,)
