@@ -43,6 +43,10 @@ class RatedLink:
         link = self._link_to(destination)
         return self._occupy("out", kind, link, link.bytes_seconds(num_bytes), now_seconds) + link.latency_seconds
 
+    def message_seconds(self, num_bytes: float, peer: int) -> float:
+        """What one message takes from or to a peer, if it is alone."""
+        return self._link_to(peer).message_seconds(num_bytes)
+
     def arrive(self, num_bytes: float, source: int, kind: Kind, due_seconds: float) -> float:
         """When a message is here that its sender says is due then: later, if others come at the same time."""
         link = self._link_to(source)

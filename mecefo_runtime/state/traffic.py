@@ -20,6 +20,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD
 from mecefo_runtime.job.rated_link import RatedLink
+from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS
 
 # What computes with a message may begin so much before it is due: it ends when it should all the same.
 MAX_EARLY_SECONDS = 0.02
@@ -94,11 +95,15 @@ class Traffic:
         groups.receive(packed, source, tag)
         due_seconds, sent_seconds = packed[:_HEADER_VALUES].view(torch.float64).tolist()
         into.copy_(packed[_HEADER_VALUES:].view(into.shape))
+        # It was under way for as long as it was waited for when it had been sent.
+        waited_seconds = max(0.0, time.monotonic() - max(began_seconds, sent_seconds))
         if self.link is None:
-            # It was under way for as long as it was waited for when it had been sent.
-            waited_seconds = max(0.0, time.monotonic() - max(began_seconds, sent_seconds))
             return float(max(due_seconds, now_seconds) + waited_seconds)
-        here_seconds = self.link.arrive(self._message_bytes or into.nbytes, source, "message", due_seconds)
+        num_bytes = self._message_bytes or into.nbytes
+        here_seconds = self.link.arrive(num_bytes, source, "message", due_seconds)
+        # What makes the real link slower than that shows, but for the moments that a busy machine takes.
+        slower_seconds = waited_seconds - MAX_CARRIED_SECONDS - self.link.message_seconds(num_bytes, source)
+        here_seconds = float(max(here_seconds, due_seconds + slower_seconds))
         self.wait(groups, here_seconds, early_seconds=MAX_EARLY_SECONDS)
         return here_seconds
 

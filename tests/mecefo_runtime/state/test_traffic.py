@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mecefo_runtime.comm.groups import Groups
-from mecefo_runtime.comm.operations import EpochBroken, wait_all
+from mecefo_runtime.comm.operations import EpochBroken, Operation, wait_all
 from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.job.config import PRESETS, JobConfig
 from mecefo_runtime.job.device_model import emulating
@@ -20,6 +20,7 @@ from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.job.named_devices import named_device
 from mecefo_runtime.job.rated_link import RatedLink
 from mecefo_runtime.state.traffic import MAX_EARLY_SECONDS, Traffic
+from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS
 from mecefo_runtime.training.calibrate import PROBE_BYTES, measure_transfer
 from tests.mecefo_runtime.comm.test_groups import Rendezvous
 
@@ -206,3 +207,27 @@ def test_state_moves_no_faster_than_its_link_for_planners():
     slow = Links(Link(PROBE_BYTES / 10.0))
     speeds = on_two_ranks(lambda groups: measure_transfer(groups, torch.device("cpu"), Traffic(link(links=slow))))
     assert speeds == [pytest.approx(PROBE_BYTES / 10.0)] * 2
+
+
+def test_what_makes_the_real_link_slower_than_the_rated_one_shows():
+    x_BTH, delay_seconds = torch.randn(2, 3, 5), 0.3
+    links = Links(Link(x_BTH.nbytes / 0.1))
+
+    def act(groups: Groups) -> tuple[float, float]:
+        traffic = Traffic(link(groups.rank, links))
+        began = time.monotonic()
+        if groups.rank == 0:
+            send = groups.send
+
+            def send_late(tensor: torch.Tensor, destination: int, tag: int) -> Operation:
+                time.sleep(delay_seconds)
+                return send(tensor, destination, tag)
+
+            groups.send = send_late  # type: ignore[method-assign]
+            operation, _kept = traffic.send(groups, x_BTH, 1, 7, began)
+            wait_all([operation])
+            return began, 0.0
+        return began, traffic.receive(groups, torch.empty(2, 3, 5), 0, 7, began)
+
+    (posted_seconds, _), (_, here_seconds) = on_two_ranks(act)
+    assert here_seconds >= posted_seconds + delay_seconds - MAX_CARRIED_SECONDS
