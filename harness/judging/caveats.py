@@ -102,6 +102,11 @@ def _of_the_emulation(summary: Summary) -> list[str]:
         f"the model {emulated.model}, of computing, messages and state. A small model of as many layers did the "
         f"arithmetic: the loss is that one's, and says nothing of {emulated.model}."
     ]
+    if any(summary.badput_seconds.get(cause) for cause in ("checkpoint", "restart")):
+        found.append(
+            "Checkpoints were those of the small model, on this machine's disk, and processes were started on this "
+            "machine: what that takes of the device's job is not emulated."
+        )
     scale = emulated.time_scale
     if scale != 1:
         weight = f"{1 / scale:.3g} of what" if scale > 1 else f"{1 / scale:.3g} times what"
