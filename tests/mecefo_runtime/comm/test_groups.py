@@ -13,7 +13,7 @@ import torch
 from mecefo_runtime.comm.exchange import exchange
 from mecefo_runtime.comm.groups import Formation, Groups
 from mecefo_runtime.comm.operations import EpochBroken, Operation
-from mecefo_runtime.comm.rendezvous import RendezvousStore, gloo_listener
+from mecefo_runtime.comm.rendezvous import FORM_TIMEOUT_SECONDS, RendezvousStore, form_timeout_seconds, gloo_listener
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.training.calibrate import PROBE_BYTES, measure_transfer
@@ -230,3 +230,8 @@ def test_how_fast_state_moves_is_measured_when_the_ways_are_open(groups, monkeyp
     speeds = on_all_ranks(measure)
     assert all(count > 1 for count in num_sends.values())
     assert min(speeds.values()) > PROBE_BYTES / seconds
+
+
+def test_many_members_have_more_time_to_form():
+    assert form_timeout_seconds(2) == form_timeout_seconds(8) == FORM_TIMEOUT_SECONDS
+    assert form_timeout_seconds(32) == 4 * FORM_TIMEOUT_SECONDS
