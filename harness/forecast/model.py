@@ -41,8 +41,9 @@ class JobModel:
     """A job: its configured shape, its ranks' device, and what a step takes beside computing.
 
     `link` None: communication takes no time but `hop_seconds`, which an activation or a gradient takes from one stage
-    to the next, and `overhead_seconds`, what every step takes beside. `activation_bytes` go over a link for each
-    microbatch and stage. `tokens_per_step` may be any measure of work.
+    to the next, and `overhead_seconds`, what every step takes beside; and a replica's time strays by a normal
+    `jitter_seconds` from step to step. `activation_bytes` go over a link for each microbatch and stage.
+    `tokens_per_step` may be any measure of work.
     """
 
     cluster: Cluster
@@ -52,6 +53,7 @@ class JobModel:
     activation_bytes: int = 0
     hop_seconds: float = 0.0
     overhead_seconds: float = 0.0
+    jitter_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check_positive(tokens_per_step=self.tokens_per_step)
@@ -59,6 +61,7 @@ class JobModel:
             activation_bytes=self.activation_bytes,
             hop_seconds=self.hop_seconds,
             overhead_seconds=self.overhead_seconds,
+            jitter_seconds=self.jitter_seconds,
         )
 
     @property

@@ -1,0 +1,356 @@
+"""Does the forecast hold against the runtime? `python -m benchmarks.forecast [--dilation X] [--json] [--quick]`.
+
+Short jobs of eight real ranks under rated pacing lose ranks in different ways under different strategies. The forecast
+of each is computed from that run's own ratings, and from what its steps before the first loss took beside them. How
+that is divided (the jitter by which replicas wait for each other, the rest of a step), detection, regroup and how fast
+state moves come from calibration runs before. Nothing is taken from a run after its first loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from benchmarks._loss_schedules import CALIBRATION, NUM_STEPS, SCHEDULES, Schedule
+from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machine
+from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder
+from benchmarks._spread import table
+from chaos.errors import ChaosError
+from chaos.experiment.job import Job
+from chaos.host.run_files import EVENTS_FILE
+from harness.analysis.state import RunState, state_of
+from harness.forecast.layouts import Layouts
+from harness.forecast.model import JobModel, Loss, Policy, Rating, Recovery
+from harness.forecast.pipeline import rate
+from harness.forecast.simulation import simulate
+from harness.judging.summary import Summary
+from harness.run.execute import execute
+from harness.store.log import read_events
+from mecefo_runtime.job.config import quality_of
+from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Layout, configured_layout
+from mecefo_runtime.system.job_records import LayoutTold, RatingsAgreed, Regrouped
+
+NUM_CORES = 2
+DILATION_RATIO = 16.0
+# As far as the forecast may be off.
+MOST_DROP_POINTS = 1.0
+MOST_RECOVERY_RATIO = 0.2
+# The first steps of an epoch wait for what is warm later.
+_WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run: its ratings, and what came of it. `drop_ratio` is from the injection to the repair, or the end.
+
+    `settled_drop_ratio` is that of the median step of the longest epoch under the fault.
+    """
+
+    costs: Costs
+    drop_ratio: float
+    settled_drop_ratio: float
+    recovery_seconds: tuple[float, ...]
+    overrun_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a step takes beside compute, and what a loss costs before training goes on."""
+
+    overhead_seconds: float
+    jitter_seconds: float
+    recovery: Recovery
+    transfer_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A schedule as it was forecast, and as it came; None: that run failed, as `failure` says."""
+
+    schedule: str
+    predicted_drop_ratio: float | None = None
+    drop_ratio: float | None = None
+    predicted_settled_drop_ratio: float | None = None
+    settled_drop_ratio: float | None = None
+    predicted_recovery_seconds: float | None = None
+    recovery_seconds: float | None = None
+    overrun_ratio: float | None = None
+    failure: str | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the forecast was near enough."""
+        if self.drop_ratio is None or self.predicted_drop_ratio is None:
+            return False
+        return abs(self.drop_ratio - self.predicted_drop_ratio) * 100 <= MOST_DROP_POINTS
+
+
+def run_schedule(
+    schedule: Schedule, out: Path, seed: int, dilation_ratio: float, num_steps: int
+) -> tuple[Summary, RunState, JobModel]:
+    """Run it; returns what came of it, and its job with the ratings of the run and no more.
+
+    Raises:
+        click.exceptions.Exit: the machine does not let us run it.
+    """
+    experiment = schedule.experiment(seed, dilation_ratio, num_steps)
+    assert isinstance(experiment.job, Job)
+    try:
+        with Path("/dev/null").open("w") as nowhere:
+            summary, folder = execute(experiment, out, nowhere)
+    except ChaosError as error:
+        click.echo(f"cannot run {schedule}: {error}", err=True)
+        raise click.exceptions.Exit(error.exit_code) from error
+    if summary.status == "interrupted":
+        raise click.Abort
+    state = state_of(read_events(folder / EVENTS_FILE)[0])
+    ratings = state.first_of(RatingsAgreed)
+    assert ratings is not None, "a dilated job with rated pacing tells its ratings"
+    config = experiment.job.to_config(seed, dilation_ratio)
+    return summary, state, JobModel(config.cluster(), Costs.from_dict(ratings.costs), config.tokens_per_step)
+
+
+def calibrate(out: Path, seed: int, dilation_ratio: float, num_steps: int) -> Calibration:
+    """Run the calibration's schedules. Overhead and messages are those with which their epochs are met best."""
+    runs = [
+        run_schedule(schedule, out, seed + number, dilation_ratio, num_steps)
+        for number, schedule in enumerate(CALIBRATION)
+    ]
+    best = inf, 0.0, 0.0
+    for jitter_seconds in (number * 0.0005 for number in range(80)):
+        found = []
+        for _, state, job in runs:
+            medians = _medians(state)
+            with_jitter = replace(job, jitter_seconds=jitter_seconds)
+            found += [(medians[epoch], _rating(state, epoch, with_jitter).step_seconds) for epoch in (1, 2)]
+        overhead_seconds = max(0.0, median(came - rated for came, rated in found))
+        error = sum(((rated + overhead_seconds) / came - 1) ** 2 for came, rated in found)
+        best = min(best, (error, jitter_seconds, overhead_seconds))
+    _, jitter_seconds, overhead_seconds = best
+    incidents = [summary.incidents[0] for summary, _, _ in runs]
+    regroups = [next(one for one in state.of(Regrouped) if one.reason == "loss") for _, state, _ in runs]
+    first_steps = [
+        (incident.phases_seconds["first_step"] or 0.0) - _medians(state)[2]
+        for incident, (_, state, _) in zip(incidents, runs, strict=True)
+    ]
+    return Calibration(
+        overhead_seconds=overhead_seconds,
+        jitter_seconds=jitter_seconds,
+        recovery=Recovery(
+            detection_seconds=max(0.0, median(one.detection_seconds or 0.0 for one in incidents)),
+            regroup_seconds=median(
+                (one.phases_seconds["isolate"] or 0.0) + (one.phases_seconds["regroup"] or 0.0) for one in incidents
+            ),
+            first_step_seconds=max(0.0, median(first_steps)),
+        ),
+        transfer_bytes_per_second=median(
+            (one.transfer_bytes or 1) / max(one.transfer_seconds, 1e-6) for one in regroups
+        ),
+    )
+
+
+def _medians(state: RunState) -> dict[int, float]:
+    """The median step of every epoch, without its first ones."""
+    by_epoch: dict[int, list[float]] = {}
+    for step in state.timeline.steps.first:
+        by_epoch.setdefault(step.epoch, []).append(step.duration_seconds)
+    return {epoch: median(times[_WARM_UP_STEPS:] or times) for epoch, times in by_epoch.items()}
+
+
+def _rating(state: RunState, epoch: int, job: JobModel) -> Rating:
+    told = next(record for record in state.of(LayoutTold) if record.epoch == epoch)
+    assert told.layout is not None
+    return rate(Layout.from_dict(told.layout), job)
+
+
+def measured(schedule: Schedule, summary: Summary, state: RunState, job: JobModel) -> Measured:
+    """What came of a run with failures."""
+    medians = _medians(state)
+    under_fault = {record.epoch for record in state.of(LayoutTold) if record.reason == "loss"}
+    slowest = max(seconds for epoch, seconds in medians.items() if epoch in under_fault)
+    assert summary.throughput_drop_ratio is not None
+    return Measured(
+        costs=job.costs,
+        drop_ratio=summary.throughput_drop_ratio,
+        settled_drop_ratio=1 - medians[1] / slowest,
+        recovery_seconds=tuple(incident.recovery_seconds or inf for incident in summary.incidents),
+        overrun_ratio=summary.dilation_overrun_ratio,
+    )
+
+
+def predict(
+    schedule: Schedule, job: JobModel, calibration: Calibration, num_steps: int, free_step_seconds: float
+) -> tuple[float, float, float]:
+    """(drop from the first loss on, settled drop, mean recovery seconds), from what was known before the first loss."""
+    costs = replace(job.costs, transfer_bytes_per_second=calibration.transfer_bytes_per_second)
+    job = _beside_compute(replace(job, costs=costs), calibration, free_step_seconds)
+    policy = Policy(schedule.strategy, *quality_of(schedule.quality))
+    rates = Layouts(job, policy)
+    free_seconds = rates.free.step_seconds
+    last_step = num_steps if schedule.repair_steps is None else schedule.losses[0][2] + schedule.repair_steps - 1
+    losses: list[Loss] = []
+    dead: frozenset[int] = frozenset()
+
+    def seconds_for(wanted_steps: int) -> float:
+        """Until so many steps are committed."""
+        horizon_seconds = 10 * num_steps * free_seconds
+        for _ in range(3):
+            outcome = simulate(
+                rates, policy, calibration.recovery, losses, horizon_seconds, free_seconds, job.cluster.num_ranks
+            )
+            rating = rates.rating(dead)
+            assert rating is not None
+            horizon_seconds -= (outcome.num_steps - wanted_steps) * rating.step_seconds
+        return horizon_seconds
+
+    for _, target, step in schedule.losses:
+        losses.append(Loss(seconds_for(step - 1) + 1e-6, _ranks(target, job), inf))
+        dead |= frozenset(losses[-1].ranks)
+    begin_seconds = losses[0].at_seconds
+    took_seconds = seconds_for(last_step) - begin_seconds
+    outcome = simulate(
+        rates,
+        policy,
+        calibration.recovery,
+        losses,
+        begin_seconds + took_seconds,
+        free_seconds,
+        job.cluster.num_ranks,
+    )
+    drop_ratio = 1 - (last_step - schedule.losses[0][2] + 1) * free_seconds / took_seconds
+    rating = rates.rating(dead)
+    assert rating is not None
+    recovery_seconds = sum(outcome.recovery_seconds) / len(outcome.recovery_seconds)
+    return drop_ratio, 1 - free_seconds / rating.step_seconds, recovery_seconds
+
+
+def _beside_compute(job: JobModel, calibration: Calibration, free_step_seconds: float) -> JobModel:
+    """`job` with what a step takes beside compute: as in the calibration, times what the run's free steps say."""
+    layout = configured_layout(job.cluster)
+    low, high, found = 0.0, 20.0, job
+    for _ in range(40):
+        factor = (low + high) / 2
+        found = replace(
+            job,
+            overhead_seconds=factor * calibration.overhead_seconds,
+            jitter_seconds=factor * calibration.jitter_seconds,
+        )
+        is_short = rate(layout, found).step_seconds < free_step_seconds
+        low, high = (factor, high) if is_short else (low, factor)
+    return found
+
+
+def _ranks(target: str, job: JobModel) -> tuple[int, ...]:
+    kind, _, number = target.partition("=")
+    return (int(number),) if kind == "rank" else tuple(job.cluster.ranks_of(int(number)))
+
+
+def compare(
+    schedule: Schedule, calibration: Calibration, out: Path, seed: int, ratio: float, num_steps: int
+) -> Compared:
+    """Run a schedule, and forecast it."""
+    summary, state, job = run_schedule(schedule, out, seed, ratio, num_steps)
+    failure = failure_of(summary)
+    if failure is not None:
+        return Compared(str(schedule), failure=failure)
+    came = measured(schedule, summary, state, job)
+    drop_ratio, settled_drop_ratio, recovery_seconds = predict(
+        schedule, job, calibration, num_steps, _medians(state)[1]
+    )
+    return Compared(
+        schedule=str(schedule),
+        predicted_drop_ratio=drop_ratio,
+        drop_ratio=came.drop_ratio,
+        predicted_settled_drop_ratio=settled_drop_ratio,
+        settled_drop_ratio=came.settled_drop_ratio,
+        predicted_recovery_seconds=recovery_seconds,
+        recovery_seconds=sum(came.recovery_seconds) / len(came.recovery_seconds),
+        overrun_ratio=came.overrun_ratio,
+    )
+
+
+def to_text(found: Sequence[Compared], calibration: Calibration, machine: Machine, others_cores: float) -> str:
+    """The figures as text."""
+    header = (
+        "schedule",
+        "drop",
+        "forecast",
+        "points off",
+        "settled",
+        "forecast",
+        "recovery",
+        "forecast",
+        "off",
+        "late",
+    )
+    rows = [_row(one) for one in found]
+    within = sum(one.is_within for one in found)
+    recovery = calibration.recovery
+    return "\n".join(
+        [
+            f"machine: {machine}; others used {others_cores:.2f} cores",
+            f"calibrated: {calibration.overhead_seconds * 1000:.1f} ms a step beside compute, "
+            f"{calibration.jitter_seconds * 1000:.1f} ms jitter of a replica, "
+            f"{recovery.detection_seconds * 1000:.0f} ms detection, {recovery.regroup_seconds * 1000:.0f} ms regroup, "
+            f"first step {recovery.first_step_seconds * 1000:.0f} ms longer, "
+            f"state at {calibration.transfer_bytes_per_second / 1e6:.0f} MB/s",
+            "",
+            table(header, rows),
+            "",
+            f"{within} of {len(found)} schedules within {MOST_DROP_POINTS:g} point",
+            *(f"FAILED: {one.schedule}: {one.failure}" for one in found if one.failure),
+        ]
+    )
+
+
+def _row(one: Compared) -> tuple[str, ...]:
+    if one.drop_ratio is None or one.predicted_drop_ratio is None:
+        return (one.schedule, *"-" * 9)
+    predicted_seconds, seconds = one.predicted_recovery_seconds or 0.0, one.recovery_seconds or 0.0
+    return (
+        one.schedule,
+        f"{one.drop_ratio:.1%}",
+        f"{one.predicted_drop_ratio:.1%}",
+        f"{(one.predicted_drop_ratio - one.drop_ratio) * 100:+.2f}",
+        f"{one.settled_drop_ratio:.1%}",
+        f"{one.predicted_settled_drop_ratio:.1%}",
+        f"{seconds:.2f} s",
+        f"{predicted_seconds:.2f} s",
+        f"{predicted_seconds / seconds - 1:+.0%}",
+        f"{one.overrun_ratio or 0.0:.1%}",
+    )
+
+
+@click.command()
+@benchmark_options
+@click.option("--dilation", "ratio", type=float, default=DILATION_RATIO, show_default=True, help="Of every run.")
+@click.option("--only", multiple=True, metavar="NUMBER", type=int, help="Only these schedules, from 1. Repeatable.")
+def main(as_json: bool, quick: bool, out: Path | None, ratio: float, only: tuple[int, ...]) -> None:
+    """Forecasts and real runs of eight ranks side by side."""
+    chosen = [SCHEDULES[number - 1] for number in only] or list(SCHEDULES[:2] if quick else SCHEDULES)
+    machine = describe_machine()
+    with confined_to(NUM_CORES) as cores, OtherLoad(cores) as load, run_folder(out) as folder:
+        calibration = calibrate(folder, 100, ratio, 50)
+        found = []
+        for seed, schedule in enumerate(chosen):
+            found.append(compare(schedule, calibration, folder, seed, ratio, NUM_STEPS))
+            progress("  ".join(_row(found[-1])))
+    document: Mapping[str, Any] = {
+        "machine": machine.to_dict(),
+        "others_cores": load.num_cores,
+        "calibration": asdict(calibration),
+        "schedules": [asdict(one) for one in found],
+    }
+    has_failures = any(one.failure for one in found)
+    finish(document, to_text(found, calibration, machine, load.num_cores), as_json=as_json, has_failures=has_failures)
+
+
+if __name__ == "__main__":
+    main()
