@@ -56,6 +56,7 @@ def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
         "layout": plan.layout.to_dict(),
         "degraded_layers": plan.layout.num_degraded_layers,
         "projected_layers": plan.layout.num_projected_layers,
+        "projected_saved_ratio": costs.projected_saved_seconds / costs.layer_seconds,
         "num_transfers": len(plan.transfers),
         "num_fetched_in_background": sum(shadow.source is not None for shadow in plan.background.shadows),
         "commit_step": plan.decision.commit.step if plan.decision.commit else None,

@@ -98,6 +98,7 @@ class LayoutTold(Record):
     layout: Mapping[str, Any] | None = None
     degraded_layers: int | None = None
     projected_layers: int | None = None
+    projected_saved_ratio: float | None = None
     num_transfers: int | None = None
     num_fetched_in_background: int | None = None
     commit_step: int | None = None

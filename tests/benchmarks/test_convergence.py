@@ -22,6 +22,7 @@ from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.model import build_unit
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 
+PROJECTED = Case("mecefo", "high", 0.0, "rest averaged", projected_share_limit=0.5)
 MACHINE = Machine(num_cores=2, num_cores_used=2, cpu_model="a CPU", python="3.11", torch="2.13")
 TEXT = bytes(range(32, 127)) * 40
 JOB = JobConfig(
@@ -282,13 +283,15 @@ def measured():
         },
         Case("ndb", "high", length_ratio=1.5): {0: outcome(0.9, step_seconds=1.5 * step)},
         Case("drop", "high"): {0: outcome(1.0, step_seconds=step, lost_ratio=0.25)},
+        PROJECTED: {0: outcome(1.0, step_seconds=1.1 * step, projected_ratio=0.27)},
     }
 
 
 @pytest.mark.unit
 def test_the_figures_follow_from_the_outcomes():
     assert curve_of(measured()).points == ((0.5, pytest.approx(0.2)), (1.0, 0.0))
-    ndb, longer, drop = figures_of(measured())
+    ndb, longer, drop, projected = figures_of(measured())
+    assert (projected.projected_ratio, projected.times_to_loss.values) == (0.27, pytest.approx((1.1,)))
     assert ndb.perplexity_ratios.values == pytest.approx((math.exp(0.1), math.exp(0.4)))
     assert ndb.efficiencies == (pytest.approx(math.sqrt(0.5)), None)
     assert ndb.times_to_loss.values == (pytest.approx(1.5 / math.sqrt(0.5)), math.inf)
@@ -307,9 +310,15 @@ def test_the_report_shows_the_paper_beside_the_figures():
     longer = next(line for line in text.splitlines() if "150%" in line)
     assert longer.split()[-5:] == ["2.250", "-9.5%", "-9.5%", "-9.5%", "1"]
     assert "4.18%" in text and "not reached" in text and "50%: +22.1%" in text
+    _, section = text.split("projects a layer")
+    rows = [line.split() for line in section.splitlines() if line.startswith(str(PROJECTED))]
+    assert [("27.0%" in row, "1.100" in row) for row in rows] == [(True, False), (False, True)]
     document = json.loads(json.dumps(to_document(measured(), 1000, 24, MACHINE), allow_nan=False))
-    assert [case["case"] for case in document["cases"]] == ["ndb, high", "ndb, high, 150% of the steps", "drop, high"]
-    assert len(document["runs"]) == 8
+    assert [case["case"] for case in document["cases"]] == [
+        *("ndb, high", "ndb, high, 150% of the steps", "drop, high"),
+        str(PROJECTED),
+    ]
+    assert len(document["runs"]) == 9
 
 
 @pytest.mark.unit

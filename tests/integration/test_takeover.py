@@ -108,6 +108,7 @@ def test_replicas_project_some_layers_and_all_holders_stay_the_same(tmp_path):
     projected = [event.fields["projected_layers"] for event in run.of("layout")]
     assert projected[1] > 0 == projected[0] == projected[2]
     assert not any(event.fields["degraded_layers"] for event in run.of("layout"))
+    assert all(event.fields["projected_saved_ratio"] > 0.1 for event in run.of("layout")[1:])
     assert run.summary["projected_share_ratio"] > 0 == run.summary["degraded_share_ratio"]
     assert not run.of("step_unfit"), "holders differ"
     # It is no exact gradient, but near to it.
