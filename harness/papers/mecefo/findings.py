@@ -151,7 +151,7 @@ OPEN: tuple[Open, ...] = (
     ),
     Open(
         "how fast an A100 computes exact and degraded layers: the tables are predicted from counted operations",
-        "`chaos calibrate --out FILE` on one, and the check again with that table",
+        "`chaos calibrate --out FILE` on one, and `chaos forecast` with that table as the cluster's device",
     ),
     Open(
         "what a regroup of 32 GPUs costs: here it is processes on two cores with gloo, on GPUs it forms NCCL groups",
