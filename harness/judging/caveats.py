@@ -74,11 +74,13 @@ def _of_the_set_up(summary: Summary) -> list[str]:
     overrun, share = summary.dilation_overrun_ratio, summary.overrun_segments_ratio
     if (overrun is not None and overrun > MUCH_OVERRUN) or (share is not None and share > MANY_OVERRUNS):
         worst = summary.worst_overrun_seconds
-        late = f", and {share:.1%} of its segments were late by up to {name_seconds(worst)}" if share and worst else ""
+        busy = [f"compute took {overrun:.0%} longer than it should have"] if overrun is not None and overrun > 0 else []
+        by_how_much = f" by up to {name_seconds(worst)}" if worst else ""
+        busy += [f"{share:.1%} of its segments were late{by_how_much}"] if share else []
         pace, option = ("dilation", "--dilation") if summary.emulated is None else ("time scale", "--time-scale")
         found.append(
-            f"The machine was too busy for the {pace}: compute took {overrun or 0.0:.0%} longer than it should have"
-            f"{late}. The throughputs show it. Repeat the run on a quieter machine, or with a larger {option}."
+            f"The machine was too busy for the {pace}: {', and '.join(busy)}. The throughputs show it. Repeat the run "
+            f"on a quieter machine, or with a larger {option}."
         )
     bubble = summary.pipeline_bubble_ratio
     if bubble:

@@ -85,3 +85,22 @@ def test_a_log_that_lacks_what_a_device_is_gives_no_figures_of_it():
         for event in run()
     ]
     assert summarize(events).emulated is None
+
+
+def test_segments_that_were_late_are_told_though_all_of_them_took_no_longer_than_rated():
+    # A rank that was woken up late has so much less to pad: its segments end when they should, or a little later.
+    fields = {
+        "checksums": {},
+        "compute_cpu_seconds": 1.0,
+        "compute_wall_seconds": 9.0,
+        "compute_slot_seconds": 10.0,
+        "num_segments": 100,
+        "num_overruns": 32,
+        "worst_overrun_seconds": 0.25,
+    }
+    late = Event("rank_finished", "rank", 1.0, 1.0, 100, rank=0, step=60, fields=fields)
+    (told,) = (caveat for caveat in summarize([*emulated(), late]).caveats if "too busy" in caveat)
+    assert told.startswith(
+        "The machine was too busy for the time scale: 32.0% of its segments were late by up to 0.25 s."
+    )
+    assert "longer" not in told and told.endswith("a larger --time-scale.")
