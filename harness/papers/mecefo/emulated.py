@@ -12,7 +12,7 @@ from harness.analysis.integrity import overruns
 from harness.analysis.state import RunState
 from harness.analysis.steps import CommittedStep
 from harness.forecast.forecast import rates_of
-from harness.papers.mecefo.setting import METHODS, Cell, job_of
+from harness.papers.mecefo.setting import METHODS, Cell, device_of, job_of
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import JobStarted, LayoutTold, RankFinished, Regrouped
 
@@ -38,7 +38,8 @@ class EmulatedRun:
     median failure-free step, `predicted_step_seconds` the forecast for the same ranks lost.
     `num_events` losses and rejoins cost `regroup_real_seconds` each, the standstill from its detection until a changed
     membership works (of software: no device model scales it), and `other_seconds`, which are transfers of state, work
-    thrown away and slower steps until all is balanced. A run without a `seed` is a failure-free one.
+    thrown away and slower steps until all is balanced. Where communication is hidden, links are so fast that state
+    moves in no time: `transfer_seconds` are those of its bytes between nodes. A run without a `seed` is failure-free.
     """
 
     cell: Cell
@@ -55,6 +56,7 @@ class EmulatedRun:
     num_events: int = 0
     regroup_real_seconds: float | None = None
     other_seconds: float | None = None
+    transfer_seconds: float | None = None
     overrun_ratio: float | None = None
     worst_overrun_seconds: float | None = None
 
@@ -86,7 +88,7 @@ class EmulatedRun:
     @property
     def event_seconds(self) -> float:
         """What a loss, or a rejoin, costs beside slower layouts."""
-        return (self.regroup_real_seconds or 0.0) + (self.other_seconds or 0.0)
+        return (self.regroup_real_seconds or 0.0) + (self.other_seconds or 0.0) + (self.transfer_seconds or 0.0)
 
 
 def with_events(settled_drop_ratio: float, event_seconds: float, interval_seconds: float) -> float:
@@ -142,6 +144,8 @@ def read_emulated(events: Sequence[Event], cell: Cell, seed: int | None) -> Emul
     weighted = [(len(some), everybody - members[epoch]) for epoch, some in settled.items()]
     predicted = [(num, rating.step_seconds) for num, dead in weighted if (rating := rates.rating(dead)) is not None]
     changes = {one.epoch for one in state.of(Regrouped) if one.reason in _CHANGES}
+    moved_bytes = 0 if cell.is_exposed else sum(one.transfer_bytes or 0 for one in state.of(Regrouped))
+    link_seconds = device_of(cell).links.between_nodes.bytes_seconds(moved_bytes)
     stalled = sum(s.ended_seconds - s.began_seconds - s.transfer_seconds for s in timeline.stalls)
     since = max(step.committed_seconds for step in before)
     after = [step for step in steps if step.committed_seconds > since]
@@ -156,6 +160,7 @@ def read_emulated(events: Sequence[Event], cell: Cell, seed: int | None) -> Emul
         num_events=len(changes),
         regroup_real_seconds=stalled / len(changes) if changes else None,
         other_seconds=(extra - stalled) / scale / len(changes) if changes else None,
+        transfer_seconds=link_seconds / len(changes) if changes else None,
     )
 
 

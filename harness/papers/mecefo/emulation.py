@@ -26,7 +26,7 @@ NUM_STEPS = 30
 TWIN_STEPS = 12
 # A rank that was repaired is not lost again before it is surely back.
 _BACK_STEPS = 4
-# So that links add nothing to compute; state then moves in no time, and what it takes is the exposed run's to tell.
+# So that links add nothing to compute; what state takes to move then follows from its bytes.
 _HIDDEN_LINK = {"bandwidth": "10000GB/s", "latency": "1us"}
 
 

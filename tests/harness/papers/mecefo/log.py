@@ -13,6 +13,8 @@ from tests.harness.papers.mecefo.made import cell_of
 SCALE = 2.0
 FREE_SECONDS, HIT_SECONDS = 8.0, 8.4
 DETECTION_SECONDS, REGROUP_SECONDS, TRANSFER_SECONDS = 0.5, 1.5, 3.0
+# Two seconds over 25 GB/s.
+MOVED_BYTES = 50 * 10**9
 CELL = cell_of()
 EVERYBODY = tuple(range(32))
 LOST = 9
@@ -37,7 +39,15 @@ class Log:
         told: dict[str, Any] = {"epoch": self.epoch, "reason": reason, "members": members}
         self.tell("layout", "coordinator", self.step, num_fetched_in_background=fetched, **told)
         self.now += 0.0 if reason == "start" else REGROUP_SECONDS + transfer_seconds
-        self.tell("regrouped", "coordinator", self.step, transfer_seconds=transfer_seconds, **told)
+        moved_bytes = MOVED_BYTES if transfer_seconds else 0
+        self.tell(
+            "regrouped",
+            "coordinator",
+            self.step,
+            transfer_seconds=transfer_seconds,
+            transfer_bytes=moved_bytes,
+            **told,
+        )
 
     def commit(self, *seconds: float) -> None:
         for length in seconds:
