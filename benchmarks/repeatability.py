@@ -30,7 +30,7 @@ from chaos.experiment.reading import from_mapping
 NUM_CORES = 2
 NUM_RUNS, NUM_SEEDS = 10, 10
 QUICK_NUM_RUNS, QUICK_NUM_SEEDS = 2, 1
-STEPS = {"fault": 45, "repair": 45, "all": 120}
+STEPS = {"fault": 40, "repair": 40, "all": 100}
 QUICK_STEPS = {"fault": 12, "repair": 8, "all": 30}
 STRATEGIES = ("mecefo", "ndb", "exact")
 
@@ -76,6 +76,8 @@ class Measurement:
 def experiment_of(pacing: str, strategy: str, seed: int, steps: Mapping[str, int]) -> Experiment:
     """A node is lost and comes back; on the CPU, whose compute is paced."""
     job: dict[str, Any] = {"steps": steps["all"], "strategy": strategy, "pacing": pacing, "device": "cpu"}
+    if strategy == "mecefo":
+        job["quality"] = "speed"
     fault = {"kind": "kill-node", "at": {"step": steps["fault"]}, "repair": f"{steps['repair']}steps"}
     return from_mapping({"name": "repeatability", "seed": seed, "job": job, "faults": [fault], "twin": False})
 
