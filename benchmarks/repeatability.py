@@ -1,9 +1,8 @@
 """Does a run repeat its own figures? `python -m benchmarks.repeatability [--json] [--quick]`.
 
 1. One experiment, the loss of a node and its return, again and again, every other time beside a busy loop on one core:
-   how far throughput drop and median step time are apart, from least to greatest. With rated pacing, once with the
-   ratings of the first run for all (as `--repeat`, `compare`, `replay` and `--baseline` do) and once with each run's
-   own; and with measured pacing.
+   how far throughput drop and median step time are apart, from least to greatest. With rated pacing and the ratings of
+   the first run for all, as `--repeat`, `compare`, `replay` and `--baseline` do; and with measured pacing.
 2. The same experiment under three strategies, a seed after the other: whether `mecefo` (--quality speed), `ndb` and
    `exact` come in this order, which is that of what they compute.
 """
@@ -48,11 +47,7 @@ class Way:
     shares_ratings: bool
 
 
-WAYS = (
-    Way("rated, shared ratings", "rated", True),
-    Way("rated, own ratings", "rated", False),
-    Way("measured", "measured", False),
-)
+WAYS = (Way("rated", "rated", True), Way("measured", "measured", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +192,7 @@ def report(measurements: Sequence[Measurement], machine: Machine, steps: Mapping
         [
             f"machine: {machine}",
             f"job: the default one, {steps['all']} steps, kill-node at step {steps['fault']}, "
-            f"repair after {steps['repair']}; every other run of the first three beside a busy loop",
+            f"repair after {steps['repair']}; every other run of rated and measured beside a busy loop",
             "",
             table(header, rows),
             "",
