@@ -119,7 +119,8 @@ def dilation_overrun_ratio(
         else record.compute_slot_seconds
         for record in told
     )
-    return sum(record.compute_wall_seconds or 0.0 for record in told) / slots - 1 if slots else None
+    # Ranks that are late make it up, and begin a segment later than their device did.
+    return max(0.0, sum(record.compute_wall_seconds or 0.0 for record in told) / slots - 1) if slots else None
 
 
 def overruns(finished: Iterable[RankFinished]) -> tuple[float, float] | None:
