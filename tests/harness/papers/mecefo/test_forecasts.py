@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,25 @@ def test_what_the_benchmark_printed_can_be_given(tmp_path):
     path.write_text("mecefo, high  3.9  25.5%  +6.1%  +4.4%  +6.7%  3  +1.60% to +2.19%  0.42  1.03  59\n")
     (row,) = read_convergence(path).rows
     assert (row.policy, row.median_ratio, row.greatest_ratio, row.num_seeds) == ("mecefo", 0.061, 0.067, 3)
+
+
+_FIGURE = r"(\S+)%"
+ROW = re.compile(
+    rf"^\| (\d) x (\d) \| `([\w-]+)`[^|]*\| [\d.]+% \| {_FIGURE} / {_FIGURE} \| {_FIGURE} / {_FIGURE} \| {_FIGURE} \|",
+    re.MULTILINE,
+)
+
+
+def test_the_forecasts_in_the_document_are_those_that_came_along():
+    rows = ROW.findall((ROOT / "docs/papers.md").read_text())
+    assert len(rows) == 10
+    forecasts = shipped_forecasts()
+    for data_parallel, pipeline, method, *told in rows:
+        shape = f"{data_parallel}x{pipeline}"
+        few, many, exposed = (
+            forecasts.of(Cell("7b", "high", shape, number, method, is_exposed))
+            for number, is_exposed in ((8, False), (32, False), (32, True))
+        )
+        settled, whole = [few.settled[0], many.settled[0]], [few.with_events[0], many.with_events[0]]
+        expected = [*settled, *whole, exposed.with_events[0]]
+        assert [float(text) for text in told] == pytest.approx([100 * value for value in expected], abs=0.051)
