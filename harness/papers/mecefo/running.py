@@ -24,8 +24,8 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import configured_layout
 
 RUNS_FOLDER = "runs"
-# Of a machine that was too busy: so often is a run made, then its cell goes without.
-_NUM_TRIES = 2
+# On a machine that is too busy a run is made so often, each time so much slower; then its cell goes without.
+_NUM_TRIES, _SLOWER = 2, 2.0
 # Processes that start, regroup and end.
 _BESIDE_SECONDS = 45.0
 _FEW, _MANY = MICROBATCHES
@@ -132,9 +132,10 @@ def emulate(runs: Sequence[Run], folder: Path, stream: TextIO, time_scale: float
         left = name_seconds(estimated_seconds(runs[number - 1 :], time_scale))
         name = f"{cell.key}, {'failure-free' if seed is None else f'seed {seed}'}"
         print(f"run {number} of {len(runs)}: {name}; about {left} to go", file=stream, flush=True)
+        scale = time_scale
         for _ in range(_NUM_TRIES):
             try:
-                result = _run(cell, seed, folder, stream, time_scale)
+                result = _run(cell, seed, folder, stream, scale)
             except NotEmulated as error:
                 print(f"{name} does not count: {error}", file=stream, flush=True)
                 break
@@ -142,6 +143,7 @@ def emulate(runs: Sequence[Run], folder: Path, stream: TextIO, time_scale: float
             if result.run.is_usable:
                 break
             print(f"{name} does not count: {_why_not(result)}", file=stream, flush=True)
+            scale = _SLOWER * result.run.time_scale
 
 
 def _run(cell: Cell, seed: int | None, folder: Path, stream: TextIO, time_scale: float | None) -> Result:

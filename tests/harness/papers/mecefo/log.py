@@ -63,8 +63,9 @@ class Log:
         self.tell("detected", "coordinator", self.step + 1, epoch=self.epoch, lost=(LOST,), how="connection")
         self.epoch += 1
 
-    def end(self, outcome: str = "completed") -> list[Event]:
-        self.tell("rank_finished", "rank", rank=0, num_segments=100, num_overruns=2, worst_overrun_seconds=0.1)
+    def end(self, outcome: str = "completed", num_overruns: int = 2) -> list[Event]:
+        finished = {"num_segments": 100, "num_overruns": num_overruns, "worst_overrun_seconds": 0.1}
+        self.tell("rank_finished", "rank", rank=0, **finished)
         self.tell("job_ended", "conductor", outcome=outcome, steps_committed=self.step)
         self.tell("run_ended", "conductor", reason="completed", message="")
         return self.events

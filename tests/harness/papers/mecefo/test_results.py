@@ -79,34 +79,36 @@ def test_what_the_gates_ask_for_is_run_by_default_each_after_its_twin():
         assert seed is None or (twin_of(cell), None) in runs[:index]
 
 
-def fake_execute(ended_after: int):
+def fake_execute(ended_after: int, num_overruns: int = 2):
     """Makes the logs of such runs, and is interrupted after so many of them."""
-    made = []
+    made: list[str] = []
+    scales: list[object] = []
 
     def execute(experiment, out, stream):
-        folder = out / experiment.name / "20261123T000000Z"
+        folder = out / experiment.name / f"20261123T00000{len(made)}Z"
         folder.mkdir(parents=True)
         log = Log()
         log.commit(*[FREE_SECONDS] * 5)
-        events = log.end() if experiment.name.endswith("twin") else struck_log()
+        events = log.end(num_overruns=num_overruns) if experiment.name.endswith("twin") else struck_log()
         (folder / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
         is_over = len(made) >= ended_after
         made.append(experiment.name)
+        scales.append(experiment.job.time_scale)
         return SimpleNamespace(status="interrupted" if is_over else "complete"), folder
 
-    return execute, made
+    return execute, made, scales
 
 
 def test_what_is_cut_off_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     runs = wanted_runs(3, "7b,high,4x8,m8,mecefo-speed")
-    execute, made = fake_execute(ended_after=2)
+    execute, made, _ = fake_execute(ended_after=2)
     monkeypatch.setattr(running, "execute", execute)
     with pytest.raises(KeyboardInterrupt):
         running.emulate(runs, tmp_path, io.StringIO())
     assert len(made) == 3 and set(read_results(tmp_path)) == set(runs[:2])
     left = missing(runs, read_results(tmp_path))
     assert left == runs[2:]
-    again, made = fake_execute(ended_after=9)
+    again, made, _ = fake_execute(ended_after=9)
     monkeypatch.setattr(running, "execute", again)
     # As after a while: no two runs have one folder.
     shutil.rmtree(tmp_path / "runs")
@@ -114,6 +116,16 @@ def test_what_is_cut_off_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     assert [name[-5:] for name in made] == ["seed2", "seed3"]
     assert "run 1 of 2: 7b-high-4x8-m8-hidden-mecefo-speed, seed 2; about" in told.getvalue()
     assert missing(runs, read_results(tmp_path)) == ()
+
+
+def test_a_machine_that_is_too_busy_gets_a_second_try_that_is_slower(tmp_path, monkeypatch):
+    execute, made, scales = fake_execute(ended_after=9, num_overruns=7)
+    monkeypatch.setattr(running, "execute", execute)
+    running.emulate([(cell_of(), None)], tmp_path, told := io.StringIO(), 1.5)
+    # The log says 2.
+    assert len(made) == 2 and scales == [1.5, 4.0]
+    assert "7.0% of the compute segments took longer" in told.getvalue()
+    assert missing([(cell_of(), None)], read_results(tmp_path)) == ((cell_of(), None),)
 
 
 def test_words_that_name_nothing_are_refused_with_the_nearest():
