@@ -199,6 +199,9 @@ def gates_of(rows: Sequence[Row]) -> tuple[Gate, ...]:
 
 def _gate_reason(rows: Sequence[Row], what: str, limit: float, num_seeds: int, least_seeds: int) -> str:
     parts = []
+    numbers = [str(row.cell.num_microbatches) for row in rows if row.emulated is not None]
+    if numbers:
+        parts.append(f"emulated with {' and '.join(numbers)} microbatches a replica")
     if num_seeds < least_seeds:
         parts.append(f"{num_seeds} of {least_seeds} seeds were emulated: chaos paper mecefo --emulate runs the others")
     settled = [row.emulated.settled.median if row.emulated else row.forecast.settled[0] for row in rows if row.forecast]
