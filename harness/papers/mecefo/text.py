@@ -87,18 +87,22 @@ def row_cells(row: Row) -> tuple[str, ...]:
     forecast = (NOT_KNOWN,) * 3
     if row.forecast is not None:
         found = row.forecast
-        forecast = (f"{found.settled[0]:.2%}", f"{found.with_events[0]:.2%}", f"{found.tokens_per_second / 1000:,.1f}k")
+        forecast = (
+            f"{found.settled[0]:z.2%}",
+            f"{found.with_events[0]:z.2%}",
+            f"{found.tokens_per_second / 1000:,.1f}k",
+        )
     emulated = (NOT_KNOWN,) * 5
     if row.emulated is not None:
         seen = row.emulated
         emulated = (
-            f"{seen.settled.median:.2%}",
-            f"{seen.settled.least:.2%} to {seen.settled.greatest:.2%}",
+            f"{seen.settled.median:z.2%}",
+            f"{seen.settled.least:z.2%} to {seen.settled.greatest:z.2%}",
             str(len(seen.seeds)),
-            f"{seen.predicted.median:.2%}",
-            f"{seen.with_events.median:.2%}",
+            f"{seen.predicted.median:z.2%}",
+            f"{seen.with_events.median:z.2%}",
         )
-    paper = NOT_KNOWN if row.paper is None else f"{row.paper.drop_ratio:.2%}"
+    paper = NOT_KNOWN if row.paper is None else f"{row.paper.drop_ratio:z.2%}"
     return row.cell.method, paper, *forecast, *emulated, row.verdict
 
 
