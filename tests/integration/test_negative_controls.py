@@ -73,14 +73,15 @@ FREEZE = f"""{IN_RANKS}
 # From the takeover on: to start, and to regroup, may take as long as it does on a busy machine.
 BE_IMPATIENT = f"""{IN_COMMAND}
     import harness.run.conductor
+    import harness.run.job_run
 
     on_event = harness.run.conductor.Conductor._on_event
 
     def listen(self, event):
         if event.kind == "regrouped" and event.fields["reason"] == "loss":
-            harness.run.conductor.STALL_SECONDS = 3.0
+            harness.run.job_run.STALL_SECONDS = 3.0
             # However long a rank may be silent.
-            harness.run.conductor.STALL_HEARTBEATS = 0
+            harness.run.job_run.STALL_HEARTBEATS = 0
         on_event(self, event)
 
     harness.run.conductor.Conductor._on_event = listen
