@@ -33,6 +33,7 @@ faults: [{kind: kill-node, on: node=1, at: {step: 10}, repair: 5steps}]
 """
 
 
+@pytest.mark.nightly
 def test_two_replicas_that_become_one_lose_nothing(tmp_path):
     path = tmp_path / "merging.yaml"
     path.write_text(MERGING)

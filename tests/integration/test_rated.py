@@ -22,6 +22,7 @@ def usual_seconds(seconds, before):
     return sorted(seconds[step] for step in range(5, before))[(before - 5) // 2]
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_three_times_slower_slows_the_job_down(tmp_path):
     fault = ("slow-rank", "--on", "rank=1", "--at", "step=20", "--for", "10steps", "-p", "factor=3")
     run = run_chaos(tmp_path, *fault, *DILATED)

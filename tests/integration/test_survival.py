@@ -28,6 +28,7 @@ def test_default_job_loses_a_random_node_and_gets_it_back(tmp_path):
     assert losses[-1] < losses[0] - 1.0, "it did not learn"
 
 
+@pytest.mark.nightly
 def test_a_neighbour_does_both_as_the_paper_says(tmp_path):
     run = run_chaos(
         tmp_path, "kill-node", "--at", "step=10", "--on", "node=1", *REPAIRED, "--strategy", "mecefo-paper", patch=PATCH

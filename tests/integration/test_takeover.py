@@ -98,6 +98,7 @@ PROJECTING_SAVES = f"""{IN_RANKS}
 """
 
 
+@pytest.mark.nightly
 def test_replicas_project_some_layers_and_all_holders_stay_the_same(tmp_path):
     path = tmp_path / "projected.yaml"
     options = "approximation: {refresh_steps: 4}, health: {checksum_every_steps: 2}"
