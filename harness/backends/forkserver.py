@@ -26,11 +26,11 @@ from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoi
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import (
     ProcessId,
+    begin_session,
     die_with_parent,
     keep_only,
     set_name,
     start_child,
-    take_idle_priority,
 )
 from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import LOOPBACK
@@ -115,11 +115,11 @@ class ForkServer:
                 listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
 
                 def coordinate() -> int:
-                    os.setsid()
+                    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
+                    begin_session(is_idle=job.priority == "idle")
                     if self._networks is not None:
                         self._networks.coordinator.enter()
                     keep_only((listener.fileno(),))
-                    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
                     sink, attempt = connect_sink(environment), int(command["attempt"])
                     emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
                     return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
@@ -140,14 +140,7 @@ class ForkServer:
 
     def _start(self, command: Mapping[str, Any], name: str, run: Any) -> None:
         prefix = "" if command["job"] == "main" else f"{command['job']}-"
-        settings = json.loads(command.get("environment", {}).get("MECEFO_JOB", "{}"))
-
-        def start() -> Any:
-            if settings.get("priority") == "idle":
-                take_idle_priority()
-            return run()
-
-        process = start_child(name, Path(command["logs"]) / f"{prefix}{name}.log", start)
+        process = start_child(name, Path(command["logs"]) / f"{prefix}{name}.log", run)
         descriptor = os.pidfd_open(process.pid)
         self._children[descriptor] = process
         self._selector.register(descriptor, selectors.EVENT_READ)

@@ -5,6 +5,7 @@ Single-threaded, so that ranks can be forked at any time. It dies with whoever s
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import time
@@ -15,7 +16,7 @@ from mecefo_runtime.comm.messages import RankExited, StopNode, SupervisorHello, 
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.own_network import OwnNetwork
-from mecefo_runtime.system.process import ProcessId, keep_only, start_child
+from mecefo_runtime.system.process import ProcessId, begin_session, keep_only, start_child
 from mecefo_runtime.system.wire import Connection, WireError
 
 RECONNECT_SECONDS = 0.05
@@ -201,5 +202,5 @@ def run_supervisor(
     networks: Mapping[int, OwnNetwork] | None = None,
 ) -> int:
     """Supervise `ranks` on `node`; `first_attempts` is the attempt with which each of them starts."""
-    os.setsid()
+    begin_session(is_idle=json.loads(environment["MECEFO_JOB"]).get("priority") == "idle")
     return Supervisor(environment, node, ranks, attempt, logs, networks).run(first_attempts)

@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 # /proc/PID/stat, counted from the state, which follows the command name in parentheses (proc(5)).
 _START_TIME_FIELD = 19
+_LEAST_SHARE = 19
 _DEAD_STATES = frozenset("ZX")
 # glibc has no function for it before 2.41.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -107,9 +108,21 @@ def ask_for_short_slices(slice_seconds: float) -> bool:
     return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(attributes, 48), 0) == 0)
 
 
-def take_idle_priority() -> None:
-    """Let this thread, and those and the processes that it starts, have only what others leave of the CPU."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+def begin_session(*, is_idle: bool = False) -> None:
+    """Make this process the leader of a new session; `is_idle`: all that is in it has what others leave of the CPU.
+
+    Linux shares the CPU among sessions first (autogroups, sched(7)), so that a session has to give way, too.
+    """
+    os.setsid()
+    if is_idle:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        _set_session_nice(os.getpid(), _LEAST_SHARE)
+
+
+def _set_session_nice(pid: int, nice: int) -> None:
+    """Where the kernel has no autogroups, there is nothing to set; EAGAIN: too often in too short a time."""
+    with suppress(FileNotFoundError, BlockingIOError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def leave_idle_priority(pid: int) -> bool:
@@ -118,6 +131,7 @@ def leave_idle_priority(pid: int) -> bool:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(ProcessLookupError):
                 os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+        _set_session_nice(pid, 0)
     except FileNotFoundError:
         return True
     except PermissionError:
