@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis.words import one_line
 from harness.comparison.figures import HEADLINE
 from harness.comparison.plot import plot
 from harness.comparison.sample import RunSet, Sample
 from harness.comparison.text import headline, notes
 from harness.comparison.verdicts import SetVerdict
 from harness.judging.metrics import METRICS
+from harness.report.templates import template
 from harness.run.execute import write_whole
 
 PLOT_FILE = "plot.svg"
@@ -34,16 +33,8 @@ def write_pages(found: RunSet, verdict: SetVerdict, folder: Path) -> None:
 
 def render(found: RunSet, verdict: SetVerdict) -> str:
     """The whole page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     machine = next((sample.machine for sample in found.samples if sample.machine), {})
-    return environment.get_template(_TEMPLATE).render(
+    return template(Path(__file__).parent, _TEMPLATE).render(
         found=found,
         verdict=verdict,
         word=headline(found, verdict),

@@ -45,8 +45,15 @@ def forecast(
     if not (hours > 0 and num_replications >= 1):
         raise ValueError(f"{num_replications} replications of {hours} hours are nothing to simulate")
     horizon_seconds = hours * 3600
-    drawn = [losses(failures, job.cluster, horizon_seconds, seed + number) for number in range(num_replications)]
+    drawn = _draw(job, failures, horizon_seconds, seed, num_replications)
     return _forecast(job, policy, drawn, recovery, horizon_seconds, seed, rates or rates_of(job, policy))
+
+
+def _draw(
+    job: JobModel, failures: Failures, horizon_seconds: float, seed: int, num_replications: int
+) -> list[Sequence[Loss]]:
+    """The losses of each replication, the same for every policy."""
+    return [losses(failures, job.cluster, horizon_seconds, seed + number) for number in range(num_replications)]
 
 
 def _forecast(
@@ -124,7 +131,7 @@ def best_checkpoint_interval(
     if saving is None or not saving.save_seconds:
         raise ValueError("there is no best interval for a checkpoint that is not there, or costs nothing")
     horizon_seconds = hours * 3600
-    drawn = [losses(failures, job.cluster, horizon_seconds, seed + number) for number in range(num_replications)]
+    drawn = _draw(job, failures, horizon_seconds, seed, num_replications)
     num_losses = fmean(map(len, drawn))
     between_seconds = horizon_seconds / max(num_losses, 1)
     young_seconds = min(young_interval_seconds(saving.save_seconds, between_seconds), horizon_seconds)

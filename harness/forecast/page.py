@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import harness.report
@@ -15,6 +14,7 @@ from harness.forecast.study import Answer, Study
 from harness.forecast.text import CAUSE_WORDS, duration, heading, policy_words, reading, recommendation, table_cells
 from harness.report import drawing
 from harness.report.drawing import WIDE, Frame
+from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
 _ROW = 30
@@ -26,17 +26,9 @@ _FILLS = ("#4e79a7", "#b07aa1", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#9c
 
 def render(study: Study) -> str:
     """The whole page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     report = Path(harness.report.__file__).parent
     header, rows = table_cells(study)
-    return environment.get_template(_TEMPLATE).render(
+    return template(Path(__file__).parent, _TEMPLATE).render(
         name=study.question.file.name,
         css=Markup("".join((report / name).read_text() for name in ("palette.css", "figures.css", "page.css"))),
         lines=heading(study),

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
+from harness.analysis.words import count, name_seconds, speed_text, target_text
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import bars, charts, history, tables, wording
 from harness.report.bars import Part
@@ -17,6 +16,7 @@ from harness.report.curves import Curves, trace
 from harness.report.drawing import NARROW, WIDE
 from harness.report.history import History, Way
 from harness.report.story import about, chronicle, lost_words, steps_text, story
+from harness.report.templates import template
 from mecefo_runtime.system.events import Event
 
 _T = TypeVar("_T")
@@ -44,18 +44,10 @@ def render(
     past = _attempt("history", lambda: history.read(events), broken) or History()
     told, left_out = _attempt("chronicle", lambda: chronicle(events), broken) or ([], 0)
     unit, speeds = wording.speeds(summary)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_clean,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     incidents = [_incident(index, one, past, broken) for index, one in enumerate(summary.incidents)]
     # Of a pass the only reason is the headline once more.
     reasons = [] if summary.verdict == "pass" else [_sentence(reason) for reason in summary.reasons]
-    return environment.get_template(_TEMPLATE).render(
+    return template(Path(__file__).parent, _TEMPLATE).render(
         summary=summary,
         name=summary.name or "run",
         verdict=summary.verdict,
@@ -103,11 +95,6 @@ def render(
 def time_parts(summary: Summary) -> list[Part]:
     """How the wall clock was spent, as the parts of a bar."""
     return [Part(words, seconds, f"cause cause-{key}") for key, words, seconds in wording.time_rows(summary)]
-
-
-def _clean(value: object) -> object:
-    """Everything that the template prints goes through here, so that no control character reaches the page."""
-    return value if isinstance(value, Markup) else one_line(value)
 
 
 def _attempt(what: str, compute: Callable[[], _T], broken: list[str]) -> _T | None:

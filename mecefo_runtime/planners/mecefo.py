@@ -72,8 +72,8 @@ def _plan(situation: Situation, configured: Layout) -> Layout:
     if not limit or costs.projected_saved_seconds <= PROJECTED_LOSS_RATIO * costs.layer_seconds:
         return _Search(situation, configured, target_seconds).run()
     best: Layout | None = None
+    exact = replace(situation, degraded_share_limit=0.0)
     for number in range(_NUM_TRIALS + 1):
-        exact = replace(situation, degraded_share_limit=0.0)
         try:
             found = _plan_projected(exact, configured, target_seconds, limit * number / _NUM_TRIALS)
         except NoLayout:

@@ -15,14 +15,14 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def on_two_ranks(act: Callable[[Groups], T]) -> list[T]:
-    """What `act` returns as each of them, in any order.
+    """What `act` returns as rank 0, and as rank 1.
 
     Raises:
         EpochBroken: one of them failed.
     """
     values: dict[str, bytes] = {}
     changed = threading.Condition()
-    results: list[T] = []
+    results: dict[int, T] = {}
 
     def put(key: str, value: bytes) -> None:
         with changed:
@@ -38,7 +38,7 @@ def on_two_ranks(act: Callable[[Groups], T]) -> list[T]:
     def run(rank: int) -> None:
         groups = Groups(RendezvousStore(put, take), 1, rank, (0, 1), (), _TIMEOUT_SECONDS)
         try:
-            results.append(act(groups))
+            results[rank] = act(groups)
         finally:
             groups.close()
 
@@ -49,4 +49,4 @@ def on_two_ranks(act: Callable[[Groups], T]) -> list[T]:
         thread.join()
     if len(results) != len(threads):
         raise EpochBroken("two ranks of this process could not reach each other")
-    return results
+    return [results[rank] for rank in range(2)]

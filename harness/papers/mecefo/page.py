@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis.words import one_line
 from harness.papers.mecefo.check import Check
 from harness.papers.mecefo.claims import PAPER, SIZES
 from harness.papers.mecefo.findings import OPEN
@@ -17,6 +15,7 @@ from harness.papers.mecefo.setting import METHODS
 from harness.papers.mecefo.text import blocks, gate_line, row_cells
 from harness.papers.mecefo.verdicts import Row
 from harness.report.drawing import WIDE, Frame, figure, legend, rect, rule, scale, text, ticks
+from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
 _REPORT = Path(__file__).parents[2] / "report"
@@ -26,16 +25,8 @@ _RIGHT = 60
 
 def render(check: Check) -> str:
     """The whole page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     styles = "".join((_REPORT / name).read_text() for name in ("palette.css", "figures.css"))
-    return environment.get_template(_TEMPLATE).render(
+    return template(Path(__file__).parent, _TEMPLATE).render(
         check=check,
         paper=PAPER,
         open=OPEN,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import EpochBroken, Operation, wait_all
-from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.job.config import PRESETS, JobConfig
 from mecefo_runtime.job.device_model import emulating
 from mecefo_runtime.job.link import Link, Links
@@ -22,7 +19,7 @@ from mecefo_runtime.job.rated_link import RatedLink
 from mecefo_runtime.state.traffic import MAX_EARLY_SECONDS, Traffic
 from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS
 from mecefo_runtime.training.calibrate import PROBE_BYTES, measure_transfer
-from tests.mecefo_runtime.comm.test_groups import Rendezvous
+from mecefo_runtime.training.two_ranks import on_two_ranks
 
 pytestmark = pytest.mark.unit
 
@@ -90,25 +87,6 @@ def test_of_an_emulated_device_its_own_bytes_count():
     own = Traffic.of(replace(job, emulation=None), 0)
     assert own.moved_bytes("layer.3", 4) == 4
     assert Traffic.of(job.unpaced(), 0).link is None
-
-
-def on_two_ranks(act: Callable[[Groups], object]) -> list[Any]:
-    rendezvous, results = Rendezvous(), [None, None]
-
-    def run(rank: int) -> None:
-        groups = Groups(RendezvousStore(rendezvous.put, rendezvous.take), 1, rank, (0, 1), (), DEADLINE_SECONDS)
-        try:
-            results[rank] = act(groups)
-        finally:
-            groups.close()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_SECONDS)
-        assert not thread.is_alive()
-    return results
 
 
 @pytest.mark.nightly
@@ -224,11 +202,16 @@ def test_state_moves_no_faster_than_its_link_for_planners():
 def test_what_makes_the_real_link_slower_than_the_rated_one_shows():
     x_BTH, delay_seconds = torch.randn(2, 3, 5), 0.3
     links = Links(Link(x_BTH.nbytes / 0.1))
+    receives = threading.Event()
 
     def act(groups: Groups) -> tuple[float, float]:
         traffic = Traffic(link(groups.rank, links))
         began = time.monotonic()
         if groups.rank == 0:
+            # What a message takes counts for as long as somebody waits for it.
+            assert receives.wait(DEADLINE_SECONDS)
+            time.sleep(0.05)
+            began = time.monotonic()
             send = groups.send
 
             def send_late(tensor: torch.Tensor, destination: int, tag: int) -> Operation:
@@ -239,6 +222,7 @@ def test_what_makes_the_real_link_slower_than_the_rated_one_shows():
             operation, _kept = traffic.send(groups, x_BTH, 1, 7, began)
             wait_all([operation])
             return began, 0.0
+        receives.set()
         return began, traffic.receive(groups, torch.empty(2, 3, 5), 0, 7, began)
 
     (posted_seconds, _), (_, here_seconds) = on_two_ranks(act)

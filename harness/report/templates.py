@@ -1,0 +1,23 @@
+"""The templates of our pages: what they print is escaped, and no control character of it reaches a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from harness.analysis.words import one_line
+
+
+def template(folder: Path, name: str) -> Template:
+    """The template `name` in `folder`; a name that it does not know is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
