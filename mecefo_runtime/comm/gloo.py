@@ -9,7 +9,6 @@ peers.
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
-from mecefo_runtime.comm.operations import Operation, Owner, breaking_epoch
+from mecefo_runtime.comm.operations import Operation, Owner, breaking_epoch, take_down
 from mecefo_runtime.comm.rendezvous import RendezvousStore, form_timeout_seconds
 from mecefo_runtime.comm.sockets import open_sockets
 
@@ -115,7 +114,7 @@ class Gloo:
         doomed = [self._world, *self._groups.values()]
         self._groups.clear()
         del self._world
-        threading.Thread(target=doomed.clear, name="undertaker", daemon=True).start()
+        take_down(doomed)
 
 
 def _shut_down(sock: socket.socket, listeners: set[tuple[str, int]]) -> bool:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from mecefo_runtime.comm.operations import NOT_YET, EpochBroken, Operation, Owner, breaking_epoch
+from mecefo_runtime.comm.operations import NOT_YET, EpochBroken, Operation, Owner, breaking_epoch, take_down
 from mecefo_runtime.comm.rendezvous import RendezvousStore
 from mecefo_runtime.comm.transport import Lane
 
@@ -162,8 +162,7 @@ class Nccl:
         torch.cuda.synchronize(self._device)
         doomed = list(self._groups.values())
         self._groups.clear()
-        # Their destructors wait for threads of torch.
-        threading.Thread(target=doomed.clear, name="undertaker", daemon=True).start()
+        take_down(doomed)
 
     def _group(self, key: Lane | tuple[int, ...]) -> Any:
         if self.is_aborted():

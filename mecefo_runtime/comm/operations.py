@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 # How often a wait looks whether its epoch was given up.
 LOOK_SECONDS = 0.25
 # What torch says when a wait of its own, not the operation, took too long.
 NOT_YET = "Operation timed out"
+# How long a process that ends waits for a group that is being taken down.
+_TAKE_DOWN_SECONDS = 2.0
+_being_taken_down: list[threading.Thread] = []
 
 
 class EpochBroken(RuntimeError):
@@ -36,6 +40,22 @@ def breaking_epoch() -> Iterator[None]:
         message = str(error).splitlines()[0]
     if message is not None:
         raise EpochBroken(message)
+
+
+def take_down(groups: list[Any]) -> None:
+    """Let go of `groups` on another thread: their destructors wait for operations that their backend has forgotten.
+
+    A process that ends by itself waits for them for a while: an interpreter that ends inside a destructor aborts.
+    """
+    _being_taken_down[:] = [thread for thread in _being_taken_down if thread.is_alive()]
+    _being_taken_down.append(threading.Thread(target=groups.clear, name="taking down groups", daemon=True))
+    _being_taken_down[-1].start()
+
+
+@atexit.register
+def _wait_for_take_down() -> None:
+    for thread in _being_taken_down:
+        thread.join(_TAKE_DOWN_SECONDS)
 
 
 class Work(Protocol):

@@ -133,10 +133,6 @@ def groups(monkeypatch):
     yield formed
     for group in formed.values():
         group.close()
-    for thread in threading.enumerate():
-        # Many groups: some would still be on their way out when the process ends.
-        if thread.name == "undertaker":
-            thread.join(DEADLINE_SECONDS)
 
 
 def test_every_lane_and_every_reduction_is_formed_once_by_each_of_its_members(groups):

@@ -89,7 +89,6 @@ def test_of_an_emulated_device_its_own_bytes_count():
     assert Traffic.of(job.unpaced(), 0).link is None
 
 
-@pytest.mark.nightly
 def test_an_activation_is_here_unchanged_when_it_is_due_and_no_sooner():
     x_BTH = torch.randn(2, 3, 5)
     links = Links(Link(x_BTH.nbytes / 0.2, 0.1))
@@ -112,7 +111,6 @@ def test_an_activation_is_here_unchanged_when_it_is_due_and_no_sooner():
     assert due_seconds == pytest.approx(posted_seconds + 0.3)
 
 
-@pytest.mark.nightly
 def test_without_links_nothing_waits_and_nothing_is_added():
     x_BTH = torch.randn(2, 3, 5)
 
@@ -130,7 +128,6 @@ def test_without_links_nothing_waits_and_nothing_is_added():
     assert on_two_ranks(act) == [True, True]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("late_seconds", [0.0, 3.0])
 def test_what_a_sender_was_late_by_is_not_added_to_what_its_message_took(late_seconds):
     x_BTH = torch.randn(2, 3, 5)
@@ -156,7 +153,6 @@ def test_what_a_sender_was_late_by_is_not_added_to_what_its_message_took(late_se
     assert 0 <= ready_seconds - (sent_seconds - late_seconds) <= waited_seconds
 
 
-@pytest.mark.nightly
 def test_who_is_later_than_its_message_begins_with_it_no_sooner():
     x_BTH = torch.randn(2, 3, 5)
 
@@ -171,7 +167,6 @@ def test_who_is_later_than_its_message_begins_with_it_no_sooner():
     assert on_two_ranks(act)[1] >= 60.0
 
 
-@pytest.mark.nightly
 def test_who_waits_for_a_link_hears_of_the_end_of_the_epoch():
     is_over = threading.Event()
 
@@ -191,14 +186,12 @@ def test_who_waits_for_a_link_hears_of_the_end_of_the_epoch():
     assert time.monotonic() - began < DEADLINE_SECONDS / 2
 
 
-@pytest.mark.nightly
 def test_state_moves_no_faster_than_its_link_for_planners():
     slow = Links(Link(PROBE_BYTES / 10.0))
     speeds = on_two_ranks(lambda groups: measure_transfer(groups, torch.device("cpu"), Traffic(link(links=slow))))
     assert speeds == [pytest.approx(PROBE_BYTES / 10.0)] * 2
 
 
-@pytest.mark.nightly
 def test_what_makes_the_real_link_slower_than_the_rated_one_shows():
     x_BTH, delay_seconds = torch.randn(2, 3, 5), 0.3
     links = Links(Link(x_BTH.nbytes / 0.1))
