@@ -60,7 +60,7 @@ def train(num_blocks: int, steps_per_block: int) -> dict[str, Any]:
 
 def _tracker() -> Any:
     start = sys.modules.get("chaos.external.start")
-    return None if start is None else start.following()
+    return None if start is None else start.tracker()
 
 
 def _alone(following: Any, model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> Iterator[float]:

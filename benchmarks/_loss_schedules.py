@@ -69,8 +69,7 @@ SCHEDULES = (
     Schedule("mecefo", (("kill-process", "rank=3", FAULT_STEP), ("kill-process", "rank=4", 2 * FAULT_STEP))),
     Schedule("exact", (("kill-process", "rank=3", FAULT_STEP), ("kill-process", "rank=4", 2 * FAULT_STEP))),
 )
-# Without the approximations. Before the loss all replicas wait for each other, after it all wait for one: that tells
-# jitter from the rest of a step.
+# Without the approximations.
 CALIBRATION = (
     _one("exact", "rank=7"),
     _one("exact", "rank=6"),

@@ -1,9 +1,8 @@
 """Does the forecast hold against the runtime? `python -m benchmarks.forecast [--dilation X] [--json] [--quick]`.
 
 Short jobs of eight real ranks under rated pacing lose ranks in different ways under different strategies. The forecast
-of each is computed from that run's own ratings, and from what its steps before the first loss took beside them. How
-that is divided (the jitter by which replicas wait for each other, the rest of a step), detection, regroup and how fast
-state moves come from calibration runs before. Nothing is taken from a run after its first loss.
+of each is computed from that run's own ratings. Detection, regroup and how fast state moves come from calibration runs
+before. Nothing is taken from a run after its first step.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from harness.run.execute import execute
 from harness.store.log import read_events
 from mecefo_runtime.job.config import quality_of
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import Layout, configured_layout
+from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.job_records import LayoutTold, RatingsAgreed, Regrouped
 
 NUM_CORES = 2
@@ -62,10 +61,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a step takes beside compute, and what a loss costs before training goes on."""
+    """What a loss costs before training goes on."""
 
-    overhead_seconds: float
-    jitter_seconds: float
     recovery: Recovery
     transfer_bytes_per_second: float
 
@@ -118,22 +115,11 @@ def run_schedule(
 
 
 def calibrate(out: Path, seed: int, dilation_ratio: float, num_steps: int) -> Calibration:
-    """Run the calibration's schedules. Overhead and messages are those with which their epochs are met best."""
+    """Run the calibration's schedules: what a loss costs is their median."""
     runs = [
         run_schedule(schedule, out, seed + number, dilation_ratio, num_steps)
         for number, schedule in enumerate(CALIBRATION)
     ]
-    best = inf, 0.0, 0.0
-    for jitter_seconds in (number * 0.0005 for number in range(80)):
-        found = []
-        for _, state, job in runs:
-            medians = _medians(state)
-            with_jitter = replace(job, jitter_seconds=jitter_seconds)
-            found += [(medians[epoch], _rating(state, epoch, with_jitter).step_seconds) for epoch in (1, 2)]
-        overhead_seconds = max(0.0, median(came - rated for came, rated in found))
-        error = sum(((rated + overhead_seconds) / came - 1) ** 2 for came, rated in found)
-        best = min(best, (error, jitter_seconds, overhead_seconds))
-    _, jitter_seconds, overhead_seconds = best
     incidents = [summary.incidents[0] for summary, _, _ in runs]
     regroups = [next(one for one in state.of(Regrouped) if one.reason == "loss") for _, state, _ in runs]
     first_steps = [
@@ -141,8 +127,6 @@ def calibrate(out: Path, seed: int, dilation_ratio: float, num_steps: int) -> Ca
         for incident, (_, state, _) in zip(incidents, runs, strict=True)
     ]
     return Calibration(
-        overhead_seconds=overhead_seconds,
-        jitter_seconds=jitter_seconds,
         recovery=Recovery(
             detection_seconds=max(0.0, median(one.detection_seconds or 0.0 for one in incidents)),
             regroup_seconds=median(
@@ -185,12 +169,10 @@ def measured(schedule: Schedule, summary: Summary, state: RunState, job: JobMode
     )
 
 
-def predict(
-    schedule: Schedule, job: JobModel, calibration: Calibration, num_steps: int, free_step_seconds: float
-) -> tuple[float, float, float]:
-    """(drop from the first loss on, settled drop, mean recovery seconds), from what was known before the first loss."""
+def predict(schedule: Schedule, job: JobModel, calibration: Calibration, num_steps: int) -> tuple[float, float, float]:
+    """(drop from the first loss on, settled drop, mean recovery seconds), from what was known before the first step."""
     costs = replace(job.costs, transfer_bytes_per_second=calibration.transfer_bytes_per_second)
-    job = _beside_compute(replace(job, costs=costs), calibration, free_step_seconds)
+    job = replace(job, costs=costs)
     policy = Policy(schedule.strategy, *quality_of(schedule.quality))
     rates = Layouts(job, policy)
     free_seconds = rates.free.step_seconds
@@ -231,22 +213,6 @@ def predict(
     return drop_ratio, 1 - free_seconds / rating.step_seconds, recovery_seconds
 
 
-def _beside_compute(job: JobModel, calibration: Calibration, free_step_seconds: float) -> JobModel:
-    """`job` with what a step takes beside compute: as in the calibration, times what the run's free steps say."""
-    layout = configured_layout(job.cluster)
-    low, high, found = 0.0, 20.0, job
-    for _ in range(40):
-        factor = (low + high) / 2
-        found = replace(
-            job,
-            overhead_seconds=factor * calibration.overhead_seconds,
-            jitter_seconds=factor * calibration.jitter_seconds,
-        )
-        is_short = rate(layout, found).step_seconds < free_step_seconds
-        low, high = (factor, high) if is_short else (low, factor)
-    return found
-
-
 def _ranks(target: str, job: JobModel) -> tuple[int, ...]:
     kind, _, number = target.partition("=")
     return (int(number),) if kind == "rank" else tuple(job.cluster.ranks_of(int(number)))
@@ -261,9 +227,7 @@ def compare(
     if failure is not None:
         return Compared(str(schedule), failure=failure)
     came = measured(schedule, summary, state, job)
-    drop_ratio, settled_drop_ratio, recovery_seconds = predict(
-        schedule, job, calibration, num_steps, _medians(state)[1]
-    )
+    drop_ratio, settled_drop_ratio, recovery_seconds = predict(schedule, job, calibration, num_steps)
     return Compared(
         schedule=str(schedule),
         predicted_drop_ratio=drop_ratio,
@@ -296,9 +260,8 @@ def to_text(found: Sequence[Compared], calibration: Calibration, machine: Machin
     return "\n".join(
         [
             f"machine: {machine}; others used {others_cores:.2f} cores",
-            f"calibrated: {calibration.overhead_seconds * 1000:.1f} ms a step beside compute, "
-            f"{calibration.jitter_seconds * 1000:.1f} ms jitter of a replica, "
-            f"{recovery.detection_seconds * 1000:.0f} ms detection, {recovery.regroup_seconds * 1000:.0f} ms regroup, "
+            f"calibrated: {recovery.detection_seconds * 1000:.0f} ms detection, "
+            f"{recovery.regroup_seconds * 1000:.0f} ms regroup, "
             f"first step {recovery.first_step_seconds * 1000:.0f} ms longer, "
             f"state at {calibration.transfer_bytes_per_second / 1e6:.0f} MB/s",
             "",

@@ -131,7 +131,8 @@ def run(
         with source.locating():
             return repeat_run(experiment, repeat, out, as_json, against, junit, github)
     from harness.exporter.job import exporting
-    from harness.run.execute import JUNIT_FILE, execute, write_whole
+    from harness.run.execute import JUNIT_FILE, execute
+    from harness.store.files import write_whole
 
     with exporting(metrics) as exporter:
         with source.locating():

@@ -63,7 +63,7 @@ def repeat(
     from harness.comparison.ci import github_of, junit_of
     from harness.comparison.rounds import Contender, Rounds, check_repeatable
     from harness.comparison.verdicts import judge_repetition
-    from harness.run.execute import write_whole
+    from harness.store.files import write_whole
 
     check_repeatable(experiment)
     label = getattr(experiment.job, "strategy", experiment.job.runtime)

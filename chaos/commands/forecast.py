@@ -81,7 +81,7 @@ def forecast(
         click.echo("\r\x1b[K", nl=False, err=True)
     if page is not None:
         from harness.forecast.page import render
-        from harness.run.execute import write_whole
+        from harness.store.files import write_whole
 
         write_whole(page, render(found))
     if as_json:

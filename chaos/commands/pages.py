@@ -22,7 +22,7 @@ def write_page(path: Path, folder: Path, summary: Summary, events: Sequence[Even
         EnvironmentFailure: it could not be written.
     """
     from harness.report.html import render
-    from harness.run.execute import write_whole
+    from harness.store.files import write_whole
 
     write_whole(path, render(summary, events, folder=folder, page_folder=path.absolute().parent))
 

@@ -90,7 +90,7 @@ def paper(
     found = check(merged(own, shipped_results()), forecasts, perplexity)
     if page is not None:
         from harness.papers.mecefo.page import render
-        from harness.run.execute import write_whole
+        from harness.store.files import write_whole
 
         write_whole(page, render(found))
     print_json(found.to_dict()) if as_json else print_text(check_text(found))

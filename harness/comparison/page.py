@@ -14,7 +14,7 @@ from harness.comparison.text import headline, notes
 from harness.comparison.verdicts import SetVerdict
 from harness.judging.metrics import METRICS
 from harness.report.templates import template
-from harness.run.execute import write_whole
+from harness.store.files import write_whole
 
 PLOT_FILE = "plot.svg"
 PAGE_FILE = "report.html"

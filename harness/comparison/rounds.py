@@ -16,8 +16,9 @@ from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
-from harness.run.execute import execute, write_whole
+from harness.run.execute import execute
 from harness.run.preparation import check
+from harness.store.files import write_whole
 from harness.store.runs import SET_FILE, new_set_folder
 
 FOLDER_OF: dict[Kind, str] = {"comparison": "compare", "repetition": "repeat"}

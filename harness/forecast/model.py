@@ -40,10 +40,9 @@ CAUSES = (
 class JobModel:
     """A job: its configured shape, its ranks' device, and what a step takes beside computing.
 
-    `link` None: communication takes no time but `hop_seconds`, which an activation or a gradient takes from one stage
-    to the next, and `overhead_seconds`, what every step takes beside; and a replica's time strays by a normal
-    `jitter_seconds` from step to step. `activation_bytes` go over a link for each microbatch and stage.
-    `tokens_per_step` may be any measure of work.
+    `link` None: communication takes what `costs` say of messages, reductions and commits, nothing where they do not.
+    Over a link `activation_bytes` go for each microbatch and stage. `overhead_seconds` is what every step takes beside
+    all that. `tokens_per_step` may be any measure of work.
     """
 
     cluster: Cluster
@@ -51,25 +50,21 @@ class JobModel:
     tokens_per_step: int
     link: Link | None = None
     activation_bytes: int = 0
-    hop_seconds: float = 0.0
     overhead_seconds: float = 0.0
-    jitter_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check_positive(tokens_per_step=self.tokens_per_step)
         _check_not_negative(
             activation_bytes=self.activation_bytes,
-            hop_seconds=self.hop_seconds,
             overhead_seconds=self.overhead_seconds,
-            jitter_seconds=self.jitter_seconds,
         )
 
     @property
     def message_seconds(self) -> float:
         """How long an activation takes from one stage to the next."""
         if self.link is None:
-            return self.hop_seconds
-        return self.hop_seconds + self.link.message_seconds(self.activation_bytes)
+            return self.costs.message_seconds or 0.0
+        return self.link.message_seconds(self.activation_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,52 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import erf, sqrt
-
-import numpy as np
 
 from harness.forecast.model import JobModel, Rating
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Replica
 from mecefo_runtime.job.link import Link
-from mecefo_runtime.job.step_time import span_update_seconds, state_bytes
+from mecefo_runtime.job.step_time import commit_seconds, span_update_seconds, state_bytes
 from mecefo_runtime.training.ratings import Ratings
 
 # After so many microbatches for each stage the pipeline has settled: what follows is the same over and over again.
 _SETTLED_ROUNDS = 6
-# What is further from the latest replica than so many standard deviations does not delay anybody.
-_FAR_JITTERS = 6.0
 
 
 def rate(layout: Layout, job: JobModel) -> Rating:
     """How long a step of `layout` takes when it has settled, and how much of it is computed approximately."""
     finished = {replica.replica: _finished(replica, layout.num_layers, job) for replica in layout.replicas}
     if job.link is None:
-        seconds = expected_latest([max(times) for times in finished.values()], job.jitter_seconds)
+        seconds = max(max(times) for times in finished.values())
     else:
         seconds = _reduced_seconds(layout, finished, job.costs, job.link)
     all_work = layout.num_microbatches * layout.num_layers
     degraded = sum(r.num_microbatches * len(s.degraded) for r in layout.replicas for s in r.spans)
     projected = sum(r.num_microbatches * len(s.projected) for r in layout.replicas for s in r.spans)
-    return Rating(seconds + job.overhead_seconds, degraded / all_work, projected / all_work)
-
-
-def expected_latest(times_seconds: Sequence[float], jitter_seconds: float) -> float:
-    """When the last replica is through, on average, if each strays from its time by a normal `jitter_seconds`.
-
-    So replicas that are equally slow are later, together, than a slow one among quick ones.
-    """
-    latest_seconds = max(times_seconds)
-    if not jitter_seconds:
-        return latest_seconds
-    near = np.array([time for time in times_seconds if time > latest_seconds - _FAR_JITTERS * jitter_seconds])
-    offsets = np.linspace(-_FAR_JITTERS, _FAR_JITTERS, 241)
-    places = (latest_seconds - near[:, None]) / jitter_seconds + offsets[None, :]
-    all_are_through = np.prod([[0.5 * (1 + erf(x / sqrt(2))) for x in row] for row in places], axis=0)
-    some_is_not = 1 - all_are_through
-    width_seconds = (offsets[1] - offsets[0]) * jitter_seconds
-    area_seconds = width_seconds * float(some_is_not.sum() - (some_is_not[0] + some_is_not[-1]) / 2)
-    return float(latest_seconds + area_seconds - _FAR_JITTERS * jitter_seconds)
+    seconds += (commit_seconds(layout, job.costs) or 0.0) + job.overhead_seconds
+    return Rating(seconds, degraded / all_work, projected / all_work)
 
 
 def replica_seconds(replica: Replica, num_layers: int, job: JobModel) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from chaos.faults.network.link import SlowLink
 from harness.analysis.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
@@ -71,6 +74,7 @@ def _of_the_set_up(summary: Summary) -> list[str]:
             "machine's speed."
         )
     found += _of_the_emulation(summary)
+    found += _of_the_links(summary)
     overrun, share = summary.dilation_overrun_ratio, summary.overrun_segments_ratio
     if (overrun is not None and overrun > MUCH_OVERRUN) or (share is not None and share > MANY_OVERRUNS):
         worst = summary.worst_overrun_seconds
@@ -93,6 +97,18 @@ def _of_the_set_up(summary: Summary) -> list[str]:
             "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."
         )
     return found
+
+
+def _of_the_links(summary: Summary) -> list[str]:
+    """What ratings hide of a link that is slower than it was, but no slower than messages were rated."""
+    costs = (summary.ratings or {}).get("costs", {})
+    seconds = costs.get("message_seconds") if isinstance(costs, Mapping) else None
+    if not isinstance(seconds, int | float) or not any(one.fault == SlowLink.kind for one in summary.incidents):
+        return []
+    return [
+        f"A message between two ranks was rated at {name_seconds(seconds)}: a slower link shows in the throughput when "
+        "its messages take longer than that."
+    ]
 
 
 def _of_the_emulation(summary: Summary) -> list[str]:

@@ -129,7 +129,8 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
         ratings = state.first_of(RatingsAgreed)
         known["pacing"] = "measured" if ratings is None else "rated"
         if ratings is not None:
-            known["ratings"] = {"costs": ratings.costs, "rated_as": ratings.rated_as, "were_given": ratings.were_given}
+            told = {"rated_as": ratings.rated_as, "ranks": list(ratings.ranks), "were_given": ratings.were_given}
+            known["ratings"] = {"costs": ratings.costs, **told}
             if ratings.time_scale is not None:
                 known["ratings"]["time_scale"] = ratings.time_scale
         overrun = _attempt("overruns", lambda: integrity.overruns(finished), problems)

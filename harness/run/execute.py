@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,7 +23,8 @@ from harness.live.live import open_view
 from harness.report import html, junit
 from harness.run.conductor import Conductor
 from harness.run.preparation import prepare
-from harness.run.ratings import with_ratings
+from harness.run.ratings import keep_ratings, kept_ratings, with_ratings
+from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError, require_device
@@ -45,7 +44,8 @@ def execute(
 ) -> tuple[Summary, Path]:
     """Run `experiment`, shown on `stream` and exported by `exporter`; returns (summary, run folder).
 
-    `ratings` are those of the summary of a run that this one is to be compared with.
+    `ratings` are those of the summary of a run that this one is to be compared with; None: those kept in `out`, if they
+    fit.
 
     Raises:
         UsageError: the experiment cannot be run.
@@ -54,6 +54,8 @@ def execute(
     """
     prepared = prepare(experiment)
     job, incidents = with_ratings(prepared.job, ratings), prepared.plan.incidents
+    if ratings is None:
+        job = with_ratings(job, kept_ratings(out, job, experiment.backend))
     refuse_if_unclean()
     writable_folder()
     try:
@@ -78,6 +80,7 @@ def execute(
         conductor = Conductor(experiment, incidents, job, folder, state, view, engine=engine, ranks_metrics=where)
         asyncio.run(conductor.run())
     summary = write_reports(folder)
+    keep_ratings(out, summary.ratings, experiment.backend)
     if exporter is not None:
         exporter.judge(summary)
     return summary, folder
@@ -101,28 +104,3 @@ def write_reports(folder: Path) -> Summary:
     except EnvironmentFailure as error:
         raise EnvironmentFailure(f"{error}. The log is whole: `chaos report {folder}` judges the run by it") from error
     return summary
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it.
-
-    A link keeps pointing to the file, and what is no file, such as /dev/stdout, is written to as it is.
-
-    Raises:
-        EnvironmentFailure: it could not be written.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text)
-            return
-    except OSError as error:
-        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
-    path = path.resolve()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error

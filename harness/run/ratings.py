@@ -1,15 +1,67 @@
-"""Ratings of an earlier run for the next one, so that the two differ by the method alone."""
+"""Ratings of an earlier run for the next one, so that the two differ by the method alone.
+
+What a machine was rated at once is kept beside the runs, `OUT/ratings.json`: measured again a minute later it comes out
+otherwise by several percent, and every figure with it. Without the file it is measured anew.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from chaos.errors import EnvironmentFailure
 from harness.backends.base import AnyConfig
+from harness.store.files import write_whole
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.device_model import rescaled
+
+KEPT_FILE = "ratings.json"
+_MAX_KEPT = 50
+
+
+def kept_ratings(out: Path, job: AnyConfig, backend: str) -> Mapping[str, Any] | None:
+    """What is kept in `out` for such a job on this machine; None where there is nothing."""
+    if not isinstance(job, JobConfig) or not job.is_rated or job.emulation is not None:
+        return None
+    where = _where(backend)
+    ratings = (one.get("ratings") for one in _read(out) if one.get("where") == where)
+    return next((one for one in ratings if isinstance(one, dict) and one.get("rated_as") == job.rated_as), None)
+
+
+def keep_ratings(out: Path, ratings: Mapping[str, Any] | None, backend: str) -> None:
+    """Keep in `out` the `ratings` of the summary of a run that measured them."""
+    if ratings is None or ratings.get("were_given") or "time_scale" in ratings:
+        return
+    kept = [{"where": _where(backend), "ratings": {**ratings, "were_given": True}}, *_read(out)]
+    # Where it cannot be kept, the next run measures for itself.
+    with suppress(EnvironmentFailure):
+        write_whole(out / KEPT_FILE, json.dumps(kept[:_MAX_KEPT], indent=1) + "\n")
+
+
+def _read(out: Path) -> list[dict[str, Any]]:
+    try:
+        kept = json.loads((out / KEPT_FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+
+
+def _where(backend: str) -> dict[str, Any]:
+    """What the speed of ranks depends on, beside the job."""
+    cpu = platform.machine()
+    with suppress(OSError):
+        names = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+        cpu = next(names, cpu).rpartition(":")[2].strip()
+    cores = len(os.sched_getaffinity(0))
+    return {"machine": platform.node(), "cpu": cpu, "cores": cores, "torch": version("torch"), "backend": backend}
 
 
 def with_ratings(job: AnyConfig, ratings: Mapping[str, Any] | None) -> AnyConfig:
@@ -33,4 +85,7 @@ def with_ratings(job: AnyConfig, ratings: Mapping[str, Any] | None) -> AnyConfig
     except (KeyError, TypeError, ValueError):
         # Of another version, or edited by hand.
         return job
+    if ratings.get("ranks") != job.rated_ranks:
+        # What ranks do together depends on how many they are.
+        costs = replace(costs, commit_seconds=None, layer_reduction_seconds=None, message_seconds=None)
     return replace(job, ratings=replace(costs, memory_bytes=job.rank_memory_bytes))

@@ -38,6 +38,7 @@ from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.comm.participant import CoordinatorAddress, Participant
 from mecefo_runtime.comm.probe import find_unreachable, find_unsteady
 from mecefo_runtime.comm.rendezvous import PeerValues
+from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.system.wire import Connection, WireError, parse_address
 
 RECONNECT_SECONDS = 0.02
@@ -188,6 +189,11 @@ class CoordinatorClient:
                 time.sleep(RECONNECT_SECONDS)
                 continue
             parked_for = target
+
+    def agree_on(self, costs: Costs) -> None:
+        """A coordinator that is new learns these from the next hello: all ranks have agreed on them."""
+        with self.changed:
+            self._first_hello = replace(self._first_hello, costs=costs)
 
     def enter(self, epoch: int) -> None:
         """The training thread is in `epoch` now."""
@@ -342,8 +348,7 @@ class CoordinatorClient:
                 case Form():
                     self._next_form = message
                     if message.ratings is not None:
-                        # A coordinator that is new learns from the next hello what all agreed on.
-                        self._first_hello = replace(self._first_hello, costs=message.ratings)
+                        self.agree_on(message.ratings)
                     self.target = max(self.target, message.epoch)
                     if not self._is_parked:
                         # On its way into an epoch of a coordinator that is no more.

@@ -86,13 +86,17 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A rank is in a new epoch, which its `report` names, with its state."""
+    """A rank is in a new epoch, which its `report` names, with its state.
+
+    `bytes_per_second` is what it measured there, `ratings` what all members agreed on where some were still missing.
+    """
 
     report: RankReport
     group_seconds: float
     transfer_seconds: float
     transfer_bytes: int
     bytes_per_second: float | None = None
+    ratings: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,13 @@ class JobConfig:
             return None
         scale = None if self.emulation is None else self.emulation.time_scale
         were_given = self.ratings is not None and self.emulation is None
-        return {"rated_as": self.rated_as, "were_given": were_given, "time_scale": scale}
+        origin = {"rated_as": self.rated_as, "ranks": self.rated_ranks}
+        return {**origin, "were_given": were_given, "time_scale": scale}
+
+    @property
+    def rated_ranks(self) -> list[int]:
+        """What ratings of messages and commits depend on, too."""
+        return [self.data_parallel, self.pipeline]
 
     @property
     def samples_per_step(self) -> int:

@@ -8,6 +8,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
 from typing import Any
 
+_MAY_BE_UNKNOWN = (
+    "memory_bytes",
+    "projected_backward_seconds",
+    "commit_seconds",
+    "layer_reduction_seconds",
+    "message_seconds",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -18,8 +26,10 @@ class Costs:
     layer is as an exact one, but for low-rank weight gradients; None: not known. State is parameters, gradients and
     optimizer state; activations are what is stored between the forward and the backward pass of one microbatch.
     `layer_update_seconds` is the optimizer's part of a step for one layer, `layer_checksum_seconds` a checksum of its
-    state, `refresh_seconds` new bases for a degraded one. `memory_bytes` is what a rank has for state and activations,
-    None where there is no limit.
+    state, `refresh_seconds` new bases for a degraded one. `message_seconds` is how long an activation is under way
+    between two stages, `layer_reduction_seconds` what it takes to sum a layer's gradients over the replicas, with their
+    norm, and `commit_seconds` to agree that a step is done; None: as long as it takes. `memory_bytes` is what a rank
+    has for state and activations, None where there is no limit.
 
     Raises:
         ValueError: a figure is not positive or not finite.
@@ -47,10 +57,13 @@ class Costs:
     transfer_bytes_per_second: float
     memory_bytes: int | None = None
     projected_backward_seconds: float | None = None
+    commit_seconds: float | None = None
+    layer_reduction_seconds: float | None = None
+    message_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is None and name in ("memory_bytes", "projected_backward_seconds"):
+            if value is None and name in _MAY_BE_UNKNOWN:
                 continue
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, not {value}")

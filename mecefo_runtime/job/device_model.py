@@ -125,6 +125,9 @@ def emulating(job: JobConfig, device: DeviceModel) -> JobConfig:
     links = device.links if job.links is None else job.links
     memory_bytes = job.rank_memory_bytes or device.costs.memory_bytes
     bytes_per_second = links.between_nodes.bandwidth_bytes_per_second
+    # There and back; what a device computes for it is little.
+    commit_seconds = max(2 * links.between_nodes.latency_seconds, 1e-9)
+    costs = replace(device.costs, transfer_bytes_per_second=bytes_per_second, memory_bytes=memory_bytes)
     return replace(
         job,
         model=ModelConfig(size, 2 * size, device.config.num_layers, 1, 1, vocab_size=256),
@@ -135,7 +138,7 @@ def emulating(job: JobConfig, device: DeviceModel) -> JobConfig:
         device="cpu",
         dilation_ratio=1.0,
         pacing="rated",
-        ratings=replace(device.costs, transfer_bytes_per_second=bytes_per_second, memory_bytes=memory_bytes),
+        ratings=replace(costs, commit_seconds=commit_seconds),
         links=links,
         emulation=Emulation(
             device_model=device.name,

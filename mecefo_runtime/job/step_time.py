@@ -66,6 +66,18 @@ def step_seconds(layout: Layout, costs: Costs) -> float:
     )
 
 
+def commit_seconds(layout: Layout, costs: Costs) -> float | None:
+    """From the last microbatch to the optimizer: all wait for the rank that has most to reduce; None: not known."""
+    if costs.commit_seconds is None:
+        return None
+    spans = [span for replica in layout.replicas for span in replica.spans]
+    if not spans or not costs.layer_reduction_seconds:
+        return costs.commit_seconds
+    ends = ((len(span.layers), span.first == 0, span.end == layout.num_layers) for span in spans)
+    most_bytes = max(state_bytes(num, has_embedding, has_head, costs) for num, has_embedding, has_head in ends)
+    return costs.commit_seconds + costs.layer_reduction_seconds * most_bytes / costs.layer_state_bytes
+
+
 def num_in_flight(num_microbatches: int, num_behind: int) -> int:
     """Microbatches whose activations 1F1B keeps at once in a stage that has `num_behind` stages behind it."""
     return min(num_microbatches, num_behind + 1)

@@ -8,10 +8,10 @@ and whether the step in flight counts. The rule for that step is in `commit`, wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mecefo_runtime.checkpoint.durable import Durable
-from mecefo_runtime.comm.messages import Goodbye, Join, RankReport, Regroup
+from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.step_report import StepVerdict
@@ -208,8 +208,6 @@ class Epochs:
         )
         self._known_costs = costs
         self._connected.agree_on(costs)
-        if not self.number and self._rules.rating_origin is not None:
-            self._effects.emit("ratings", costs=costs.to_dict(), **self._rules.rating_origin)
         for rank, member in members.items():
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, message)
@@ -241,6 +239,7 @@ class Epochs:
         """Every member is in: the new epoch has begun."""
         reports = [formed for rank in self.members if (formed := self._connected[rank].formed) is not None]
         self.stage = Stage.TRAINING
+        self._learn_ratings(reports, is_first=not self.number)
         self.number = self.target
         self.entered = self.members
         self._regroup_seconds = self._clock() - self._called_seconds
@@ -262,3 +261,14 @@ class Epochs:
         )
         if self._rejoining:
             self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.number, ranks=self._rejoining)
+
+    def _learn_ratings(self, reports: Sequence[Formed], *, is_first: bool) -> None:
+        """What the members agreed on on their way in stands for the rest of the job."""
+        if self._rules.rating_origin is None:
+            return
+        agreed = next((report.ratings for report in reports if report.ratings is not None), None)
+        if agreed is not None:
+            self._known_costs = agreed
+            self._connected.agree_on(agreed)
+        if is_first:
+            self._effects.emit("ratings", costs=self._known_costs.to_dict(), **self._rules.rating_origin)

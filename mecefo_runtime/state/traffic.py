@@ -1,6 +1,8 @@
 """What moves between ranks that keep the time of a device: messages say when they were sent, or when they are due.
 
-Without links of known speed a message takes as long as it takes, but what its sender was late by is not added to that.
+Without links of known speed a message takes what it was rated at; or, where the link between two ranks has become
+slower than that, what their messages take at least. What its sender was late by is not added, and what a busy machine
+adds is lateness, too: a pacer makes up for as much as a segment takes, and what is more shows.
 On a link of known speed it is there no sooner than such a link would have brought it: what its receiver does with it
 begins then, and all that time it may be under way in fact, and others with it. So the processes of a job must share a
 clock: `time.monotonic` of one machine.
@@ -9,6 +11,7 @@ clock: `time.monotonic` of one machine.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -20,13 +23,14 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD
 from mecefo_runtime.job.rated_link import RatedLink
-from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS
+from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS, Steady
 
 # What computes with a message may begin so much before it is due: it ends when it should all the same.
 MAX_EARLY_SECONDS = 0.02
 # Two times, in the place of so many numbers of an activation: when it is due, or was sent, by the sender's device; and
 # when it was sent by the clock.
 _HEADER_VALUES = 4
+_NUM_RECENT_MESSAGES = 8
 # Of a unit's state these are parameters and both moments, which move, and gradients, which are reduced.
 _MOVED_SHARE, _REDUCED_SHARE = 3 / 4, 1 / 4
 
@@ -49,6 +53,9 @@ class Traffic:
         self._keeps_time = keeps_time or link is not None
         self._message_bytes = message_bytes
         self._device_costs = device_costs
+        # Where there are no links of known speed: how long a message is under way at least, and really, by its sender.
+        self.message_seconds: float | None = None
+        self._transits: dict[int, Steady] = defaultdict(lambda: Steady(_NUM_RECENT_MESSAGES))
 
     @classmethod
     def of(cls, job: JobConfig, rank: int) -> Traffic:
@@ -98,6 +105,11 @@ class Traffic:
         # It was under way for as long as it was waited for when it had been sent.
         waited_seconds = max(0.0, time.monotonic() - max(began_seconds, sent_seconds))
         if self.link is None:
+            if self.message_seconds is not None:
+                steady = self._transits[source]
+                if sent_seconds >= began_seconds:
+                    steady.add(waited_seconds)
+                return float(due_seconds + max(self.message_seconds, steady.seconds))
             return float(max(due_seconds, now_seconds) + waited_seconds)
         num_bytes = self._message_bytes or into.nbytes
         here_seconds = self.link.arrive(num_bytes, source, "message", due_seconds)

@@ -29,8 +29,8 @@ MAX_UTILISATION = 0.7
 # Ranks sleep most of the time and must run at once when they wake up: with slices this short the scheduler sees to it.
 SLICE_SECONDS = 0.0002
 # What a rank is late by, because the scheduler woke it up late or the cores were busy, it makes up for while it pads.
-# Where ranks do not tell each other how late they are, no more than that; where they do, as much as a segment takes,
-# if that is more. What a fault or an overloaded machine takes beyond is to show.
+# Where ranks do not tell each other how late they are, no more than that; where they do, as much as the longest segment
+# and a commit take, if that is more. What a fault or an overloaded machine takes beyond is to show.
 MAX_CARRIED_SECONDS = 0.005
 
 
@@ -42,6 +42,22 @@ def usable_cores(num_cores: int) -> float:
 def automatic_ratio(num_ranks: int, num_cores: int) -> float:
     """The ratio at which `num_ranks` ranks that compute all at once take no more than the usable cores."""
     return max(NO_DILATION, round(num_ranks / usable_cores(num_cores), 2))
+
+
+class Steady:
+    """What something between ranks takes at least, of late: a busy machine delays some of it, a slow link all."""
+
+    def __init__(self, num_recent: int) -> None:
+        self._recent: deque[float] = deque(maxlen=num_recent)
+
+    def add(self, seconds: float) -> None:
+        """It took so long this time."""
+        self._recent.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The least of the last ones; 0.0 while they are few."""
+        return min(self._recent) if len(self._recent) == self._recent.maxlen else 0.0
 
 
 class Pacer:
@@ -74,7 +90,8 @@ class Pacer:
         self.worst_overrun_seconds = 0.0
         self._keeps_time = is_rated
         self._device_seconds = time.monotonic()
-        self._max_carried_seconds = MAX_CARRIED_SECONDS
+        self._longest_segment_seconds = 0.0
+        self._longest_meeting_seconds = 0.0
         self._late_seconds = 0.0
         self._rated_seconds: float | None = None
         self._ready_seconds = 0.0
@@ -84,13 +101,17 @@ class Pacer:
 
     @property
     def now_seconds(self) -> float:
-        """The monotonic clock's time; on a rated device that of the device, which is late by a segment at most."""
+        """The monotonic clock's time; on a rated device that of the device, which is late by little."""
         now_seconds = time.monotonic()
-        return max(self._device_seconds, now_seconds - self._max_carried_seconds) if self._keeps_time else now_seconds
+        if not self._keeps_time:
+            return now_seconds
+        carried_seconds = max(MAX_CARRIED_SECONDS, self._longest_segment_seconds + self._longest_meeting_seconds)
+        return max(self._device_seconds, now_seconds - carried_seconds)
 
-    def set_now(self, device_seconds: float) -> None:
-        """Something that all ranks waited for was over then, on their devices."""
+    def set_now(self, device_seconds: float, rated_seconds: float = 0.0) -> None:
+        """Something that all ranks waited for was over then, on their devices, which takes them `rated_seconds`."""
         self._device_seconds = device_seconds
+        self._longest_meeting_seconds = max(self._longest_meeting_seconds, rated_seconds)
 
     def segment(self, rated_seconds: float | None, ready_seconds: float = 0.0) -> Pacer:
         """The context of a segment that takes `rated_seconds`; None, or without padding: as long as it takes.
@@ -113,15 +134,18 @@ class Pacer:
     ) -> None:
         cpu_seconds = time.thread_time() - self._began_cpu_seconds
         slot_seconds = self.ratio * cpu_seconds if self._rated_seconds is None else self._rated_seconds
-        self._rated_seconds = None
+        is_rated, self._rated_seconds = self._rated_seconds is not None, None
         self.num_segments += 1
         self.compute_seconds += cpu_seconds
         self.slot_seconds += slot_seconds
         if self.pads or self.slow_factor > 1:
+            self._count_overrun(time.monotonic() - self._began_seconds - slot_seconds * self.slow_factor)
             self._pad(self._began_device_seconds + slot_seconds * self.slow_factor)
-            if self._keeps_time:
-                self._max_carried_seconds = max(MAX_CARRIED_SECONDS, slot_seconds)
-        self.wall_seconds += time.monotonic() - self._began_seconds - (self.slow_factor - 1) * slot_seconds
+            if self._keeps_time and is_rated:
+                self._longest_segment_seconds = max(self._longest_segment_seconds, slot_seconds)
+        # One that had to wait for something has begun no sooner than that was there.
+        began_seconds = max(self._began_seconds, self._began_device_seconds)
+        self.wall_seconds += time.monotonic() - began_seconds - (self.slow_factor - 1) * slot_seconds
 
     def _pad(self, until_seconds: float) -> None:
         remaining_seconds = until_seconds - time.monotonic()
@@ -130,10 +154,12 @@ class Pacer:
         late_seconds = max(0.0, time.monotonic() - until_seconds)
         self._device_seconds = until_seconds
         self._late_seconds = min(late_seconds, MAX_CARRIED_SECONDS)
-        if remaining_seconds <= 0:
+
+    def _count_overrun(self, seconds: float) -> None:
+        if seconds > 0:
             self.num_overruns += 1
-            self.overrun_seconds += late_seconds
-            self.worst_overrun_seconds = max(self.worst_overrun_seconds, late_seconds)
+            self.overrun_seconds += seconds
+            self.worst_overrun_seconds = max(self.worst_overrun_seconds, seconds)
 
     def settle(self) -> None:
         """Bring the account up to date, however long that takes."""

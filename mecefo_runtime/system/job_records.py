@@ -73,14 +73,15 @@ class RankFinished(Record):
 class RatingsAgreed(Record):
     """By what all ranks pad their compute from the start to the end: `Costs`, with the dilation in them.
 
-    Other jobs whose `rated_as` is the same can take them over; `were_given` to this job in the same way. A second of an
-    emulated device, whose they are, lasts `time_scale` seconds.
+    Other jobs whose `rated_as` is the same can take them over, and those of messages and commits if `ranks` are; so
+    they `were_given` to this one. A second of an emulated device, whose they are, lasts `time_scale` seconds.
     """
 
     KIND: ClassVar[str] = "ratings"
 
     costs: Mapping[str, Any] = field(default_factory=dict)
     rated_as: Mapping[str, Any] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
     were_given: bool = False
     time_scale: float | None = None
 

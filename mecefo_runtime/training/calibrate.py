@@ -125,6 +125,40 @@ def measure_transfer(groups: Groups, device: torch.device, traffic: Traffic = FR
     return traffic.transfer_bytes_per_second(PROBE_BYTES / (time.monotonic() - began))
 
 
+def measure_message(groups: Groups, job: JobConfig) -> float:
+    """CPU seconds of an activation that one rank sends to the next, at both ends and with all threads: the median.
+
+    All members send to the next one at once, so that each has one end of two messages. 0.0 for a rank alone.
+
+    Raises:
+        EpochBroken: a peer is gone.
+    """
+    if len(groups.members) == 1:
+        return 0.0
+    place = groups.members.index(groups.rank)
+    after, before = groups.members[(place + 1) % len(groups.members)], groups.members[place - 1]
+    traffic = Traffic(keeps_time=True)
+    outgoing = torch.zeros(job.microbatch_size, job.sequence_length, job.model.hidden_size)
+    incoming = torch.empty_like(outgoing)
+
+    def pass_on() -> None:
+        sending, _kept = traffic.send(groups, outgoing, after, _PROBE_TAG, 0.0)
+        traffic.receive(groups, incoming, before, _PROBE_TAG, 0.0)
+        wait_all([sending])
+
+    return process_seconds(pass_on)
+
+
+def process_seconds(run: Callable[[], object]) -> float:
+    """CPU seconds of `run`, with all threads that have to do with it: the median of a few times, the first left out."""
+    rounds = []
+    for _ in range(NUM_ROUNDS + 1):
+        began_seconds = time.process_time()
+        run()
+        rounds.append(time.process_time() - began_seconds)
+    return median(rounds[1:])
+
+
 def time_parts(device: torch.device, parts: Sequence[Callable[[], object]]) -> list[float]:
     """Seconds of each part, run one after the other: this thread's CPU time, or by the events of the CUDA stream."""
     if device.type == "cpu":

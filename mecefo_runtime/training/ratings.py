@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
+from mecefo_runtime.job.step_time import commit_seconds
 
 
 class Ratings:
@@ -13,6 +14,8 @@ class Ratings:
 
     def __init__(self, costs: Costs | None, layout: Layout, rank: int) -> None:
         self._costs = costs
+        self.commit_seconds = None if costs is None else commit_seconds(layout, costs)
+        self.message_seconds = None if costs is None else costs.message_seconds
         self.forward_seconds: float | None = None
         self.backward_seconds: float | None = None
         place = layout.find(rank)
@@ -42,17 +45,18 @@ class Ratings:
 
     def update_seconds(self, units: Iterable[str]) -> float | None:
         """The optimizer's step on `units`; of embedding and head as of a layer, by their bytes."""
-        return None if self._costs is None else self._costs.layer_update_seconds * self._in_layers(units, self._costs)
+        return None if self._costs is None else self._costs.layer_update_seconds * self.in_layers(units, self._costs)
 
     def checksum_seconds(self, units: Iterable[str]) -> float | None:
         """A checksum over each of `units`."""
-        return None if self._costs is None else self._costs.layer_checksum_seconds * self._in_layers(units, self._costs)
+        return None if self._costs is None else self._costs.layer_checksum_seconds * self.in_layers(units, self._costs)
 
     def refresh_seconds(self, num_layers: int) -> float | None:
         """New bases for so many degraded layers."""
         return None if self._costs is None else self._costs.refresh_seconds * num_layers
 
     @staticmethod
-    def _in_layers(units: Iterable[str], costs: Costs) -> float:
+    def in_layers(units: Iterable[str], costs: Costs) -> float:
+        """How many layers have as many bytes as `units`."""
         ends = {EMBEDDING: costs.embedding_state_bytes, HEAD: costs.head_state_bytes}
         return sum(ends[unit] / costs.layer_state_bytes if unit in ends else 1.0 for unit in units)

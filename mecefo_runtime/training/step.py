@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from mecefo_runtime.comm.exchange import exchange
 from mecefo_runtime.comm.groups import Groups
-from mecefo_runtime.comm.operations import wait_all
+from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.step_report import (
     NO_HISTORY,
-    PART_SIZE,
     HealthHistory,
     LateCommit,
     PartHealth,
@@ -34,17 +35,16 @@ from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.system.devices import read_numbers
-from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.system.dilation import Pacer, Steady
+from mecefo_runtime.training import commit_row
+from mecefo_runtime.training.calibrate import measure_message, process_seconds
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.ratings import Ratings
 from mecefo_runtime.training.step_stats import decode_stats, encode_stats
 
-# What the commit exchange carries, by place; the parts of all members follow.
-_WANTS_BOUNDARY, _IS_BUSY, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _VERDICT, _PARTS = range(9)
-# Of each member: how well its part went, and when it came to the exchange.
-_MEMBER_SIZE = PART_SIZE + 2
+_NUM_RECENT_COMMITS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ class Stepper:
         self._pacer = pacer
         self._host = host
         self._began_seconds = 0.0
+        self._commits = Steady(_NUM_RECENT_COMMITS)
         self.progress = StepProgress()
         self.distrusted: frozenset[str] = frozenset()
 
@@ -135,6 +136,56 @@ class Stepper:
         """`step` is the next one, in an epoch whose members all know the same `history`."""
         self.progress = replace(self.progress, committed_step=step - 1, history=history)
         self.distrusted = frozenset()
+
+    def rate_together(self, epoch: Epoch, costs: Costs | None) -> Costs | None:
+        """The ratings `costs`, with what ranks do together: a message between stages, a reduction, a commit.
+
+        None where nothing is missing. On devices as slow as these each takes the CPU time of all threads that have to
+        do with it, so many times. It is tried a few times, with nothing in it; the median over the members is the same
+        for all of them.
+
+        Raises:
+            mecefo_runtime.comm.operations.EpochBroken: a peer is gone.
+        """
+        agreed = None
+        if costs is not None and costs.commit_seconds is None:
+            agreed = self._measure_together(epoch, costs)
+            epoch.ratings = Ratings(agreed, epoch.layout, self._rank)
+        epoch.traffic.message_seconds = epoch.ratings.message_seconds
+        return agreed
+
+    def _measure_together(self, epoch: Epoch, costs: Costs) -> Costs:
+        groups, state, members = epoch.groups, epoch.state, epoch.members
+        neutral = commit_row.to_tensor(commit_row.neutral_row(len(members)))
+        state.gradients.zero_()
+
+        def reduce() -> None:
+            own_norm = state.gradient_norm()
+            # On links of known speed, what takes long is theirs.
+            reductions = [] if epoch.traffic.link is not None else self._start_reductions(epoch)
+            signs = self._vital_signs(state, self.progress.committed_step + 1)
+            wait_all(reductions)
+            self._read(state, 0, own_norm, signs, None)
+
+        num_layers = max(Ratings.in_layers(state.holders, costs), 1.0)
+        measured = torch.tensor(
+            [
+                measure_message(groups, self._job),
+                process_seconds(reduce) / num_layers,
+                process_seconds(lambda: exchange(groups, epoch.leader, neutral)),
+            ],
+            dtype=torch.float64,
+        )
+        own = torch.zeros(len(measured), len(members), dtype=torch.float64)
+        own[:, members.index(self._rank)] = self._pacer.ratio * measured
+        rows = exchange(groups, epoch.leader, own).tolist()
+        message_seconds, reduction_seconds, commit_seconds = (median(row) or None for row in rows)
+        return replace(
+            costs,
+            message_seconds=message_seconds,
+            layer_reduction_seconds=reduction_seconds,
+            commit_seconds=commit_seconds,
+        )
 
     def commit_late(self, epoch_number: int, holdings: Holdings, commit: LateCommit | None) -> None:
         """At a regroup: apply the step that the survivors committed, if this rank has not yet."""
@@ -171,7 +222,7 @@ class Stepper:
         state.stats.copy_(encode_stats(stats)[: state.stats.numel()], non_blocking=True)
         if pipeline is not None and state.stats.numel():
             state.stats[0].copy_(pipeline.loss_sum)
-        reductions = [epoch.groups.start_all_reduce(state.gradients[b.first : b.end], b.holders) for b in state.buckets]
+        reductions = self._start_reductions(epoch)
         traffic, size = epoch.traffic, state.gradients.element_size()
         now_seconds, clock_seconds = self._pacer.now_seconds, time.monotonic()
         reduced_seconds = [
@@ -218,6 +269,11 @@ class Stepper:
         self._host.on_applied(record)
 
     # ---- the parts of a step ----
+
+    @staticmethod
+    def _start_reductions(epoch: Epoch) -> list[Operation | None]:
+        gradients = epoch.state.gradients
+        return [epoch.groups.start_all_reduce(gradients[b.first : b.end], b.holders) for b in epoch.state.buckets]
 
     def _read(
         self, state: ModelState, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
@@ -275,40 +331,32 @@ class Stepper:
         step, history = ready.step, self.progress.history
         judgements: list[Judgement] = []
 
-        def parts_of(numbers: Sequence[float]) -> dict[int, PartHealth]:
-            places = range(_PARTS, len(numbers), _MEMBER_SIZE)
-            return {
-                member: PartHealth.decode(numbers[place : place + PART_SIZE])
-                for member, place in zip(epoch.members, places, strict=True)
-            }
-
         def decide(total: Tensor) -> None:
-            numbers = total.tolist()
-            loss_sum, squared_norm = numbers[_LOSS_SUM], numbers[_SQUARED_NORM]
-            judgements.append(judge(self._job.health, history, step, loss_sum, squared_norm, parts_of(numbers)))
+            row = total.tolist()
+            loss_sum, squared_norm, parts = commit_row.to_judge(row, epoch.members)
+            judgements.append(judge(self._job.health, history, step, loss_sum, squared_norm, parts))
             # Before anybody hears of it: who is to be healed may park, and the epoch be over, before this rank is on.
             self._host.on_judged(epoch.number, step, judgements[0])
-            total[_VERDICT] = float(judgements[0].verdict)
+            total[commit_row.VERDICT] = float(judgements[0].verdict)
 
         total = exchange(epoch.groups, epoch.leader, self._contribution(epoch, ready, began), decide).tolist()
-        # It began when the last of them came, and took for all devices what it took by the clock since then.
-        first = _PARTS + PART_SIZE
-        last_device_seconds, last_clock_seconds = (max(total[first + i :: _MEMBER_SIZE]) for i in range(2))
-        self._pacer.set_now(last_device_seconds + time.monotonic() - last_clock_seconds)
-        verdict = StepVerdict(int(total[_VERDICT]))
+        # It began when the last of them came.
+        last_device_seconds, last_clock_seconds = commit_row.last_began(total)
+        commit_seconds = self._commit_seconds(epoch, time.monotonic() - last_clock_seconds)
+        self._pacer.set_now(last_device_seconds + commit_seconds, epoch.ratings.commit_seconds or 0.0)
+        verdict = StepVerdict(int(total[commit_row.VERDICT]))
         outcome = Outcome(
             verdict,
-            all_called=total[_WANTS_BOUNDARY] == len(epoch.members),
-            can_save=total[_IS_BUSY] == 0,
+            all_called=total[commit_row.WANTS_BOUNDARY] == len(epoch.members),
+            can_save=total[commit_row.IS_BUSY] == 0,
             judgement=judgements[0] if judgements else None,
         )
         if verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
             # Not committed now, and not by a regroup either.
-            newer = after_rejection(history, step, verdict, parts_of(total))
+            newer = after_rejection(history, step, verdict, commit_row.to_judge(total, epoch.members)[-1])
             self.progress = replace(self.progress, ready=None, history=newer)
             return outcome
-        counts = (int(total[place]) for place in (_TOKENS, _SAMPLES, _CHECKSUM))
-        totals = StepTotals(total[_SQUARED_NORM], StepStats(total[_LOSS_SUM], *counts), verdict)
+        totals = commit_row.totals_of(total)
         self.progress = replace(self.progress, ready=replace(ready, totals=totals))
         epoch.fetching.finish()
         self._host.announce(step, "optimizer")
@@ -318,15 +366,26 @@ class Stepper:
         self._host.announce(step, "commit")
         return outcome
 
+    def _commit_seconds(self, epoch: Epoch, elapsed_seconds: float) -> float:
+        """How long a commit takes the devices that took so long by the clock.
+
+        As it was rated; or, where links have become slower, what commits take at least. The rest is lateness. With an
+        emulated device's links this machine's have nothing to do.
+        """
+        rated_seconds = epoch.ratings.commit_seconds
+        if rated_seconds is None:
+            return elapsed_seconds
+        self._commits.add(elapsed_seconds)
+        return rated_seconds if epoch.traffic.is_emulated else max(rated_seconds, self._commits.seconds)
+
     def _contribution(self, epoch: Epoch, ready: ReadyStep, began: tuple[float, float]) -> Tensor:
         """What this rank adds to the exchange; units and step stats count by their lowest holder only."""
         norms, stats, holders = ready.norms, ready.stats, epoch.state.holders
-        numbers = [0.0] * (_PARTS + _MEMBER_SIZE * len(epoch.members))
-        numbers[_WANTS_BOUNDARY] = float(self._host.wants_boundary)
-        numbers[_IS_BUSY] = float(self._host.is_saving)
-        numbers[_SQUARED_NORM] = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
-        if stats is not None and holders["head"][0] == self._rank:
-            numbers[_LOSS_SUM : _CHECKSUM + 1] = [stats.loss_sum, stats.tokens, stats.samples, stats.checksum]
-        first = _PARTS + _MEMBER_SIZE * epoch.members.index(self._rank)
-        numbers[first : first + _MEMBER_SIZE] = [*ready.part.encode(), *began]
-        return torch.tensor(numbers, dtype=torch.float64)
+        row = commit_row.neutral_row(len(epoch.members))
+        row[commit_row.WANTS_BOUNDARY] = float(self._host.wants_boundary)
+        row[commit_row.IS_BUSY] = float(self._host.is_saving)
+        squared_norm = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
+        is_heard = stats is not None and holders["head"][0] == self._rank
+        commit_row.put_totals(row, squared_norm, stats if is_heard else None)
+        commit_row.put_part(row, epoch.members.index(self._rank), ready.part, began)
+        return commit_row.to_tensor(row)

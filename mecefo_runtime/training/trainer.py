@@ -206,7 +206,7 @@ class Trainer:
             if layout.find(self._rank) is not None:
                 parts = (layout, state, groups, self._corpus, self._pacer, ratings, self._job)
                 pipeline = Pipeline(*parts, self._client.check, self._traffic)
-            self._epoch = Epoch(
+            self._epoch = epoch = Epoch(
                 number=form.epoch,
                 leader=form.leader,
                 layout=layout,
@@ -232,8 +232,12 @@ class Trainer:
         self._stepper.resume(form.resume_step, form.history)
         self._status = "training"
         self._client.enter(form.epoch)
+        agreed = self._stepper.rate_together(epoch, form.ratings)
+        if agreed is not None:
+            self._client.agree_on(agreed)
         self._pacer.set_now(time.monotonic())
-        self._client.send(Formed(self.report(), group_seconds, transfer_seconds, transfer_bytes, bytes_per_second))
+        told = group_seconds, transfer_seconds, transfer_bytes, bytes_per_second, agreed
+        self._client.send(Formed(self.report(), *told))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
             # The old leader may have died before it could say so.

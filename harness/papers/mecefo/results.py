@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos.errors import EnvironmentFailure, UsageError
 from harness.papers.mecefo.emulated import EmulatedRun
 from harness.papers.mecefo.setting import Cell
-from harness.run.execute import write_whole
+from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
 FORMAT = "chaos paper mecefo 1"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.forecast.pipeline import _simulate, expected_latest, one_forward_one_backward, rate
+from harness.forecast.pipeline import _simulate, one_forward_one_backward, rate
 from mecefo_runtime.job.layout import configured_layout
 from mecefo_runtime.job.link import Link
 from mecefo_runtime.job.step_time import step_seconds
@@ -80,11 +80,15 @@ def test_links_and_overhead_make_a_step_longer():
     assert by_link == pytest.approx(2 * 7 / 8 * stage_bytes / 25e9, rel=1e-6)
 
 
-def test_replicas_that_are_equally_slow_wait_for_each_other():
-    assert expected_latest([10.0, 10.0, 10.0, 10.0], 0.0) == 10
-    # The mean of the largest of n standard normal values: 0, 0.5642, 1.0294.
-    for num, largest in ((1, 0.0), (2, 0.5642), (4, 1.0294)):
-        assert expected_latest([10.0] * num, 0.1) == pytest.approx(10 + 0.1 * largest, abs=1e-4)
-    # Who is far ahead delays nobody.
-    assert expected_latest([10.0, 8.0, 8.0], 0.1) == pytest.approx(10, abs=1e-4)
-    assert 10 < expected_latest([10.0, 9.9], 0.1) < expected_latest([10.0, 10.0], 0.1)
+def test_messages_reductions_and_commits_take_what_costs_say_of_them():
+    job = job_of()
+    layout = configured_layout(job.cluster)
+    free_seconds = rate(layout, job).step_seconds
+    committing = replace(job.costs, commit_seconds=0.5, layer_reduction_seconds=0.25)
+    ends_bytes = max(job.costs.embedding_state_bytes, job.costs.head_state_bytes)
+    largest = 8 + ends_bytes / job.costs.layer_state_bytes
+    found = rate(layout, replace(job, costs=committing)).step_seconds
+    assert found == pytest.approx(free_seconds + 0.5 + 0.25 * largest)
+    # An activation on its way to the last stage, and a gradient back, at least.
+    sending = replace(job.costs, message_seconds=0.1)
+    assert rate(layout, replace(job, costs=sending)).step_seconds >= free_seconds + 0.2

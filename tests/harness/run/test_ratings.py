@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.run.ratings import with_ratings
+from harness.run.ratings import KEPT_FILE, keep_ratings, kept_ratings, with_ratings
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig
 from mecefo_runtime.job.device_model import emulating, rescaled
 from mecefo_runtime.job.named_devices import named_device
@@ -16,7 +16,8 @@ from tests.planning import COSTS
 pytestmark = pytest.mark.unit
 
 JOB = JobConfig(dilation_ratio=8.0)
-OF_AN_EARLIER_RUN = {"costs": COSTS.to_dict(), "rated_as": JOB.rated_as, "were_given": False}
+OF_AN_EARLIER_RUN = {"costs": COSTS.to_dict(), "rated_as": JOB.rated_as, "ranks": JOB.rated_ranks, "were_given": False}
+TOGETHER = {"commit_seconds": 0.01, "layer_reduction_seconds": 0.02, "message_seconds": 0.003}
 
 
 def test_those_of_a_job_with_the_same_shapes_whatever_else_it_was():
@@ -78,3 +79,43 @@ def test_an_emulated_device_runs_at_the_scale_of_the_earlier_run_unless_another_
     assert with_ratings(asked, earlier) is asked
     other = rescaled(emulating(JobConfig(), named_device("a100-1b")), 3.0)
     assert with_ratings(other, earlier) is other
+
+
+def test_what_ranks_do_together_only_of_a_job_with_as_many_of_them():
+    earlier = {**OF_AN_EARLIER_RUN, "costs": {**COSTS.to_dict(), **TOGETHER}}
+    assert with_ratings(JOB, earlier).ratings == replace(COSTS, **TOGETHER)
+    assert with_ratings(replace(JOB, data_parallel=2, pipeline=4), earlier).ratings == COSTS
+
+
+def test_what_a_run_measured_is_kept_for_the_next_one_like_it(tmp_path):
+    assert kept_ratings(tmp_path, JOB, "local") is None
+    keep_ratings(tmp_path, OF_AN_EARLIER_RUN, "local")
+    for others in (replace(JOB, sequence_length=65), replace(JOB, pacing="measured"), emulated(1.0, is_chosen=True)):
+        assert kept_ratings(tmp_path, others, "local") is None
+    assert kept_ratings(tmp_path, JOB, "docker") is None
+    other = replace(JOB, strategy="exact", seed=3)
+    assert with_ratings(other, kept_ratings(tmp_path, other, "local")).ratings == COSTS
+    # The newest ones count.
+    newer = replace(COSTS, layer_forward_seconds=7.0)
+    keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "costs": newer.to_dict()}, "local")
+    assert with_ratings(JOB, kept_ratings(tmp_path, JOB, "local")).ratings == newer
+
+
+def test_what_a_run_did_not_measure_is_not_kept(tmp_path):
+    for ratings in (None, {**OF_AN_EARLIER_RUN, "were_given": True}, {**OF_AN_EARLIER_RUN, "time_scale": 2.0}):
+        keep_ratings(tmp_path, ratings, "local")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, null]", "[" * 100_000, '[{"where": {}, "ratings": 5}]', "\x00"])
+def test_a_damaged_file_is_as_none_and_is_replaced(tmp_path, text):
+    (tmp_path / KEPT_FILE).write_text(text)
+    assert kept_ratings(tmp_path, JOB, "local") is None
+    keep_ratings(tmp_path, OF_AN_EARLIER_RUN, "local")
+    assert kept_ratings(tmp_path, JOB, "local") is not None
+
+
+def test_where_nothing_can_be_kept_runs_go_on(tmp_path):
+    (tmp_path / KEPT_FILE).mkdir()
+    keep_ratings(tmp_path, OF_AN_EARLIER_RUN, "local")
+    assert kept_ratings(tmp_path, JOB, "local") is None

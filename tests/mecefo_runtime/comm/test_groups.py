@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -235,3 +237,10 @@ def test_how_fast_state_moves_is_measured_when_the_ways_are_open(groups, monkeyp
 def test_many_members_have_more_time_to_form():
     assert form_timeout_seconds(2) == form_timeout_seconds(8) == FORM_TIMEOUT_SECONDS
     assert form_timeout_seconds(32) == 4 * FORM_TIMEOUT_SECONDS
+
+
+def test_a_process_that_ends_right_after_its_groups_ends_well():
+    needs = "from mecefo_runtime.training.two_ranks import on_two_ranks"
+    program = f"{needs}; print(on_two_ranks(lambda groups: groups.rank))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 1]\n", "")

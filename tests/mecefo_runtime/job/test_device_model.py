@@ -138,7 +138,9 @@ def test_an_emulated_job_has_the_layers_times_and_links_of_the_device():
     job = emulating(JOB, device)
     assert job.cluster().num_layers == 32
     assert job.model.num_parameters < 10**6
-    assert (job.ratings, job.links) == (device.costs, device.links)
+    # A commit goes there and back.
+    assert job.ratings == replace(device.costs, commit_seconds=2 * device.links.between_nodes.latency_seconds)
+    assert job.links == device.links
     assert job.is_rated and job.dilation_ratio == 1.0 and job.device == "cpu"
     # Samples are the device's; of their tokens the arithmetic does a part.
     assert job.samples_per_step == 4 * 16 * 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import (
     Evicted,
@@ -16,6 +18,7 @@ from mecefo_runtime.comm.messages import (
     Regroup,
 )
 from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.job.step_report import PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.membership import Membership
@@ -90,12 +93,17 @@ class World:
         must_resume: bool = False,
         max_fruitless_restarts: int = 100,
         evicts_corrupt: bool = False,
+        rating_origin: Mapping[str, object] | None = None,
     ) -> None:
+        self.rating_origin = rating_origin
+        # What the ranks agree on where ratings lack something.
+        self.agreed: Costs | None = None
         self.max_fruitless_restarts, self.evicts_corrupt = max_fruitless_restarts, evicts_corrupt
         self.takeover, self.checkpoints, self.must_resume = takeover, checkpoints, must_resume
         self.now = 0.0
         self.sent: list[tuple[int, FromCoordinator]] = []
         self.hung_up: list[int] = []
+        self.forms: list[Form] = []
         self.events: list[tuple[str, dict]] = []
         self.ranks = {rank: SimulatedRank(rank) for rank in range(CLUSTER.num_ranks)}
         self.strategy, self.steps = strategy, steps
@@ -110,6 +118,7 @@ class World:
             stops_on_loss=stops_on_loss(self.strategy),
             max_fruitless_restarts=self.max_fruitless_restarts,
             evicts_corrupt=self.evicts_corrupt,
+            rating_origin=self.rating_origin,
         )
         return Membership(
             rules,
@@ -168,7 +177,10 @@ class World:
                     rank.epoch = rank.target = message.epoch
                     rank.committed, rank.ready, rank.has_totals = message.resume_step - 1, None, False
                     rank.status = "training"
-                    self.coordinator.on_formed(number, Formed(rank.report(), 0.01, 0.0, 0))
+                    is_whole = message.ratings is None or message.ratings.commit_seconds is not None
+                    formed = Formed(rank.report(), 0.01, 0.0, 0, ratings=None if is_whole else self.agreed)
+                    self.forms.append(message)
+                    self.coordinator.on_formed(number, formed)
                 case Evicted():
                     fresh = self.ranks[number] = SimulatedRank(number, rank.attempt)
                     self.coordinator.on_hello(fresh.hello())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.pending_losses import LOSS_GRACE_SECONDS
 from mecefo_runtime.membership.transitions import REJOIN_GRACE_SECONDS
 from tests.mecefo_runtime.membership.membership_world import CLUSTER, TOTALS, SimulatedRank, World
-from tests.planning import layout_of
+from tests.planning import COSTS, layout_of
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +40,26 @@ def test_start_waits_for_every_rank_and_forms_the_configured_layout() -> None:
     assert world.coordinator.stage is Stage.TRAINING
     assert world.coordinator.epoch == 1
     assert world.coordinator.layout == layout_of("ndb", CLUSTER, range(8))
+
+
+def test_what_members_agree_on_on_their_way_in_is_said_once_and_stands_for_the_rest_of_the_job() -> None:
+    world = World(rating_origin={"were_given": False})
+    world.agreed = replace(COSTS, commit_seconds=0.5, message_seconds=0.25)
+    world.start()
+    assert [fields["costs"] for kind, fields in world.events if kind == "ratings"] == [world.agreed.to_dict()]
+    assert {form.ratings for form in world.forms} == {COSTS}
+    world.forms.clear()
+    world.commit(10)
+    world.kill(4, 5)
+    assert {form.ratings for form in world.forms} == {world.agreed}
+    assert world.kinds().count("ratings") == 1
+
+
+def test_a_job_that_is_not_rated_has_no_ratings() -> None:
+    world = World()
+    world.start()
+    assert {form.ratings for form in world.forms} == {None}
+    assert "ratings" not in world.kinds()
 
 
 def test_step_is_repeated_when_a_survivor_lacks_its_gradients() -> None:

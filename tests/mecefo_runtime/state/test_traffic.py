@@ -153,6 +153,39 @@ def test_what_a_sender_was_late_by_is_not_added_to_what_its_message_took(late_se
     assert 0 <= ready_seconds - (sent_seconds - late_seconds) <= waited_seconds
 
 
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.1])
+def test_a_message_takes_its_rating_unless_all_of_late_take_longer(delay_seconds):
+    rated_seconds, num_messages = 0.05, 12
+    x_BTH = torch.randn(2, 3, 5)
+    turn = threading.Semaphore(0)
+
+    def act(groups: Groups) -> list[float]:
+        traffic = Traffic(keeps_time=True)
+        traffic.message_seconds = rated_seconds
+        delays = []
+        for number in range(num_messages):
+            if groups.rank == 1:
+                turn.release()
+                delays.append(traffic.receive(groups, torch.empty(2, 3, 5), 0, number, 0.0) - 1000.0)
+                continue
+            assert turn.acquire(timeout=DEADLINE_SECONDS)
+            # The other one waits by now; what is sent is under way for so long.
+            time.sleep(0.01)
+            sent = threading.Event()
+            send = groups.send
+            groups.send = lambda *message, send=send, sent=sent: sent.wait(delay_seconds) or send(*message)
+            operation, _kept = traffic.send(groups, x_BTH, 1, number, 1000.0)
+            groups.send = send
+            wait_all([operation])
+        return delays
+
+    delays = on_two_ranks(act)[1]
+    # One that is slow may be the machine's doing.
+    assert delays[0] == pytest.approx(rated_seconds)
+    assert delays[-1] >= max(rated_seconds, delay_seconds) - 1e-6
+    assert (delays[-1] == pytest.approx(rated_seconds)) == (not delay_seconds)
+
+
 def test_who_is_later_than_its_message_begins_with_it_no_sooner():
     x_BTH = torch.randn(2, 3, 5)
 

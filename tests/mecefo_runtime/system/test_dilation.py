@@ -2,8 +2,10 @@ import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS, Pacer, automatic_ratio
+from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS, Pacer, Steady, automatic_ratio
 from mecefo_runtime.system.process import ask_for_short_slices
 
 pytestmark = pytest.mark.unit
@@ -190,3 +192,33 @@ def test_what_is_not_ready_yet_may_begin_and_ends_when_it_should():
         pass
     assert time.monotonic() >= ready + 0.02
     assert pacer.num_overruns == 0
+
+
+def test_after_what_all_wait_for_a_rank_may_be_later_by_as_long_as_that_takes():
+    pacer = Pacer(1.0, is_rated=True)
+    with pacer.segment(0.05):
+        pass
+    pacer.set_now(time.monotonic() - 0.2, 0.1)
+    # A segment and what they waited for together; the rest is lost.
+    assert time.monotonic() - pacer.now_seconds == pytest.approx(0.15, abs=0.02)
+
+
+def test_who_was_late_before_a_segment_began_has_not_overrun_it():
+    pacer = Pacer(1.0, is_rated=True)
+    with pacer.segment(0.1):
+        pass
+    pacer.set_now(time.monotonic() - 0.09)
+    with pacer.segment(0.05):
+        pass
+    assert pacer.num_overruns == 0
+    with pacer.segment(0.01):
+        compute(0.05)
+    assert pacer.num_overruns == 1
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=12))
+def test_what_is_slow_of_late_is_what_all_of_the_last_ones_took(taken):
+    steady = Steady(4)
+    for seconds in taken:
+        steady.add(seconds)
+    assert steady.seconds == (min(taken[-4:]) if len(taken) >= 4 else 0.0)

@@ -1,0 +1,34 @@
+"""Files that others may be reading while they are written."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from chaos.errors import EnvironmentFailure
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it.
+
+    A link keeps pointing to the file, and what is no file, such as /dev/stdout, is written to as it is.
+
+    Raises:
+        EnvironmentFailure: it could not be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
+    path = path.resolve()
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,62 @@
+"""What the commit exchange carries: a row of numbers of every member, and their sum.
+
+By place: what there is one of in a step, then a part for each member, in which nobody but that member puts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mecefo_runtime.job.step_report import PART_SIZE, PartHealth, StepStats, StepTotals, StepVerdict
+
+WANTS_BOUNDARY, IS_BUSY, VERDICT, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _PARTS = range(9)
+# How well a member's part went, and when it came to the exchange: by its device, and by the clock.
+_MEMBER_SIZE = PART_SIZE + 2
+
+
+def neutral_row(num_members: int) -> list[float]:
+    """The row of a member that adds nothing."""
+    return [0.0] * (_PARTS + _MEMBER_SIZE * num_members)
+
+
+def to_tensor(row: Sequence[float]) -> Tensor:
+    """A row as it is exchanged."""
+    return torch.tensor(row, dtype=torch.float64)
+
+
+def put_totals(row: list[float], squared_norm: float, stats: StepStats | None) -> None:
+    """Put in what counts of one member only: the norm of its gradients, and what the step came to."""
+    row[_SQUARED_NORM] = squared_norm
+    if stats is not None:
+        row[_LOSS_SUM : _CHECKSUM + 1] = [stats.loss_sum, stats.tokens, stats.samples, stats.checksum]
+
+
+def totals_of(row: Sequence[float]) -> StepTotals:
+    """What a sum of rows says of a step that is fit to be committed."""
+    counts = (int(row[place]) for place in (_TOKENS, _SAMPLES, _CHECKSUM))
+    stats = StepStats(row[_LOSS_SUM], *counts)
+    return StepTotals(row[_SQUARED_NORM], stats, StepVerdict(int(row[VERDICT])))
+
+
+def put_part(row: list[float], place: int, part: PartHealth, began: tuple[float, float]) -> None:
+    """Put in the part of the member at `place`, which came to the exchange when it `began`."""
+    first = _PARTS + _MEMBER_SIZE * place
+    row[first : first + _MEMBER_SIZE] = [*part.encode(), *began]
+
+
+def to_judge(row: Sequence[float], members: Sequence[int]) -> tuple[float, float, dict[int, PartHealth]]:
+    """(loss sum, squared norm, how well the part of each of `members` went): finite or not."""
+    places = range(_PARTS, len(row), _MEMBER_SIZE)
+    parts = {
+        member: PartHealth.decode(row[place : place + PART_SIZE]) for member, place in zip(members, places, strict=True)
+    }
+    return row[_LOSS_SUM], row[_SQUARED_NORM], parts
+
+
+def last_began(row: Sequence[float]) -> tuple[float, float]:
+    """When the last member came: by its device, and by the clock."""
+    device, clock = (max(row[_PARTS + PART_SIZE + index :: _MEMBER_SIZE]) for index in range(2))
+    return device, clock
