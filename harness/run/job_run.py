@@ -26,7 +26,8 @@ class JobRun:
     """The job `name` on `backend`; its events go to `on_event`, and what they come to is in `state`.
 
     `awaited_until_seconds` says until when (the loop's clock) it stood still because something was to be repaired, and
-    `may_be_repaired` whether anything still will be. While `is_patient`, no stall ends it.
+    `may_be_repaired` whether anything still will be. While `is_patient`, no stall ends it. `heartbeat_timeout_seconds`:
+    its ranks may be silent for so long without being lost; what hangs has been silent many times as long.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class JobRun:
         self.name = name
         self.job = job
         self.is_patient = False
+        self.heartbeat_timeout_seconds = 0.0 if isinstance(job, CommandConfig) else job.heartbeat_timeout_seconds
         self.running: RunningJob | None = None
         self.committed_steps = 0
         self._backend = backend
@@ -115,7 +117,7 @@ class JobRun:
         if isinstance(self.job, CommandConfig):
             return self.job.stall_timeout_seconds if self.committed_steps else self.job.startup_timeout_seconds
         usual_seconds = self._state.usual_step_seconds(self.name) or 0.0
-        until_missed_seconds = STALL_HEARTBEATS * self.job.heartbeat_timeout_seconds
+        until_missed_seconds = STALL_HEARTBEATS * self.heartbeat_timeout_seconds
         return max(STALL_SECONDS, STALL_STEPS * usual_seconds, until_missed_seconds)
 
 

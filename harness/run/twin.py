@@ -96,5 +96,7 @@ class Twin:
             *run.running.node_processes(tuple(range(self._job.nodes))),
             *run.running.role_processes("coordinator"),
         )
-        are_normal = {leave_idle_priority(one.process.pid) for one in owned}
-        return False not in are_normal or run.committed_steps >= _WORTH_KEEPING_RATIO * self._job.steps
+        are_normal = all([leave_idle_priority(one.process.pid) for one in owned])
+        if are_normal:
+            run.heartbeat_timeout_seconds = self._job.heartbeat_timeout_seconds
+        return are_normal or run.committed_steps >= _WORTH_KEEPING_RATIO * self._job.steps

@@ -143,6 +143,9 @@ def test_one_that_got_no_cpu_begins_again_unless_it_may_have_its_priority_back(
             again = await stage.job(1)
             assert (first.was_stopped, again.job.priority) == (True, "normal")
         await stage.ends(int(begins_again), finishing)
+        # Only one that is still idle may be silent for so long that it is a while until it counts as hanging.
+        usual_seconds = DILATED.heartbeat_timeout_seconds
+        assert (stage.twin.run.heartbeat_timeout_seconds == usual_seconds) == (is_allowed or begins_again)
         # It is one job in the log: its steps are the same, whoever computes them.
         assert stage.kinds() == ["job_started", *["warning"] * begins_again, "job_ended"]
 
