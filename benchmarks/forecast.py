@@ -1,4 +1,4 @@
-"""Does the forecast hold against the runtime? `python -m benchmarks.forecast [--dilation X] [--json] [--quick]`.
+"""Does the forecast hold against the runtime? `python -m benchmarks.forecast [--device-model X --shape D P] [--json]`.
 
 Short jobs of eight real ranks under rated pacing lose ranks in different ways under different strategies. The forecast
 of each is computed from that run's own ratings. Detection, regroup and how fast state moves come from calibration runs
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks._loss_schedules import CALIBRATION, NUM_STEPS, SCHEDULES, Schedule
+from benchmarks._loss_schedules import CALIBRATION, SCHEDULES, Schedule, emulated_schedules
 from benchmarks._machine import Machine, OtherLoad, confined_to, describe_machine
 from benchmarks._runs import benchmark_options, failure_of, finish, progress, run_folder
 from benchmarks._spread import table
@@ -89,15 +89,13 @@ class Compared:
         return abs(self.drop_ratio - self.predicted_drop_ratio) * 100 <= MOST_DROP_POINTS
 
 
-def run_schedule(
-    schedule: Schedule, out: Path, seed: int, dilation_ratio: float, num_steps: int
-) -> tuple[Summary, RunState, JobModel]:
+def run_schedule(schedule: Schedule, out: Path, seed: int, dilation_ratio: float) -> tuple[Summary, RunState, JobModel]:
     """Run it; returns what came of it, and its job with the ratings of the run and no more.
 
     Raises:
         click.exceptions.Exit: the machine does not let us run it.
     """
-    experiment = schedule.experiment(seed, dilation_ratio, num_steps)
+    experiment = schedule.experiment(seed, dilation_ratio)
     assert isinstance(experiment.job, Job)
     try:
         with Path("/dev/null").open("w") as nowhere:
@@ -111,15 +109,16 @@ def run_schedule(
     ratings = state.first_of(RatingsAgreed)
     assert ratings is not None, "a dilated job with rated pacing tells its ratings"
     config = experiment.job.to_config(seed, dilation_ratio)
-    return summary, state, JobModel(config.cluster(), Costs.from_dict(ratings.costs), config.tokens_per_step)
+    job = JobModel(config.cluster(), Costs.from_dict(ratings.costs), config.tokens_per_step)
+    if config.emulation is not None and config.links is not None:
+        link = config.links.scaled(ratings.time_scale or 1.0).between_nodes
+        job = replace(job, link=link, activation_bytes=config.emulation.message_bytes)
+    return summary, state, job
 
 
-def calibrate(out: Path, seed: int, dilation_ratio: float, num_steps: int) -> Calibration:
-    """Run the calibration's schedules: what a loss costs is their median."""
-    runs = [
-        run_schedule(schedule, out, seed + number, dilation_ratio, num_steps)
-        for number, schedule in enumerate(CALIBRATION)
-    ]
+def calibrate(schedules: Sequence[Schedule], out: Path, seed: int, dilation_ratio: float) -> Calibration:
+    """Run `schedules`, each with a loss: what one costs is their median."""
+    runs = [run_schedule(schedule, out, seed + number, dilation_ratio) for number, schedule in enumerate(schedules)]
     incidents = [summary.incidents[0] for summary, _, _ in runs]
     regroups = [next(one for one in state.of(Regrouped) if one.reason == "loss") for _, state, _ in runs]
     first_steps = [
@@ -169,8 +168,9 @@ def measured(schedule: Schedule, summary: Summary, state: RunState, job: JobMode
     )
 
 
-def predict(schedule: Schedule, job: JobModel, calibration: Calibration, num_steps: int) -> tuple[float, float, float]:
+def predict(schedule: Schedule, job: JobModel, calibration: Calibration) -> tuple[float, float, float]:
     """(drop from the first loss on, settled drop, mean recovery seconds), from what was known before the first step."""
+    num_steps = schedule.num_steps
     costs = replace(job.costs, transfer_bytes_per_second=calibration.transfer_bytes_per_second)
     job = replace(job, costs=costs)
     policy = Policy(schedule.strategy, *quality_of(schedule.quality))
@@ -218,16 +218,14 @@ def _ranks(target: str, job: JobModel) -> tuple[int, ...]:
     return (int(number),) if kind == "rank" else tuple(job.cluster.ranks_of(int(number)))
 
 
-def compare(
-    schedule: Schedule, calibration: Calibration, out: Path, seed: int, ratio: float, num_steps: int
-) -> Compared:
+def compare(schedule: Schedule, calibration: Calibration, out: Path, seed: int, ratio: float) -> Compared:
     """Run a schedule, and forecast it."""
-    summary, state, job = run_schedule(schedule, out, seed, ratio, num_steps)
+    summary, state, job = run_schedule(schedule, out, seed, ratio)
     failure = failure_of(summary)
     if failure is not None:
         return Compared(str(schedule), failure=failure)
     came = measured(schedule, summary, state, job)
-    drop_ratio, settled_drop_ratio, recovery_seconds = predict(schedule, job, calibration, num_steps)
+    drop_ratio, settled_drop_ratio, recovery_seconds = predict(schedule, job, calibration)
     return Compared(
         schedule=str(schedule),
         predicted_drop_ratio=drop_ratio,
@@ -295,15 +293,29 @@ def _row(one: Compared) -> tuple[str, ...]:
 @benchmark_options
 @click.option("--dilation", "ratio", type=float, default=DILATION_RATIO, show_default=True, help="Of every run.")
 @click.option("--only", multiple=True, metavar="NUMBER", type=int, help="Only these schedules, from 1. Repeatable.")
-def main(as_json: bool, quick: bool, out: Path | None, ratio: float, only: tuple[int, ...]) -> None:
-    """Forecasts and real runs of eight ranks side by side."""
-    chosen = [SCHEDULES[number - 1] for number in only] or list(SCHEDULES[:2] if quick else SCHEDULES)
+@click.option("--device-model", "device", metavar="NAME|FILE", help="Emulated devices, in four schedules of their own.")
+@click.option("--shape", type=(int, int), default=(4, 4), show_default=True, help="Emulated: replicas, stages.")
+def main(
+    as_json: bool,
+    quick: bool,
+    out: Path | None,
+    ratio: float,
+    only: tuple[int, ...],
+    device: str | None,
+    shape: tuple[int, int],
+) -> None:
+    """Forecasts and real runs side by side: of eight ranks, or of as many emulated ones as you say."""
+    schedules, calibration_runs = SCHEDULES, CALIBRATION
+    if device is not None:
+        schedules = emulated_schedules(device, *shape)
+        calibration_runs = (replace(schedules[0], strategy="exact"),)
+    chosen = [schedules[number - 1] for number in only] or list(schedules[:2] if quick else schedules)
     machine = describe_machine()
     with confined_to(NUM_CORES) as cores, OtherLoad(cores) as load, run_folder(out) as folder:
-        calibration = calibrate(folder, 100, ratio, 50)
+        calibration = calibrate(calibration_runs, folder, 100, ratio)
         found = []
         for seed, schedule in enumerate(chosen):
-            found.append(compare(schedule, calibration, folder, seed, ratio, NUM_STEPS))
+            found.append(compare(schedule, calibration, folder, seed, ratio))
             progress("  ".join(_row(found[-1])))
     document: Mapping[str, Any] = {
         "machine": machine.to_dict(),

@@ -129,7 +129,7 @@ def _of_the_emulation(summary: Summary) -> list[str]:
     if scale != 1:
         weight = f"{1 / scale:.3g} of what" if scale > 1 else f"{1 / scale:.3g} times what"
         found.append(
-            f"A second of the device lasted {scale:g} s. Noticing a loss, regrouping and the commit took real time all "
+            f"A second of the device lasted {scale:g} s. Noticing a loss and regrouping took real time all "
             f"the same: beside the device's they weigh {weight} they would at a time scale of 1."
         )
     return found

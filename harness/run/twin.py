@@ -96,7 +96,8 @@ class Twin:
             *run.running.node_processes(tuple(range(self._job.nodes))),
             *run.running.role_processes("coordinator"),
         )
-        are_normal = all([leave_idle_priority(one.process.pid) for one in owned])
+        # Of all of them, whatever the first one says.
+        are_normal = False not in {leave_idle_priority(one.process.pid) for one in owned}
         if are_normal:
             run.heartbeat_timeout_seconds = self._job.heartbeat_timeout_seconds
         return are_normal or run.committed_steps >= _WORTH_KEEPING_RATIO * self._job.steps

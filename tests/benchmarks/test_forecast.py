@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks._loss_schedules import CALIBRATION, FAULT_STEP, NUM_STEPS, SCHEDULES, Schedule
+from benchmarks._loss_schedules import CALIBRATION, FAULT_STEP, NUM_STEPS, SCHEDULES, Schedule, emulated_schedules
 from benchmarks.forecast import Calibration, Compared, predict, to_text
 from chaos.experiment.job import Job
 from harness.forecast.layouts import Layouts
@@ -25,7 +25,7 @@ CALIBRATED = Calibration(
 
 
 def job_of(schedule):
-    said = schedule.experiment(0, 8.0, NUM_STEPS).job
+    said = schedule.experiment(0, 8.0).job
     assert isinstance(said, Job)
     return JobModel(said.to_config(0, 8.0).cluster(), COSTS, 1)
 
@@ -33,14 +33,14 @@ def job_of(schedule):
 def predicted(schedule, calibration=CALIBRATED):
     job = job_of(schedule)
     free_seconds = rate(configured_layout(job.cluster), job).step_seconds
-    return predict(schedule, job, calibration, NUM_STEPS), free_seconds, job
+    return predict(schedule, job, calibration), free_seconds, job
 
 
 def test_there_are_a_dozen_schedules_that_the_tool_accepts():
     assert len(SCHEDULES) >= 12
     assert len({str(schedule) for schedule in SCHEDULES}) == len(SCHEDULES)
-    for schedule in (*SCHEDULES, *CALIBRATION):
-        assert schedule.experiment(1, 8.0, NUM_STEPS).job.steps == NUM_STEPS
+    for schedule in (*SCHEDULES, *CALIBRATION, *emulated_schedules("a100-1b", 2, 8)):
+        assert schedule.experiment(1, 8.0).job.steps == schedule.num_steps
 
 
 def test_a_loss_for_good_is_predicted_as_by_hand():
