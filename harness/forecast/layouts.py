@@ -121,7 +121,7 @@ class Layouts:
         old, new = self._plan(was_dead), self._plan(is_dead)
         if old is None or new is None:
             return Change(is_lost=True)
-        costs = self._job.costs
+        costs = self._job.planning_costs
         everybody = frozenset(range(cluster.num_ranks))
         report = RankReport(committed_step=1, layout=old)
         held = _units_by_rank(old)
@@ -145,7 +145,7 @@ class Layouts:
             situation = Situation(
                 self._cluster,
                 alive,
-                self._job.costs,
+                self._job.planning_costs,
                 degraded_share_limit=self._limit,
                 projected_share_limit=self._projected,
             )

@@ -60,6 +60,15 @@ class JobModel:
         )
 
     @property
+    def planning_costs(self) -> Costs:
+        """What planners know: over a link also how long a layer's gradients take to reduce."""
+        if self.link is None or self.costs.layer_reduction_seconds is not None:
+            return self.costs
+        gradient_bytes = self.costs.layer_state_bytes / 4
+        reduction_seconds = self.link.all_reduce_seconds(gradient_bytes, self.cluster.data_parallel)
+        return replace(self.costs, layer_reduction_seconds=reduction_seconds or None)
+
+    @property
     def message_seconds(self) -> float:
         """How long an activation takes from one stage to the next."""
         if self.link is None:

@@ -9,6 +9,7 @@ waits for messages; and unequal stages are simulated instead of bounded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from harness.forecast.model import JobModel, Rating
@@ -32,7 +33,8 @@ def rate(layout: Layout, job: JobModel) -> Rating:
     all_work = layout.num_microbatches * layout.num_layers
     degraded = sum(r.num_microbatches * len(s.degraded) for r in layout.replicas for s in r.spans)
     projected = sum(r.num_microbatches * len(s.projected) for r in layout.replicas for s in r.spans)
-    seconds += (commit_seconds(layout, job.costs) or 0.0) + job.overhead_seconds
+    committing = job.costs if job.link is None else replace(job.costs, layer_reduction_seconds=None)
+    seconds += (commit_seconds(layout, committing) or 0.0) + job.overhead_seconds
     return Rating(seconds, degraded / all_work, projected / all_work)
 
 
@@ -73,7 +75,9 @@ def passes(
     """(forward, backward, update) seconds of each of the replica's stages, for one microbatch and a step's update."""
     alone = Layout(num_layers, (replica,))
     stages = [Ratings(costs, alone, span.rank) for span in replica.spans]
-    updates = tuple(span_update_seconds(span, num_layers, costs) for span in replica.spans)
+    # Reductions are over when all have them, and no part of a replica's own time.
+    alone_costs = replace(costs, layer_reduction_seconds=None)
+    updates = tuple(span_update_seconds(span, num_layers, alone_costs) for span in replica.spans)
     return tuple(s.forward_seconds or 0.0 for s in stages), tuple(s.backward_seconds or 0.0 for s in stages), updates
 
 

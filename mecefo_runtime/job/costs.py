@@ -103,6 +103,11 @@ class Costs:
         """Forward and backward pass of a degraded layer that recomputes its whole feed-forward part."""
         return self.degraded_forward_seconds + self.fully_recomputed_backward_seconds
 
+    @property
+    def layer_end_seconds(self) -> float:
+        """What a layer takes at the end of a step, of the rank for which all others wait: reduction and optimizer."""
+        return self.layer_update_seconds + (self.layer_reduction_seconds or 0.0)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return asdict(self)

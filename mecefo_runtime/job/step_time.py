@@ -1,10 +1,11 @@
 """How long a synchronous step of a layout takes, and what its ranks need of memory, predicted from `Costs`.
 
-A step is over when its slowest replica has computed its share and the slowest rank has updated its parameters. A
-replica's share of m microbatches takes (m - 1) times its slowest stage plus all stages once, with forward and backward
-of a stage as one time: the length of 1F1B's critical path (PipeDream-flush; Narayanan et al. 2021, arXiv 2104.04473,
-section 2.2, for equal stages). Communication, data and commit are left out. With unequal stages, and with forward and
-backward in another ratio than elsewhere, real pipelines stray from it by up to about one stage's time.
+A step is over when its slowest replica has computed its share, and the rank that holds most has reduced its gradients
+and updated its parameters. A replica's share of m microbatches takes (m - 1) times its slowest stage plus all stages
+once, with forward and backward of a stage as one time: the length of 1F1B's critical path (PipeDream-flush; Narayanan
+et al. 2021, arXiv 2104.04473, section 2.2, for equal stages). Messages, data and commit are left out, and the reduction
+where it is not known. With unequal stages, and with forward and backward in another ratio than elsewhere, real
+pipelines stray from it by up to about one stage's time.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ def replica_seconds(replica: Replica, num_layers: int, costs: Costs) -> float:
 
 
 def update_seconds(num_layers: int, has_embedding: bool, has_head: bool, costs: Costs) -> float:
-    """The optimizer's time for `num_layers` layers and what ends they come with.
+    """Reduction and optimizer of `num_layers` layers and what ends they come with.
 
-    An optimizer's time goes with the state that it passes over: that is how the ends follow from a layer's.
+    Both go with the state that they pass over: that is how the ends follow from a layer's.
     """
     ends_bytes = has_embedding * costs.embedding_state_bytes + has_head * costs.head_state_bytes
-    return costs.layer_update_seconds * (num_layers + ends_bytes / costs.layer_state_bytes)
+    return costs.layer_end_seconds * (num_layers + ends_bytes / costs.layer_state_bytes)
 
 
 def span_update_seconds(span: Span, num_layers: int, costs: Costs) -> float:
-    """The optimizer's time for `span`, of a model of `num_layers`."""
+    """Reduction and optimizer of `span`, of a model of `num_layers`."""
     return update_seconds(len(span.layers), span.first == 0, span.end == num_layers, costs)
 
 

@@ -110,7 +110,7 @@ class Partition:
     def least_update_seconds(self, num_stages: int) -> float:
         """The slowest rank's update when layers are split for that alone."""
         costs, last = self.stages.costs, num_stages - 1
-        layers = [number * costs.layer_update_seconds for number in range(1, self._num_layers + 1)]
+        layers = [number * costs.layer_end_seconds for number in range(1, self._num_layers + 1)]
         ladders = []
         for stage in range(num_stages):
             ends = update_seconds(0, stage == 0, stage == last, costs)

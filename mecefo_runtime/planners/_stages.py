@@ -87,7 +87,7 @@ class Stages:
         if self._max_update_seconds == inf:
             return self.num_layers
         ends = update_seconds(0, place.has_embedding, place.has_head, self.costs)
-        room = (self._max_update_seconds - ends) / self.costs.layer_update_seconds
+        room = (self._max_update_seconds - ends) / self.costs.layer_end_seconds
         return max(0, min(self.num_layers, floor(room * (1 + ROUNDING_RATIO))))
 
     def most_exact(self, place: Place, seconds: float) -> int:

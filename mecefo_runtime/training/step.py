@@ -150,7 +150,8 @@ class Stepper:
         agreed = None
         if costs is not None and costs.commit_seconds is None:
             agreed = self._measure_together(epoch, costs)
-            epoch.ratings = Ratings(agreed, epoch.layout, self._rank)
+            reduces_by_link = epoch.traffic.link is not None
+            epoch.ratings = Ratings(agreed, epoch.layout, self._rank, reduces_by_link=reduces_by_link)
         epoch.traffic.message_seconds = epoch.ratings.message_seconds
         return agreed
 

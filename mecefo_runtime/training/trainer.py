@@ -201,7 +201,7 @@ class Trainer:
                 transfer_seconds, transfer_bytes = load_units(folder, state.units)
             with self._pacer.segment(None):
                 degraded = DegradedLayers(layout, self._rank, state, self._job, background)
-            ratings = Ratings(form.ratings, layout, self._rank)
+            ratings = Ratings(form.ratings, layout, self._rank, reduces_by_link=self._traffic.link is not None)
             pipeline = None
             if layout.find(self._rank) is not None:
                 parts = (layout, state, groups, self._corpus, self._pacer, ratings, self._job)

@@ -68,6 +68,7 @@ def costs(draw: st.DrawFn, *, is_ordered: bool = False, memory_bytes: int | None
         head_forward_seconds=draw(small),
         head_backward_seconds=draw(small),
         layer_update_seconds=draw(st.one_of(st.just(1e-6), st.floats(0.01, 2.0))),
+        layer_reduction_seconds=draw(st.one_of(st.none(), st.floats(0.01, 2.0))),
         layer_checksum_seconds=1e-6,
         refresh_seconds=1e-6,
         layer_state_bytes=draw(num_bytes),

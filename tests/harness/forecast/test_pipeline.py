@@ -92,3 +92,20 @@ def test_messages_reductions_and_commits_take_what_costs_say_of_them():
     # An activation on its way to the last stage, and a gradient back, at least.
     sending = replace(job.costs, message_seconds=0.1)
     assert rate(layout, replace(job, costs=sending)).step_seconds >= free_seconds + 0.2
+
+
+def test_planners_are_told_how_long_reductions_take_over_a_link():
+    job = job_of()
+    assert job.planning_costs == job.costs
+    link = Link(bandwidth_bytes_per_second=25e9)
+    num_replicas = job.cluster.data_parallel
+    layer_bytes = 2 * (num_replicas - 1) / num_replicas * job.costs.layer_state_bytes / 4
+    told = replace(job, link=link).planning_costs
+    assert told.layer_reduction_seconds == pytest.approx(layer_bytes / 25e9)
+    # What a run measured counts.
+    measured = replace(job, link=link, costs=replace(job.costs, layer_reduction_seconds=7.0))
+    assert measured.planning_costs.layer_reduction_seconds == 7.0
+    # What is reduced over the link is no part of the commit.
+    assert rate(configured_layout(job.cluster), measured) == rate(
+        configured_layout(job.cluster), replace(job, link=link)
+    )

@@ -138,8 +138,11 @@ def test_an_emulated_job_has_the_layers_times_and_links_of_the_device():
     job = emulating(JOB, device)
     assert job.cluster().num_layers == 32
     assert job.model.num_parameters < 10**6
-    # A commit goes there and back.
-    assert job.ratings == replace(device.costs, commit_seconds=2 * device.links.between_nodes.latency_seconds)
+    # A commit goes there and back; a layer's gradients go round among four.
+    link = device.links.between_nodes
+    reduction_seconds = link.all_reduce_seconds(device.costs.layer_state_bytes / 4, 4)
+    together = {"commit_seconds": 2 * link.latency_seconds, "layer_reduction_seconds": reduction_seconds}
+    assert job.ratings == replace(device.costs, **together)
     assert job.links == device.links
     assert job.is_rated and job.dilation_ratio == 1.0 and job.device == "cpu"
     # Samples are the device's; of their tokens the arithmetic does a part.

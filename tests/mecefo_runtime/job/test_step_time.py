@@ -5,6 +5,7 @@ from hypothesis import given
 
 from mecefo_runtime.job.layout import Layout, Replica, Span, configured_layout
 from mecefo_runtime.job.step_time import (
+    commit_seconds,
     degraded_share_ratio,
     most_memory_bytes,
     pipeline_seconds,
@@ -57,6 +58,17 @@ def test_a_replica_takes_its_slowest_stage_for_every_microbatch_but_one_and_all_
 
 def test_an_update_goes_with_the_state():
     assert [span_update_seconds(span, 6, COSTS) for span in (FIRST, MIDDLE, LAST)] == [1.25, 1.5, 0.8]
+    # Gradients are as many as parameters.
+    reducing = replace(COSTS, layer_reduction_seconds=1.0)
+    assert [span_update_seconds(span, 6, reducing) for span in (FIRST, MIDDLE, LAST)] == pytest.approx([3.75, 4.5, 2.4])
+
+
+def test_a_commit_takes_as_long_as_the_rank_with_most_to_reduce():
+    layout = Layout(6, (Replica(0, (FIRST, MIDDLE, LAST), 2),))
+    assert commit_seconds(layout, COSTS) is None
+    assert commit_seconds(layout, replace(COSTS, commit_seconds=0.5)) == 0.5
+    reducing = replace(COSTS, commit_seconds=0.5, layer_reduction_seconds=1.0)
+    assert commit_seconds(layout, reducing) == pytest.approx(0.5 + 3.0)
 
 
 def test_a_step_waits_for_the_slowest_replica_and_then_for_the_slowest_update():

@@ -296,6 +296,20 @@ def test_one_rank_lost_of_four_stages_degrades_only_what_it_takes():
     assert step_seconds(layout, PLAIN) <= step_seconds(configured_layout(cluster), PLAIN) * (1 + TOLERANCE_RATIO)
 
 
+def test_where_reductions_take_long_no_rank_holds_many_more_layers_than_before():
+    cluster = Cluster(nodes=16, gpus_per_node=1, data_parallel=4, pipeline=4, num_layers=16, num_microbatches=32)
+    alive = frozenset(range(16)) - {5}
+
+    def most_layers(reduction_seconds):
+        costs = replace(PLAIN, layer_reduction_seconds=reduction_seconds)
+        layout = plan(Situation(cluster, alive, costs))
+        takeover = find("ndb")(Situation(cluster, alive, costs))
+        assert step_seconds(layout, costs) <= step_seconds(takeover, costs) * ROUNDING
+        return max(len(span.layers) for replica in layout.replicas for span in replica.spans)
+
+    assert most_layers(None) >= most_layers(20.0) == 6
+
+
 def test_a_lost_node_hits_many_replicas_and_they_do_not_all_degrade_the_same_layers():
     cluster = Cluster(4, 8, data_parallel=8, pipeline=4, num_layers=32, num_microbatches=8 * 64)
     published = replace(PLAIN, degraded_backward_seconds=0.7)
