@@ -13,6 +13,8 @@ from chaos.commands.output import print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 _PAPERS = ("mecefo",)
+# Of each method; a run takes a quarter of a minute.
+_NUM_UNDILATED_SEEDS = 3
 _HELP = """Check a paper's claims: `chaos paper mecefo` (arXiv 2510.16415).
 
 \b
@@ -48,6 +50,7 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
     help="Seconds that a second of the device lasts in what is emulated: larger is slower and truer. Default: what the "
     "cores carry.",
 )
+@click.option("--undilated", "is_undilated", is_flag=True, help="Run every method on eight real ranks, undilated.")
 @click.option("--forecast", "is_anew", is_flag=True, help="Compute all forecasts anew, which takes minutes.")
 @click.option(
     "--convergence",
@@ -63,6 +66,7 @@ def paper(
     seeds: int,
     only: str | None,
     time_scale: float | None,
+    is_undilated: bool,
     is_anew: bool,
     convergence: Path | None,
     page: Path | None,
@@ -77,6 +81,7 @@ def paper(
     from harness.papers.mecefo.perplexity import read_convergence, shipped_convergence
     from harness.papers.mecefo.results import merged, read_results, shipped_results
     from harness.papers.mecefo.text import check_text
+    from harness.papers.mecefo.undilated import measure, read_undilated
 
     for option, value in (("--only", only), ("--time-scale", time_scale)):
         if value is not None and not emulate:
@@ -84,10 +89,12 @@ def paper(
     perplexity = shipped_convergence() if convergence is None else read_convergence(convergence)
     if emulate:
         _emulate(results, seeds, only, time_scale)
+    if is_undilated:
+        measure(_NUM_UNDILATED_SEEDS, results, sys.stderr)
     own = read_results(results)
     num_cores = len(os.sched_getaffinity(0))
     forecasts = compute_forecasts(num_cores, _say) if is_anew else shipped_forecasts()
-    found = check(merged(own, shipped_results()), forecasts, perplexity)
+    found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results))
     if page is not None:
         from harness.papers.mecefo.page import render
         from harness.store.files import write_whole

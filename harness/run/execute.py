@@ -80,7 +80,8 @@ def execute(
         conductor = Conductor(experiment, incidents, job, folder, state, view, engine=engine, ranks_metrics=where)
         asyncio.run(conductor.run())
     summary = write_reports(folder)
-    keep_ratings(out, summary.ratings, experiment.backend)
+    if ratings is None:
+        keep_ratings(out, summary.ratings, experiment.backend)
     if exporter is not None:
         exporter.judge(summary)
     return summary, folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -31,16 +31,18 @@ def kept_ratings(out: Path, job: AnyConfig, backend: str) -> Mapping[str, Any] |
     """What is kept in `out` for such a job on this machine; None where there is nothing."""
     if not isinstance(job, JobConfig) or not job.is_rated or job.emulation is not None:
         return None
-    where = _where(backend)
-    ratings = (one.get("ratings") for one in _read(out) if one.get("where") == where)
-    return next((one for one in ratings if isinstance(one, dict) and one.get("rated_as") == job.rated_as), None)
+    fitting = _fitting(_read(out), _where(backend), job.rated_as)
+    return next((one for one in fitting if one.get("ranks") == job.rated_ranks), next(iter(fitting), None))
 
 
 def keep_ratings(out: Path, ratings: Mapping[str, Any] | None, backend: str) -> None:
-    """Keep in `out` the `ratings` of the summary of a run that measured them."""
-    if ratings is None or ratings.get("were_given") or "time_scale" in ratings:
+    """Keep in `out` the `ratings` of a run's summary, unless such are there already: it was to measure for itself."""
+    if ratings is None or "time_scale" in ratings:
         return
-    kept = [{"where": _where(backend), "ratings": {**ratings, "were_given": True}}, *_read(out)]
+    where, others = _where(backend), _read(out)
+    if any(one.get("ranks") == ratings.get("ranks") for one in _fitting(others, where, ratings.get("rated_as"))):
+        return
+    kept = [{"where": where, "ratings": dict(ratings)}, *others]
     # Where it cannot be kept, the next run measures for itself.
     with suppress(EnvironmentFailure):
         write_whole(out / KEPT_FILE, json.dumps(kept[:_MAX_KEPT], indent=1) + "\n")
@@ -52,6 +54,11 @@ def _read(out: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError):
         return []
     return [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+
+
+def _fitting(kept: Sequence[Mapping[str, Any]], where: Mapping[str, Any], rated_as: object) -> list[dict[str, Any]]:
+    ratings = [one.get("ratings") for one in kept if one.get("where") == where]
+    return [one for one in ratings if isinstance(one, dict) and one.get("rated_as") == rated_as]
 
 
 def _where(backend: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from harness.papers.mecefo.memory import Memory, memory_of
 from harness.papers.mecefo.perplexity import Convergence
 from harness.papers.mecefo.results import Results
 from harness.papers.mecefo.setting import METHODS, cells, device_of
+from harness.papers.mecefo.undilated import Undilated
 from harness.papers.mecefo.verdicts import Gate, Row, exit_code_of, gates_of, row_of
 
 
@@ -33,6 +34,7 @@ class Check:
     findings: tuple[Finding, ...]
     memory: tuple[Memory, ...]
     convergence: Convergence
+    undilated: Undilated
     notes: tuple[str, ...]
 
     @property
@@ -50,12 +52,13 @@ class Check:
             "findings": [asdict(finding) for finding in self.findings],
             "memory": [{**asdict(one), "fits": {m: one.fits(m) for m in one.needed_bytes}} for one in self.memory],
             "perplexity": {"paper": {size: dict(of) for size, of in PERPLEXITY.items()}, **asdict(self.convergence)},
+            "undilated": asdict(self.undilated),
             "open": [asdict(one) for one in OPEN],
             "notes": list(self.notes),
         }
 
 
-def check(results: Results, forecasts: Forecasts, convergence: Convergence) -> Check:
+def check(results: Results, forecasts: Forecasts, convergence: Convergence, undilated: Undilated) -> Check:
     """Hold what is known against what the paper claims."""
     rows = tuple(row_of(cell, forecasts.of(cell), results) for cell in cells())
     memory = memory_of("7b")
@@ -65,6 +68,7 @@ def check(results: Results, forecasts: Forecasts, convergence: Convergence) -> C
         findings=findings(rows, memory, convergence, forecasts),
         memory=memory,
         convergence=convergence,
+        undilated=undilated,
         notes=_notes(),
     )
 

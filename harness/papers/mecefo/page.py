@@ -12,7 +12,14 @@ from harness.papers.mecefo.check import Check
 from harness.papers.mecefo.claims import PAPER, SIZES
 from harness.papers.mecefo.findings import OPEN
 from harness.papers.mecefo.setting import METHODS
-from harness.papers.mecefo.text import blocks, gate_line, row_cells
+from harness.papers.mecefo.text import (
+    UNDILATED_COLUMNS,
+    blocks,
+    gate_line,
+    row_cells,
+    undilated_cells,
+    undilated_title,
+)
 from harness.papers.mecefo.verdicts import Row
 from harness.report.drawing import WIDE, Frame, figure, legend, rect, rule, scale, text, ticks
 from harness.report.templates import template
@@ -30,6 +37,9 @@ def render(check: Check) -> str:
         check=check,
         paper=PAPER,
         open=OPEN,
+        undilated_title=undilated_title(check.undilated),
+        undilated_columns=UNDILATED_COLUMNS,
+        undilated_rows=undilated_cells(check.undilated),
         styles=Markup(styles),
         gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
         plots=list(_plots(check.rows)),

@@ -9,12 +9,15 @@ from harness.papers.mecefo.check import Check
 from harness.papers.mecefo.claims import PAPER, SIZES
 from harness.papers.mecefo.findings import OPEN
 from harness.papers.mecefo.setting import Cell
+from harness.papers.mecefo.undilated import NUM_RANKS as NUM_UNDILATED_RANKS
+from harness.papers.mecefo.undilated import Undilated
 from harness.papers.mecefo.verdicts import Gate, Row
 
 _COLUMNS = (
     *("method", "paper", "forecast", "with events", "tokens/s"),
     *("emulated", "least to greatest", "n", "same ranks", "with events", "verdict"),
 )
+UNDILATED_COLUMNS = ("method", "drop", "least to greatest", "n")
 NOT_KNOWN = "-"
 
 
@@ -44,12 +47,36 @@ def _lines(check: Check) -> Iterator[str]:
         ("claim", "paper", "here", "verdict"), [(f.claim, f.paper, f.ours, f.verdict) for f in check.findings]
     )
     yield ""
+    yield undilated_title(check.undilated)
+    yield from table(UNDILATED_COLUMNS, undilated_cells(check.undilated))
+    yield ""
     yield "cannot be decided here"
     for one in OPEN:
         yield f"  {one.question}"
         yield f"    what would decide it: {one.what_decides}"
     yield ""
     yield from check.notes
+
+
+def undilated_title(undilated: Undilated) -> str:
+    """What the undilated runs are."""
+    return (
+        f"measured undilated: {NUM_UNDILATED_RANKS} real ranks as fast as they go, one of them lost for a while "
+        f"({undilated.date}, {undilated.machine}); ranks that share cores gain by the loss of one"
+    )
+
+
+def undilated_cells(undilated: Undilated) -> list[tuple[str, ...]]:
+    """The rows of their table."""
+    return [
+        (
+            one.method,
+            f"{one.median_ratio:z.1%}",
+            f"{one.least_ratio:z.1%} to {one.greatest_ratio:z.1%}",
+            f"{one.num_seeds}",
+        )
+        for one in undilated.rows
+    ]
 
 
 def gate_line(gate: Gate) -> str:

@@ -95,14 +95,19 @@ def test_what_a_run_measured_is_kept_for_the_next_one_like_it(tmp_path):
     assert kept_ratings(tmp_path, JOB, "docker") is None
     other = replace(JOB, strategy="exact", seed=3)
     assert with_ratings(other, kept_ratings(tmp_path, other, "local")).ratings == COSTS
-    # The newest ones count.
+    # Once it is kept, it stays.
     newer = replace(COSTS, layer_forward_seconds=7.0)
     keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "costs": newer.to_dict()}, "local")
-    assert with_ratings(JOB, kept_ratings(tmp_path, JOB, "local")).ratings == newer
+    assert with_ratings(JOB, kept_ratings(tmp_path, JOB, "local")).ratings == COSTS
+    # What ranks do together is kept for each number of them.
+    wide = replace(JOB, data_parallel=2, pipeline=4)
+    keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "ranks": wide.rated_ranks, "costs": newer.to_dict()}, "local")
+    assert with_ratings(wide, kept_ratings(tmp_path, wide, "local")).ratings == newer
+    assert with_ratings(JOB, kept_ratings(tmp_path, JOB, "local")).ratings == COSTS
 
 
-def test_what_a_run_did_not_measure_is_not_kept(tmp_path):
-    for ratings in (None, {**OF_AN_EARLIER_RUN, "were_given": True}, {**OF_AN_EARLIER_RUN, "time_scale": 2.0}):
+def test_of_a_run_that_was_not_rated_or_emulated_a_device_nothing_is_kept(tmp_path):
+    for ratings in (None, {**OF_AN_EARLIER_RUN, "time_scale": 2.0}):
         keep_ratings(tmp_path, ratings, "local")
     assert not list(tmp_path.iterdir())
 

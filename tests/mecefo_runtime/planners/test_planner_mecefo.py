@@ -150,7 +150,8 @@ def test_layers_move_only_for_a_reason(situation, data):
 @given(situations(has_limits=False), st.data())
 def test_a_loss_elsewhere_moves_no_layer_of_a_replica_that_degrades_as_much_as_before(situation, data):
     # Where updates weigh as much as layers, the limit that is put on the slowest of them can move more than it must.
-    situation = replace(situation, costs=replace(situation.costs, layer_update_seconds=1e-6))
+    quick_ends = replace(situation.costs, layer_update_seconds=1e-6, layer_reduction_seconds=None)
+    situation = replace(situation, costs=quick_ends)
     layout = plan(situation)
     lost = data.draw(st.sampled_from(sorted(layout.ranks())))
     rest = situation.alive - {lost}

@@ -6,8 +6,10 @@ from harness.papers.mecefo.emulated import EmulatedRun
 from harness.papers.mecefo.forecasts import Forecasts
 from harness.papers.mecefo.results import Result, Results
 from harness.papers.mecefo.setting import Cell
+from harness.papers.mecefo.undilated import Drop, Undilated
 
 FREE_SECONDS = 4.0
+UNDILATED = Undilated("2026-01-02", "a machine", (Drop("exact", 0.123, 0.1, 0.14, 3),))
 
 
 def run_of(

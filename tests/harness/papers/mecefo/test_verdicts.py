@@ -10,7 +10,7 @@ from harness.papers.mecefo.forecasts import shipped_forecasts
 from harness.papers.mecefo.perplexity import shipped_convergence
 from harness.papers.mecefo.setting import Cell
 from harness.papers.mecefo.verdicts import bearable_event_seconds, emulated_of, gates_of, row_of
-from tests.harness.papers.mecefo.made import NO_FORECASTS, cell_of, results_of, run_of
+from tests.harness.papers.mecefo.made import NO_FORECASTS, UNDILATED, cell_of, results_of, run_of
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +18,7 @@ SEEDS = range(1, 6)
 
 
 def checked(*runs):
-    return check(results_of(*runs), NO_FORECASTS, shipped_convergence())
+    return check(results_of(*runs), NO_FORECASTS, shipped_convergence(), UNDILATED)
 
 
 def all_runs(settled_drop=0.001, event_seconds=1.0, seeds=SEEDS):
@@ -30,7 +30,7 @@ def test_with_nothing_emulated_nothing_is_decided():
     found = checked()
     assert [gate.passed for gate in found.gates] == [None] * 6
     assert found.exit_code == 5
-    forecast = check({}, shipped_forecasts(), shipped_convergence())
+    forecast = check({}, shipped_forecasts(), shipped_convergence(), UNDILATED)
     assert forecast.exit_code == 5, "a forecast is no proof"
 
 

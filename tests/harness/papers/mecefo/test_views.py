@@ -16,7 +16,7 @@ from harness.papers.mecefo.page import render
 from harness.papers.mecefo.perplexity import shipped_convergence
 from harness.papers.mecefo.results import write_result
 from harness.papers.mecefo.text import check_text
-from tests.harness.papers.mecefo.made import cell_of, result_of, results_of, run_of
+from tests.harness.papers.mecefo.made import UNDILATED, cell_of, result_of, results_of, run_of
 
 pytestmark = pytest.mark.unit
 
@@ -24,7 +24,13 @@ pytestmark = pytest.mark.unit
 @pytest.fixture(scope="module")
 def found():
     runs = [run_of(cell_of(shape), seed, 0.0042) for shape in ("4x8", "8x4") for seed in range(1, 6)]
-    return check(results_of(*runs), shipped_forecasts(), shipped_convergence())
+    return check(results_of(*runs), shipped_forecasts(), shipped_convergence(), UNDILATED)
+
+
+def test_what_was_measured_undilated_is_in_all_three(found):
+    for text in (check_text(found), render(found)):
+        assert "12.3%" in text and "10.0% to 14.0%" in text and "a machine" in text
+    assert found.to_dict()["undilated"]["rows"][0]["median_ratio"] == 0.123
 
 
 def test_every_gate_and_verdict_and_open_question_is_in_all_three(found):
