@@ -53,7 +53,8 @@ def _reduced_seconds(layout: Layout, finished: Mapping[int, tuple[float, ...]], 
     """When the last rank has the sums of all that it holds.
 
     A rank begins when its own pipeline is through, and a unit's sum needs all of its holders. Each of n sends and
-    receives 2 (n - 1) / n of what they share; what a rank shares with different peers goes one after the other.
+    receives 2 (n - 1) / n of what they share; what a rank shares with different peers goes one after the other, first
+    what is ready first.
     """
     num_layers = layout.num_layers
     ready = [0.0] * num_layers
@@ -63,9 +64,12 @@ def _reduced_seconds(layout: Layout, finished: Mapping[int, tuple[float, ...]], 
                 ready[layer] = max(ready[layer], seconds)
     latest_seconds = 0.0
     for first, end in {(span.first, span.end) for replica in layout.replicas for span in replica.spans}:
-        gradient_bytes = state_bytes(end - first, first == 0, end == num_layers, costs) / 4
-        reduced_seconds = link.all_reduce_seconds(gradient_bytes, len(layout.replicas))
-        latest_seconds = max(latest_seconds, max(ready[first:end]) + reduced_seconds)
+        done_seconds = 0.0
+        for seconds in sorted(set(ready[first:end])):
+            layers = [layer for layer in range(first, end) if ready[layer] == seconds]
+            gradient_bytes = state_bytes(len(layers), 0 in layers, num_layers - 1 in layers, costs) / 4
+            done_seconds = max(done_seconds, seconds) + link.all_reduce_seconds(gradient_bytes, len(layout.replicas))
+        latest_seconds = max(latest_seconds, done_seconds)
     return latest_seconds
 
 

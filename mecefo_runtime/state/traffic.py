@@ -104,17 +104,17 @@ class Traffic:
         into.copy_(packed[_HEADER_VALUES:].view(into.shape))
         # It was under way for as long as it was waited for when it had been sent.
         waited_seconds = max(0.0, time.monotonic() - max(began_seconds, sent_seconds))
+        steady = self._transits[source]
+        if sent_seconds >= began_seconds:
+            steady.add(waited_seconds)
         if self.link is None:
             if self.message_seconds is not None:
-                steady = self._transits[source]
-                if sent_seconds >= began_seconds:
-                    steady.add(waited_seconds)
                 return float(due_seconds + max(self.message_seconds, steady.seconds))
             return float(max(due_seconds, now_seconds) + waited_seconds)
         num_bytes = self._message_bytes or into.nbytes
         here_seconds = self.link.arrive(num_bytes, source, "message", due_seconds)
         # What makes the real link slower than that shows, but for the moments that a busy machine takes.
-        slower_seconds = waited_seconds - MAX_CARRIED_SECONDS - self.link.message_seconds(num_bytes, source)
+        slower_seconds = steady.seconds - MAX_CARRIED_SECONDS - self.link.message_seconds(num_bytes, source)
         here_seconds = float(max(here_seconds, due_seconds + slower_seconds))
         self.wait(groups, here_seconds, early_seconds=MAX_EARLY_SECONDS)
         return here_seconds
