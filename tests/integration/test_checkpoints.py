@@ -92,6 +92,7 @@ def damage(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_damaged_checkpoint_is_refused_by_name_and_an_older_one_taken(saved, tmp_path):
     first, folder = saved
     copy = tmp_path / "checkpoints"

@@ -68,13 +68,8 @@ def test_node_lost_in_any_phase_of_a_step(tmp_path, phase):
 
 
 # Rank 0 leads the commit: around it is where its loss is most delicate.
-@pytest.mark.parametrize(
-    "phase",
-    [
-        *LEADER_PHASES,
-        *(pytest.param(phase, marks=pytest.mark.nightly) for phase in ("forward", "reduce", "optimizer")),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("phase", [*LEADER_PHASES, "forward", "reduce", "optimizer"])
 def test_leader_lost_in_a_phase_of_a_step(tmp_path, phase):
     run = run_chaos(
         tmp_path, "kill-process", "--at", f"step=10,phase={phase}", "--on", "rank=0", *REPAIRED, patch=PATCH
