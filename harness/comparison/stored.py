@@ -50,6 +50,11 @@ def machine_of(events: Sequence[Event]) -> dict[str, Any]:
     return {**_mapping(began.get("machine")), **dilation}
 
 
+def machine_words(events: Sequence[Event]) -> str:
+    """`cores 2, platform Linux-6.18, python 3.11.7`: the machine that a run's log tells of."""
+    return ", ".join(f"{key} {value}" for key, value in machine_of(events).items() if key != "dilation")
+
+
 def verdict_but_gates(events: Sequence[Event]) -> str:
     """The verdict of a run if the gates that were asked for are left aside."""
     bare = [

@@ -25,6 +25,7 @@ from mecefo_runtime.job.config import QUALITIES, Quality
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link
+from mecefo_runtime.job.step_time import reducing_over
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 
@@ -64,9 +65,7 @@ class JobModel:
         """What planners know: over a link also how long a layer's gradients take to reduce."""
         if self.link is None or self.costs.layer_reduction_seconds is not None:
             return self.costs
-        gradient_bytes = self.costs.layer_state_bytes / 4
-        reduction_seconds = self.link.all_reduce_seconds(gradient_bytes, self.cluster.data_parallel)
-        return replace(self.costs, layer_reduction_seconds=reduction_seconds or None)
+        return reducing_over(self.costs, self.link, self.cluster.data_parallel)
 
     @property
     def message_seconds(self) -> float:

@@ -33,8 +33,8 @@ def rate(layout: Layout, job: JobModel) -> Rating:
     all_work = layout.num_microbatches * layout.num_layers
     degraded = sum(r.num_microbatches * len(s.degraded) for r in layout.replicas for s in r.spans)
     projected = sum(r.num_microbatches * len(s.projected) for r in layout.replicas for s in r.spans)
-    committing = job.costs if job.link is None else replace(job.costs, layer_reduction_seconds=None)
-    seconds += (commit_seconds(layout, committing) or 0.0) + job.overhead_seconds
+    committed_seconds = commit_seconds(layout, job.costs, reduces_by_link=job.link is not None)
+    seconds += (committed_seconds or 0.0) + job.overhead_seconds
     return Rating(seconds, degraded / all_work, projected / all_work)
 
 

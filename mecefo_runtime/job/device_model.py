@@ -10,6 +10,7 @@ from mecefo_runtime.job.config import PRESETS, JobConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.link import Links
+from mecefo_runtime.job.step_time import reducing_over
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
 FORMAT = "chaos device model 1"
@@ -128,9 +129,8 @@ def emulating(job: JobConfig, device: DeviceModel) -> JobConfig:
     # There and back; what a device computes for it is little.
     commit_seconds = max(2 * links.between_nodes.latency_seconds, 1e-9)
     costs = replace(device.costs, transfer_bytes_per_second=bytes_per_second, memory_bytes=memory_bytes)
-    # For planners: a quarter of the state is gradients.
-    gradient_bytes = costs.layer_state_bytes / 4
-    reduction_seconds = links.between_nodes.all_reduce_seconds(gradient_bytes, job.data_parallel)
+    # For planners: reductions take their time on the links.
+    costs = reducing_over(costs, links.between_nodes, job.data_parallel)
     return replace(
         job,
         model=ModelConfig(size, 2 * size, device.config.num_layers, 1, 1, vocab_size=256),
@@ -141,7 +141,7 @@ def emulating(job: JobConfig, device: DeviceModel) -> JobConfig:
         device="cpu",
         dilation_ratio=1.0,
         pacing="rated",
-        ratings=replace(costs, commit_seconds=commit_seconds, layer_reduction_seconds=reduction_seconds or None),
+        ratings=replace(costs, commit_seconds=commit_seconds),
         links=links,
         emulation=Emulation(
             device_model=device.name,

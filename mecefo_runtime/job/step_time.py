@@ -11,9 +11,11 @@ pipelines stray from it by up to about one stage's time.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.link import Link
 
 
 def span_seconds(span: Span, num_layers: int, costs: Costs) -> float:
@@ -67,12 +69,21 @@ def step_seconds(layout: Layout, costs: Costs) -> float:
     )
 
 
-def commit_seconds(layout: Layout, costs: Costs) -> float | None:
-    """From the last microbatch to the optimizer: all wait for the rank that has most to reduce; None: not known."""
+def reducing_over(costs: Costs, link: Link, num_replicas: int) -> Costs:
+    """`costs` with what it takes over `link` to sum a layer's gradients, a quarter of its state, over the replicas."""
+    seconds = link.all_reduce_seconds(costs.layer_state_bytes / 4, num_replicas)
+    return replace(costs, layer_reduction_seconds=seconds or None)
+
+
+def commit_seconds(layout: Layout, costs: Costs, *, reduces_by_link: bool = False) -> float | None:
+    """From the last microbatch to the optimizer: all wait for the rank that has most to reduce; None: not known.
+
+    `reduces_by_link`: how long reductions take follows from links of known speed, and is no part of it.
+    """
     if costs.commit_seconds is None:
         return None
     spans = [span for replica in layout.replicas for span in replica.spans]
-    if not spans or not costs.layer_reduction_seconds:
+    if reduces_by_link or not spans or not costs.layer_reduction_seconds:
         return costs.commit_seconds
     ends = ((len(span.layers), span.first == 0, span.end == layout.num_layers) for span in spans)
     most_bytes = max(state_bytes(num, has_embedding, has_head, costs) for num, has_embedding, has_head in ends)

@@ -12,14 +12,12 @@ from mecefo_runtime.job.step_time import commit_seconds
 class Ratings:
     """Seconds of the segments of `rank` in `layout`; None for all of them where `costs` is None.
 
-    `reduces_by_link`: how long reductions take follows from links of known speed, and is no part of the commit.
+    `reduces_by_link`: see `commit_seconds` in `mecefo_runtime.job.step_time`.
     """
 
     def __init__(self, costs: Costs | None, layout: Layout, rank: int, *, reduces_by_link: bool = False) -> None:
         self._costs = costs
-        self.commit_seconds = None
-        if costs is not None:
-            self.commit_seconds = costs.commit_seconds if reduces_by_link else commit_seconds(layout, costs)
+        self.commit_seconds = None if costs is None else commit_seconds(layout, costs, reduces_by_link=reduces_by_link)
         self.message_seconds = None if costs is None else costs.message_seconds
         self.forward_seconds: float | None = None
         self.backward_seconds: float | None = None

@@ -19,6 +19,8 @@ from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
 FORMAT = "chaos paper mecefo 1"
 SHIPPED_FILE = "measured.json"
+# Below a folder of results: the runs that they are of.
+RUNS_FOLDER = "runs"
 _SUFFIX = ".result.json"
 
 

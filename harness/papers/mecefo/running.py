@@ -9,13 +9,13 @@ from typing import TextIO
 
 from chaos.errors import UsageError, nearest, shown
 from harness.analysis.words import name_seconds
-from harness.comparison.stored import machine_of
+from harness.comparison.stored import machine_words
 from harness.forecast.pipeline import rate
 from harness.judging.stored import judge
 from harness.papers.mecefo.claims import PROCESSES, SIZES
 from harness.papers.mecefo.emulated import NotEmulated, read_emulated
 from harness.papers.mecefo.emulation import NUM_STEPS, TWIN_STEPS, experiment_of
-from harness.papers.mecefo.results import Result, Results, write_result
+from harness.papers.mecefo.results import RUNS_FOLDER, Result, Results, write_result
 from harness.papers.mecefo.setting import METHODS, MICROBATCHES, SHAPES, Cell, job_of
 from harness.run.execute import execute
 from harness.run.preparation import prepare
@@ -23,7 +23,6 @@ from harness.store.log import legible
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import configured_layout
 
-RUNS_FOLDER = "runs"
 # On a machine that is too busy a run is made so often, each time so much slower; then its cell goes without.
 _NUM_TRIES, _SLOWER = 2, 2.0
 # Processes that start, regroup and end.
@@ -157,8 +156,7 @@ def _run(cell: Cell, seed: int | None, folder: Path, stream: TextIO, time_scale:
             run = read_emulated(events, cell, seed)
         except NotEmulated as error:
             raise NotEmulated(f"{error} ({run_folder})") from None
-    machine = ", ".join(f"{key} {value}" for key, value in machine_of(events).items() if key != "dilation")
-    return Result(run, datetime.now(UTC).date().isoformat(), machine, str(run_folder))
+    return Result(run, datetime.now(UTC).date().isoformat(), machine_words(events), str(run_folder))
 
 
 def _why_not(result: Result) -> str:

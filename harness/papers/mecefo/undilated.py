@@ -16,19 +16,19 @@ from typing import TextIO
 
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.reading import from_mapping
-from harness.comparison.stored import machine_of
+from harness.comparison.stored import machine_words
 from harness.judging.stored import judge
+from harness.papers.mecefo.results import RUNS_FOLDER
 from harness.papers.mecefo.setting import METHODS
 from harness.run.execute import execute
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
-SHIPPED_FILE = "undilated.json"
-KEPT_FILE = "undilated.json"
+# In a folder of results, and as it comes with this version.
+FILE = "undilated.json"
 NUM_RANKS = 8
 # Under `high` an eighth of the ranks is down on average.
 _STEPS, _FAULT_STEP, _LOST_STEPS = 160, 60, 60
-_RUNS_FOLDER = "runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +78,29 @@ def measure(num_seeds: int, folder: Path, stream: TextIO) -> Undilated:
         KeyboardInterrupt: one was interrupted.
     """
     found: dict[str, list[float]] = {name: [] for name in methods()}
-    machine = ""
+    run_folder = folder
     for seed in range(num_seeds):
         for name, drops in found.items():
-            summary, run_folder = execute(experiment_of(name, seed), folder / _RUNS_FOLDER, stream)
+            summary, run_folder = execute(experiment_of(name, seed), folder / RUNS_FOLDER, stream)
             if summary.status == "interrupted":
                 raise KeyboardInterrupt
             if summary.throughput_drop_ratio is not None:
                 drops.append(summary.throughput_drop_ratio)
-            told = machine_of(judge(run_folder)[1])
-            machine = ", ".join(f"{key} {value}" for key, value in told.items() if key != "dilation")
     rows = tuple(
         Drop(name, round(median(drops), 5), round(min(drops), 5), round(max(drops), 5), len(drops))
         for name, drops in found.items()
         if drops
     )
+    # All ran on the same machine: the last one tells.
+    machine = machine_words(judge(run_folder)[1])
     result = Undilated(datetime.now(UTC).date().isoformat(), machine, rows)
-    write_whole(folder / KEPT_FILE, json.dumps(to_json(result), indent=1) + "\n")
+    write_whole(folder / FILE, json.dumps(to_json(result), indent=1) + "\n")
     return result
 
 
 def read_undilated(folder: Path) -> Undilated:
     """What was measured last with that folder, else what came with this version."""
     try:
-        return from_json(Undilated, json.loads((folder / KEPT_FILE).read_text()))
+        return from_json(Undilated, json.loads((folder / FILE).read_text()))
     except (OSError, ValueError, JsonTypeError, RecursionError):
-        return from_json(Undilated, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text()))
+        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.experiment.job import Job
-from harness.papers.mecefo.undilated import KEPT_FILE, NUM_RANKS, experiment_of, methods, read_undilated
+from harness.papers.mecefo.undilated import FILE, NUM_RANKS, experiment_of, methods, read_undilated
 
 pytestmark = pytest.mark.unit
 
@@ -26,5 +26,5 @@ def test_what_came_with_this_version_stands_where_nothing_else_was_measured(tmp_
     shipped = read_undilated(tmp_path)
     assert {row.method for row in shipped.rows} == set(methods())
     for text in ("", "[]", "{}", "[" * 100_000):
-        (tmp_path / KEPT_FILE).write_text(text)
+        (tmp_path / FILE).write_text(text)
         assert read_undilated(tmp_path) == shipped
