@@ -145,6 +145,6 @@ def cells() -> tuple[Cell, ...]:
         for size in ("7b", "1b", "350m")
         for process in ("high", "mid", "low")
         for shape in SHAPES
-        for number, is_exposed in (((few, False), hidden, exposed) if process == "high" else (hidden,))
+        for number, is_exposed in (((few, False), (few, True), hidden, exposed) if process == "high" else (hidden,))
         for method in METHODS
     )
