@@ -9,6 +9,7 @@ from pathlib import Path
 from mecefo_runtime.checkpoint.folder import complete_folders, passed_over
 from mecefo_runtime.checkpoint.manifest import CheckpointMismatch, Identity
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.state_source import Version
 from mecefo_runtime.model.data import read_corpus
 
 
@@ -19,6 +20,11 @@ class Durable:
     step: int
     folder: str
     lineage: str = ""
+
+    @property
+    def version(self) -> Version:
+        """What of the job's state it is."""
+        return Version(self.step, self.lineage)
 
 
 class MismatchedCheckpoint(RuntimeError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.state_source import CheckpointSource, Piece
 from mecefo_runtime.model.data import read_corpus
 from mecefo_runtime.system.events import Emitter
 
@@ -31,29 +32,44 @@ def units_to_write(layout: Layout, rank: int) -> tuple[str, ...]:
 
 
 class CheckpointRefused(EpochBroken):
-    """A checkpoint is damaged: the epoch cannot begin with it. The text names what is wrong with which file."""
+    """The checkpoint in `folder` is damaged: the epoch cannot begin with it. The text names what is wrong with it."""
+
+    def __init__(self, folder: str, message: str) -> None:
+        super().__init__(message)
+        self.folder = folder
 
 
-def load_units(folder: str, units: Mapping[str, UnitState]) -> tuple[float, int]:
-    """Make `units` what they were in the checkpoint in `folder`; returns (seconds, bytes loaded).
+def load_pieces(pieces: Iterable[Piece], rank: int, units: Mapping[str, UnitState]) -> tuple[float, int]:
+    """Read from checkpoints what of `pieces` is for `rank` and lies there; returns (seconds, bytes loaded).
 
     Raises:
-        CheckpointRefused: it is damaged.
+        CheckpointRefused: one is damaged.
     """
+    began = time.monotonic()
+    by_folder: dict[str, list[UnitState]] = {}
+    for piece in pieces:
+        if piece.destination == rank and isinstance(piece.source, CheckpointSource):
+            by_folder.setdefault(piece.source.folder, []).append(units[piece.unit])
+    for folder, loaded in by_folder.items():
+        _load_units(folder, loaded)
+    num_bytes = sum(unit.storage.nbytes for loaded in by_folder.values() for unit in loaded)
+    return time.monotonic() - began, num_bytes
+
+
+def _load_units(folder: str, units: Iterable[UnitState]) -> None:
     from mecefo_runtime.checkpoint.checkpoint import Checkpoint
     from mecefo_runtime.checkpoint.manifest import CheckpointError
 
-    began = time.monotonic()
     message = None
     try:
         checkpoint = Checkpoint.open(Path(folder))
-        for name, unit in units.items():
-            checkpoint.load_unit(name, unit)
+        for unit in units:
+            checkpoint.load_unit(unit.unit, unit)
     except CheckpointError as error:
         message = str(error)
+    # Outside the except block: a traceback would keep what it refers to alive.
     if message is not None:
-        raise CheckpointRefused(message)
-    return time.monotonic() - began, sum(unit.storage.nbytes for unit in units.values())
+        raise CheckpointRefused(folder, message)
 
 
 class Saving:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Transfer
+from mecefo_runtime.job.state_source import Piece, Version, transfers
 from mecefo_runtime.job.step_report import NO_HISTORY, HealthHistory, LateCommit, ReadyStep, StepTotals
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 from mecefo_runtime.system.wire import Message, WireError
@@ -265,10 +266,10 @@ class Regroup:
 class Form:
     """Form `epoch`, the same for all its members.
 
-    First `commit` is applied by those who have yet to. `transfers` move before the epoch begins, `background` while it
-    trains; with `restore` everybody begins with that checkpoint. `tells_commits`: the leader is to tell the coordinator
-    of every committed step. `history` is what steps are judged by. `ratings` are the costs by which all of them pad
-    their compute; None: each by what it takes.
+    First `commit` is applied by those who have yet to. `pieces` of state move before the epoch begins, `background`
+    while it trains; with `returns_to` everybody goes back to that version, and gets all of it. `tells_commits`: the
+    leader is to tell the coordinator of every committed step. `history` is what steps are judged by. `ratings` are the
+    costs by which all of them pad their compute; None: each by what it takes.
     """
 
     epoch: int
@@ -280,14 +281,19 @@ class Form:
     device_way: str
     lineage: str
     reason: str
-    transfers: tuple[Transfer, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     background: Background = field(default_factory=Background)
     commit: LateCommit | None = None
     measure_transfer: bool = False
     tells_commits: bool = False
-    restore: str | None = None
+    returns_to: Version | None = None
     history: HealthHistory = NO_HISTORY
     ratings: Costs | None = None
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The pieces that one rank sends another."""
+        return transfers(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,30 +316,3 @@ class Transfer:
     unit: str
     source: int
     destination: int
-
-
-def plan_transfers(
-    layout: Layout, holdings: Mapping[int, Iterable[str]], offers: Mapping[int, Iterable[str]] | None = None
-) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
-    """What must move before `layout` can run, given what each rank holds now.
-
-    `offers` is what each rank may be asked for: of what it holds, all by default. Sources are chosen so that no rank
-    sends much more than another. Returns (transfers, units that nobody can send).
-    """
-    held = {rank: frozenset(units) for rank, units in holdings.items()}
-    offered = held if offers is None else {rank: frozenset(units) for rank, units in offers.items()}
-    load = dict.fromkeys(sorted(offered), 0)
-    transfers: list[Transfer] = []
-    missing: set[str] = set()
-    for rank in sorted(layout.ranks()):
-        for unit in layout.units(rank):
-            if unit in held.get(rank, frozenset()):
-                continue
-            sources = [source for source in load if source != rank and unit in offered[source]]
-            if not sources:
-                missing.add(unit)
-                continue
-            source = min(sources, key=lambda candidate: (load[candidate], candidate))
-            load[source] += 1
-            transfers.append(Transfer(unit, source, rank))
-    return tuple(transfers), tuple(sorted(missing))

@@ -16,7 +16,17 @@ from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.background import Background, plan_background
 from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS, HealthConfig
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, plan_transfers
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit
+from mecefo_runtime.job.state_source import (
+    CheckpointSource,
+    Offer,
+    PeerSource,
+    Piece,
+    Version,
+    choose_version,
+    plan_pieces,
+    transfers,
+)
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision
 from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
@@ -87,15 +97,26 @@ class Survivors:
 class RegroupPlan:
     """An epoch to be formed.
 
-    `transfers` move before it begins, `background` while it trains. `restore`: everybody begins with this checkpoint.
+    `pieces` move before it begins, `background` while it trains. `returns_to`: everybody goes back to this version, for
+    which `restore` is the checkpoint.
     """
 
     members: tuple[int, ...]
     layout: Layout
     decision: Decision
-    transfers: tuple[Transfer, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     background: Background = field(default_factory=Background)
     restore: Durable | None = None
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The pieces that one rank sends another."""
+        return transfers(self.pieces)
+
+    @property
+    def returns_to(self) -> Version | None:
+        """The older version that everybody begins with; None: the one of the last committed step."""
+        return None if self.restore is None else self.restore.version
 
 
 def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
@@ -132,7 +153,9 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         return _go_back(rules, survivors, decision, members, target, "every rank that held state is lost")
     if not decision.committed_step:
         return RegroupPlan(members, target, decision)
-    transfers, missing = plan_transfers(target, holdings, survivors.damaged.offers(holdings))
+    version = Version(decision.committed_step)
+    offers = [Offer.whole(version, PeerSource(r), units) for r, units in survivors.damaged.offers(holdings).items()]
+    pieces, missing = plan_pieces(target, offers, holdings)
     if missing and all(any(unit in units for units in holdings.values()) for unit in missing):
         # It cannot be moved, but whoever holds it may go on with it.
         ready = _fastest(_ready_layouts(rules.cluster, survivors.layout, target, members, holdings), survivors.costs)
@@ -145,9 +168,9 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         lost = "the state of all holders is corrupted" if distrusted & set(missing) else "every holder was lost at once"
         what = f"no living rank holds {', '.join(missing)}: {lost}"
         return _go_back(rules, survivors, decision, members, target, what)
-    direct = RegroupPlan(members, target, decision, transfers)
+    direct = RegroupPlan(members, target, decision, pieces)
     # In the background a unit comes from a rank that computes with it; after a damaged transfer there may be none left.
-    if not transfers or reason == BALANCE or rules.takeover == "direct" or survivors.damaged:
+    if not pieces or reason == BALANCE or rules.takeover == "direct" or survivors.damaged:
         return direct
     return _cheaper(rules, survivors, direct, holdings)
 
@@ -204,7 +227,7 @@ def _cheaper(
     is_dearer = slower_seconds < 0 or background_seconds >= transfer_seconds(direct.transfers, sizes, costs)
     if rules.takeover == "auto" and is_dearer:
         return direct
-    return replace(direct, layout=first, transfers=(), background=background)
+    return replace(direct, layout=first, pieces=(), background=background)
 
 
 def _fastest(layouts: Sequence[Layout], costs: Costs) -> Layout | None:
@@ -259,19 +282,23 @@ def _shared(replicas: Sequence[Replica], num_microbatches: int) -> tuple[Replica
 def _go_back(
     rules: Rules, survivors: Survivors, decision: Decision, members: tuple[int, ...], target: Layout, what: str
 ) -> RegroupPlan:
-    """State is lost: everybody goes back to the newest checkpoint that is whole."""
+    """State is lost: everybody goes back to the newest version that is whole somewhere."""
     durable = rules.newest_checkpoint(survivors.refused)
     if durable is None and rules.stops_on_loss and not survivors.refused:
         # All of them are fresh: as when the job began. What a save left half written counts for nothing.
         return RegroupPlan(members, target, replace(decision, committed_step=0, commit=None))
-    rejected = [*survivors.refused.values(), *rules.rejected_checkpoints(0)] if durable is None else []
-    if rejected:
+    offers = []
+    if durable is not None:
+        offers.append(Offer.whole(durable.version, CheckpointSource(durable.folder), target.holders()))
+    choice = choose_version(target, offers)
+    if choice is not None:
+        at_version = replace(decision, committed_step=choice.version.step, commit=None)
+        return RegroupPlan(members, target, at_version, choice.pieces, restore=durable)
+    if rejected := [*survivors.refused.values(), *rules.rejected_checkpoints(0)]:
         raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(rejected)}")
-    if durable is None:
-        raise CannotGoOn(
-            f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"
-        )
-    return RegroupPlan(members, target, replace(decision, committed_step=durable.step, commit=None), restore=durable)
+    raise CannotGoOn(
+        f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"
+    )
 
 
 def newest_said(rules: Rules, refused: Collection[Durable]) -> str:

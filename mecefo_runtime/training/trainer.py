@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_units
+from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_pieces
 from mecefo_runtime.comm import nccl
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient, CoordinatorLost
 from mecefo_runtime.comm.forming import form_groups
@@ -160,7 +160,7 @@ class Trainer:
                 self._emitter.emit("transfer_damaged", step=step, **told)
         except EpochBroken as error:
             if not self._client.must_leave:
-                refused = form.restore if isinstance(error, CheckpointRefused) else None
+                refused = error.folder if isinstance(error, CheckpointRefused) else None
                 trouble = Trouble(form.epoch, str(error), refused)
                 unreachable = list(error.ranks) if isinstance(error, PeersUnreachable) else None
         # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
@@ -188,17 +188,15 @@ class Trainer:
             self._forming = groups
             group_seconds = time.monotonic() - began
             bytes_per_second = measure_transfer(groups, self._device, self._traffic) if form.measure_transfer else None
-            incoming = {transfer.unit for transfer in form.transfers if transfer.destination == self._rank}
-            folder = form.restore
+            incoming = {piece.unit for piece in form.pieces if piece.destination == self._rank}
+            goes_back = form.returns_to is not None
             state, held = self._holdings.build(
-                layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE, restores=folder is not None
+                layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE, restores=goes_back
             )
             if form.transfers:
                 self.announce(form.resume_step, "transfer")
-            if folder is None:
-                transfer_seconds, transfer_bytes = move_units(groups, state.units, held, form.transfers, self._traffic)
-            else:
-                transfer_seconds, transfer_bytes = load_units(folder, state.units)
+            moved_seconds, moved_bytes = move_units(groups, state.units, held, form.transfers, self._traffic)
+            loaded_seconds, loaded_bytes = load_pieces(form.pieces, self._rank, state.units)
             with self._pacer.segment(None):
                 degraded = DegradedLayers(layout, self._rank, state, self._job, background)
             ratings = Ratings(form.ratings, layout, self._rank, reduces_by_link=self._traffic.link is not None)
@@ -223,7 +221,7 @@ class Trainer:
             self._forming = None
             if self._epoch is None:
                 groups.close()
-        self._holdings.adopt(state, background, held, restored=folder is not None)
+        self._holdings.adopt(state, background, held, restored=goes_back)
         self._observers.hooks.expose(Inspection(state, self._pacer))
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, form.members, form.lineage
@@ -236,7 +234,8 @@ class Trainer:
         if agreed is not None:
             self._client.agree_on(agreed)
         self._pacer.set_now(time.monotonic())
-        told = group_seconds, transfer_seconds, transfer_bytes, bytes_per_second, agreed
+        transfer = moved_seconds + loaded_seconds, moved_bytes + loaded_bytes
+        told = group_seconds, *transfer, bytes_per_second, agreed
         self._client.send(Formed(self.report(), *told))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:

@@ -26,7 +26,8 @@ from mecefo_runtime.comm.messages import (
     to_wire,
 )
 from mecefo_runtime.job.background import Background, ShadowUnit
-from mecefo_runtime.job.layout import Layout, Replica, Span, Transfer
+from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.state_source import CheckpointSource, PeerSource, Piece, Share, Version
 from mecefo_runtime.job.step_report import (
     HealthHistory,
     LateCommit,
@@ -65,7 +66,8 @@ FORM = Form(
     device_way="gloo",
     lineage="ab",
     reason="loss",
-    transfers=(Transfer("head", 1, 0),),
+    pieces=(Piece("head", PeerSource(1), 0), Piece("layer.0", CheckpointSource("/run/step-9"), 1, Share(1, 2))),
+    returns_to=Version(9, "old"),
     background=Background((ShadowUnit("head", 1, 9, 0),)),
     commit=LateCommit(8, TOTALS),
 )

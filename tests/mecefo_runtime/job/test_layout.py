@@ -14,7 +14,6 @@ from mecefo_runtime.job.layout import (
     Span,
     configured_layout,
     layer_unit,
-    plan_transfers,
     split_evenly,
     unit_layer,
 )
@@ -245,33 +244,6 @@ class TestCheck:
         )
         with pytest.raises(LayoutError, match=message):
             replace(layout, replicas=replicas).check(CLUSTER, range(4))
-
-
-class TestTransfers:
-    @given(layouts(), st.data())
-    def test_exactly_what_is_missing_moves_from_who_has_it(self, drawn, data):
-        cluster, layout = drawn
-        units = ["embedding", *map(layer_unit, range(cluster.num_layers)), "head"]
-        holdings = {rank: data.draw(st.frozensets(st.sampled_from(units))) for rank in range(cluster.num_ranks)}
-        transfers, lost = plan_transfers(layout, holdings)
-        needed = {(unit, rank) for rank in layout.ranks() for unit in layout.units(rank) if unit not in holdings[rank]}
-        moved = [(transfer.unit, transfer.destination) for transfer in transfers]
-        assert len(moved) == len(set(moved))
-        assert set(moved) == {(unit, rank) for unit, rank in needed if unit not in lost}
-        assert all(transfer.unit in holdings[transfer.source] for transfer in transfers)
-        held = frozenset().union(*holdings.values())
-        assert lost == tuple(sorted({unit for unit, _ in needed} - held))
-
-    def test_nothing_moves_when_all_is_in_place(self):
-        layout = configured(CLUSTER)
-        assert plan_transfers(layout, {rank: layout.units(rank) for rank in range(4)}) == ((), ())
-
-    def test_several_peers_share_the_sending(self):
-        cluster = Cluster(3, 1, data_parallel=3, pipeline=1, num_layers=4, num_microbatches=3)
-        layout = configured(cluster)
-        transfers, lost = plan_transfers(layout, {0: layout.units(0), 1: layout.units(1), 2: ()})
-        assert lost == ()
-        assert Counter(transfer.source for transfer in transfers) == {0: 3, 1: 3}
 
 
 @pytest.mark.parametrize(("total", "parts", "shares"), [(7, 3, [3, 2, 2]), (2, 3, [1, 1, 0]), (6, 3, [2, 2, 2])])

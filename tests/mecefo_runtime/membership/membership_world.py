@@ -167,7 +167,7 @@ class World:
                     if commit is not None and rank.committed < commit.step and rank.layout is not None:
                         assert rank.ready == commit.step, "told to apply a step whose gradients it does not have"
                         rank.committed = commit.step
-                    if rank.layout is not None and message.restore is None:
+                    if rank.layout is not None and message.returns_to is None:
                         assert rank.committed == message.resume_step - 1, "a step was lost or repeated after its commit"
                     rank.layout = message.layout
                     rank.background = message.background

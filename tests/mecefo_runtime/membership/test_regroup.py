@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import RankReport
-from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, plan_transfers
+from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span
+from mecefo_runtime.job.state_source import CheckpointSource, Version, plan_pieces
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision
 from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
@@ -131,7 +132,7 @@ def test_every_plan_can_run_at_once_or_after_its_transfers(lost, takeover, strat
         assert transfer.unit in holdings[transfer.source]
     for transfer in plan.transfers:
         holdings[transfer.destination].add(transfer.unit)
-    assert plan_transfers(plan.layout, holdings) == ((), ())
+    assert plan_pieces(plan.layout, (), holdings) == ((), ())
     assert not (plan.transfers and plan.background)
     if plan.background:
         assert takeover != "direct"
@@ -175,8 +176,13 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     newest = Durable(7, "step-7")
     survivors = survivors_of(WHOLE, EVERYBODY - lost)
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")
-    assert (plan.restore, plan.decision) == (newest, Decision(7))
+    assert (plan.restore, plan.returns_to, plan.decision) == (newest, Version(7), Decision(7))
     assert not plan.transfers and not plan.background
+    # What the living hold is of a later step: all of them read all of it.
+    assert {piece.source for piece in plan.pieces} == {CheckpointSource("step-7")}
+    assert {(piece.unit, piece.destination) for piece in plan.pieces} == {
+        (unit, rank) for unit, ranks in plan.layout.holders().items() for rank in ranks
+    }
 
 
 def test_state_of_which_every_holder_is_corrupted_is_not_called_lost() -> None:
