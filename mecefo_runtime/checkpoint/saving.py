@@ -13,6 +13,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.state_source import CheckpointSource, Piece
 from mecefo_runtime.model.data import read_corpus
+from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.system.events import Emitter
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _load_units(folder: str, units: Iterable[UnitState]) -> None:
         raise CheckpointRefused(folder, message)
 
 
-class Saving:
+class Saving(StateActivity):
     """Writes this rank's units in the background. All ranks save or skip a step together: see `is_busy`."""
 
     def __init__(self, job: JobConfig, emitter: Emitter) -> None:
@@ -87,7 +88,7 @@ class Saving:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last save is still being written."""
+        """Whether the last save is still being copied or written."""
         return self._writer.is_busy
 
     def is_due(self, step: int) -> bool:
@@ -95,8 +96,20 @@ class Saving:
         return step % self._config.every_steps == 0
 
     def save(self, step: int, layout: Layout, units: Mapping[str, UnitState], rank: int, lineage: str) -> None:
-        """Save the state after `step`; returns as soon as it is copied."""
-        self._writer.save(step, {unit: units[unit] for unit in units_to_write(layout, rank)}, lineage)
+        """Save the state after `step`, from now to the next optimizer step."""
+        self._writer.begin(step, {unit: units[unit] for unit in units_to_write(layout, rank)}, lineage)
+
+    def advance(self) -> None:
+        """Copy a slice."""
+        self._writer.advance()
+
+    def finish(self) -> None:
+        """Copy the rest."""
+        self._writer.finish()
+
+    def leave(self) -> None:
+        """Copy the rest: what is saved is saved, whatever follows."""
+        self._writer.finish()
 
     def tell(self, *, is_leader: bool) -> None:
         """Emit what became of earlier saves; the leader removes checkpoints that are too old."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.layout import Transfer
+from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.state.transfer import STATE_TAG, StateCorrupt, UnitTransfers
@@ -13,7 +14,7 @@ from mecefo_runtime.state.transfer import STATE_TAG, StateCorrupt, UnitTransfers
 _FETCH_TAG = 2 * STATE_TAG
 
 
-class Fetching:
+class Fetching(StateActivity):
     """One rank's part of an epoch's background transfers. `received` are the units that have arrived whole."""
 
     def __init__(self, background: Background, groups: Groups, state: ModelState, traffic: Traffic = FREE) -> None:

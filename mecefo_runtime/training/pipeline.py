@@ -67,8 +67,15 @@ class Pipeline:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.is_origin = torch.zeros((), dtype=torch.bool, device=self._device)
 
-    def run(self, samples: Sequence[int], announce: Callable[[str], None]) -> StepStats:
+    def run(
+        self,
+        samples: Sequence[int],
+        announce: Callable[[str], None],
+        between: Callable[[], None] = lambda: None,
+    ) -> StepStats:
         """Forward and backward of this replica's share of `samples`, which are the whole step's.
+
+        `between` is called after every compute segment.
 
         Gradients accumulate in the model state. Afterwards `is_origin` says whether something that is not finite came
         out of this rank though all that went in was, and `loss_sum` is that of the step stats: scalars on the device,
@@ -90,11 +97,15 @@ class Pipeline:
         num_warmup = min(self._num_behind, len(batches))
         for index in range(num_warmup):
             self._forward(flights, index, batches[index])
+            between()
         for index in range(num_warmup, len(batches)):
             self._forward(flights, index, batches[index])
+            between()
             self._backward(flights, index - num_warmup, announce)
+            between()
         for index in range(len(batches) - num_warmup, len(batches)):
             self._backward(flights, index, announce)
+            between()
         wait_all([work for work, _ in self._sends])
         self._sends.clear()
         return self._stats

@@ -30,6 +30,7 @@ from mecefo_runtime.job.step_report import (
 )
 from mecefo_runtime.model.data import samples_of_step
 from mecefo_runtime.model.schedule import learning_rate
+from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
@@ -64,7 +65,7 @@ class StepProgress:
 
 @dataclass(slots=True)
 class Epoch:
-    """What a rank has while it trains in one epoch."""
+    """What a rank has while it trains in one epoch. `saving` is what else uses its state between two steps."""
 
     number: int
     leader: int
@@ -77,6 +78,17 @@ class Epoch:
     pipeline: Pipeline | None
     ratings: Ratings
     traffic: Traffic = FREE
+    saving: tuple[StateActivity, ...] = ()
+
+    @property
+    def activities(self) -> tuple[StateActivity, ...]:
+        """All that uses the state between two optimizer steps."""
+        return (self.fetching, *self.saving)
+
+    def advance(self) -> None:
+        """A compute segment is over."""
+        for activity in self.activities:
+            activity.advance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +223,13 @@ class Stepper:
 
         state = epoch.state
         state.enter_step(step)
-        epoch.fetching.begin(step)
+        for activity in epoch.activities:
+            activity.begin(step)
         odd_ranks = self._compare_state(epoch, step)
         state.gradients.zero_()
         pipeline, stats = epoch.pipeline, StepStats()
         if pipeline is not None:
-            stats = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce)
+            stats = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce, epoch.advance)
         # Before the norm is taken: what a hook does to this rank's gradients must show in its own norm.
         announce("reduce")
         own_norm = state.gradient_norm()
@@ -359,7 +372,8 @@ class Stepper:
             return outcome
         totals = commit_row.totals_of(total)
         self.progress = replace(self.progress, ready=replace(ready, totals=totals))
-        epoch.fetching.finish()
+        for activity in epoch.activities:
+            activity.finish()
         self._host.announce(step, "optimizer")
         with self._pacer.segment(epoch.ratings.update_seconds(epoch.state.holders)):
             self.apply(epoch.state, step, totals)

@@ -216,6 +216,7 @@ class Trainer:
                 pipeline=pipeline,
                 ratings=ratings,
                 traffic=self._traffic,
+                saving=() if self._saving is None else (self._saving,),
             )
         finally:
             self._forming = None
@@ -246,6 +247,8 @@ class Trainer:
         epoch, self._epoch = self._epoch, None
         self._status = "parked"
         if epoch is not None:
+            for activity in epoch.activities:
+                activity.leave()
             self._holdings.receive(epoch.fetching.received)
             epoch.pipeline = None
             epoch.groups.close()

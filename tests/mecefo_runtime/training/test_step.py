@@ -17,6 +17,7 @@ from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.job.step_report import PartHealth, StepStats, StepTotals, StepVerdict
 from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.schedule import learning_rate
+from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import pacer_for
@@ -118,6 +119,29 @@ def test_a_step_is_computed_and_committed() -> None:
     assert progress.record["loss"] == pytest.approx(5.5, abs=0.5)  # of 256 tokens, before anything is learned
     assert not torch.equal(rank.parameters, before)
     assert rank.phases == ["data", "forward", "backward", "reduce", "optimizer", "commit"]
+
+
+def test_what_uses_the_state_is_through_before_the_optimizer_changes_it() -> None:
+    rank = Rank()
+    told: list[str] = []
+
+    class Watching(StateActivity):
+        def begin(self, step: int) -> None:
+            self.parameters = rank.parameters
+            told.append(f"begin {step}")
+
+        def advance(self) -> None:
+            told.append("advance")
+
+        def finish(self) -> None:
+            assert torch.equal(rank.parameters, self.parameters)
+            told.append("finish")
+
+    rank.epoch.saving = (Watching(),)
+    rank.run(1)
+    rank.run(2)
+    # Two microbatches: two forward and two backward segments.
+    assert told == ["begin 1", *["advance"] * 4, "finish", "begin 2", *["advance"] * 4, "finish"]
 
 
 @pytest.mark.parametrize(("wants", "other", "all_called"), [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False)])
