@@ -20,7 +20,7 @@ class Staging:
     """
 
     def __init__(self, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self._copies = list(copies)
+        self._copies = [(source, target) for source, target in copies if source.numel()]
         self._first = 0
         self._streams: list[torch.cuda.Stream] = []
         self.num_bytes = sum(source.nbytes for source, _ in copies)

@@ -182,8 +182,8 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
     rank = Rank()
     run = Pipeline.run
 
-    def spoil(self: Pipeline, samples: Any, announce: Any) -> Any:
-        stats = run(self, samples, announce)
+    def spoil(self: Pipeline, *told: Any) -> Any:
+        stats = run(self, *told)
         rank.epoch.state.gradients[0] = nan
         return stats
 
