@@ -25,6 +25,7 @@ _NEEDS = {
     "checkpoints": "a job that writes checkpoints (`--checkpoint-every`)",
     "checkpoint-phase": "a job that writes checkpoints (`--checkpoint-every`), or a command that saves its own",
     "root": "root",
+    "snapshots": "a job that keeps snapshots (`--snapshot-every`)",
 }
 _FAMILIES = {
     "Processes": ("kill", "pause", "crash", "hang", "memory"),
@@ -91,6 +92,7 @@ _SCOPES = {
     "node": "nodes",
     "link": "the link between two ranks",
     "job": "the whole job: it has no `on`",
+    "all-ranks": "every rank: it has no `on`",
     "checkpoint": "the job's newest checkpoint, or its folder: it has no `on`",
 }
 

@@ -19,6 +19,7 @@ _SECTIONS = (
     ("Approximation", "job.approximation", ""),
     ("Health", "job.health", ""),
     ("Checkpoint", "job.checkpoint", ""),
+    ("Snapshots", "job.snapshots", ""),
     ("CommandJob", "job, of a command", "The job, if it is somebody else's: with `runtime: command`."),
     ("Limits", "limits", ""),
     ("Containers", "containers", ""),

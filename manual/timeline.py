@@ -204,7 +204,7 @@ def _mark_words(event: Event) -> str | None:
             return "back in the job"
         case "step_unfit":
             return {"repeat": "step repeated", "skip": "step left out"}.get(fields.get("verdict", ""), "state healed")
-        case "checkpoint_restored":
+        case "checkpoint_restored" | "snapshot_restored":
             return f"back to step {event.step}"
     return None
 

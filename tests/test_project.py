@@ -36,7 +36,8 @@ PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks", "dashboards", "m
 # Packages and their rooms, lowest first: an import may point to the left and down, never to the right or up.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (
-        *("system", "job", "model", "comm", "planners", "state", "checkpoint", "training", "membership", "launch"),
+        *("system", "job", "model", "comm", "planners", "state", "checkpoint", "snapshots", "training"),
+        *("membership", "launch"),
         *("huggingface", "__main__"),
     ),
     "chaos": (
@@ -200,7 +201,7 @@ OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
     *("--profile", "--param", "-p", "--nodes-per-rack"),
     *("--nodes", "--gpus-per-node", "--data-parallel", "--pipeline", "--model", "--data", "--steps", "--strategy"),
-    *("--checkpoint-every", "--checkpoint-folder"),
+    *("--checkpoint-every", "--checkpoint-folder", "--snapshot-every", "--snapshot-protection"),
     *(
         "--seed",
         "--dilation",
@@ -363,7 +364,7 @@ def test_examples_in_the_readme_are_accepted(line, capsys, tmp_path, monkeypatch
     assert "incident 0: " in capsys.readouterr().out or "--json" in line
 
 
-JOB_OF_EXAMPLES = "name: x\njob: {steps: 560, checkpoint: {every_steps: 4}}\nfaults:\n"
+JOB_OF_EXAMPLES = "name: x\njob: {steps: 560, checkpoint: {every_steps: 4}, snapshots: {}}\nfaults:\n"
 
 
 def fault_examples():

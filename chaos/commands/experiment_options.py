@@ -160,6 +160,17 @@ def experiment_options(command: Any) -> Any:
         click.option(
             "--checkpoint-folder", metavar="DIRECTORY", help="Where checkpoints go. Default: into the run's folder."
         ),
+        click.option(
+            "--snapshot-every",
+            type=NUMBER,
+            metavar="STEPS",
+            help="Copy the state to the nodes' memory so often. Default: never.",
+        ),
+        click.option(
+            "--snapshot-protection",
+            metavar="none|copy|xor|pq",
+            help="What snapshots survive: the ranks alone, or any one node of a group, or any two. Default: xor.",
+        ),
         click.option("--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
         click.option(
             "--dilation",

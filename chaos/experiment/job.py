@@ -31,14 +31,17 @@ from mecefo_runtime.job.config import (
     ModelConfig,
     Pacing,
     RejectedStepPolicy,
+    SnapshotConfig,
     quality_of,
 )
 from mecefo_runtime.job.device_model import DeviceModel, emulating, rescaled
+from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.planners import fixed_settings, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice
 
 # The recipe's defaults are the runtime's.
 _DEFAULTS = JobConfig()
+_DEFAULT_SNAPSHOTS = SnapshotConfig()
 # How often a job that can only go back to a checkpoint writes one, if it is not said.
 DEFAULT_CHECKPOINT_STEPS = 20
 # Which roles are processes of their own, by runtime.
@@ -75,6 +78,22 @@ class Checkpoint(Said):
     max_fruitless_restarts: int = Field(default=MAX_FRUITLESS_RESTARTS, ge=1, le=1000)
 
 
+class Snapshots(Said):
+    """Snapshots in the nodes' memory: one after `every` so many steps, in at most `memory` of each node.
+
+    `protection` is what they survive: `none` the ranks, `copy` and `xor` any node of a `group`, `pq` any two.
+    """
+
+    every: int = Field(default=_DEFAULT_SNAPSHOTS.every_steps, ge=1, le=10**8)
+    protection: Protection = _DEFAULT_SNAPSHOTS.protection
+    group: int = Field(default=_DEFAULT_SNAPSHOTS.group_size, ge=2, le=MAX_RANKS)
+    memory: BytesText = _DEFAULT_SNAPSHOTS.memory_bytes
+
+    def config(self, nodes_per_rack: int | None) -> SnapshotConfig:
+        """As the runtime has it."""
+        return SnapshotConfig(self.every, self.memory, self.protection, self.group, nodes_per_rack)
+
+
 class Containers(Said):
     """What a node of the docker backend is: its image, and its share of this machine.
 
@@ -89,8 +108,8 @@ class Containers(Said):
 class Job(Said):
     """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks.
 
-    `nodes_per_rack` says which nodes can be affected together as a rack; to the runtime it means nothing. The key
-    `degraded_share_limit` is older than `quality`, and is it where it is given.
+    `nodes_per_rack` says which nodes can be affected together as a rack; the runtime spreads protection over racks. The
+    key `degraded_share_limit` is older than `quality`, and is it where it is given.
     """
 
     runtime: Literal["mecefo"] = "mecefo"
@@ -116,6 +135,7 @@ class Job(Said):
     approximation: Approximation = Approximation()
     health: Health = Health()
     checkpoint: Checkpoint | None = None
+    snapshots: Snapshots | None = None
     takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
     quality: QualityText = "auto"
     degraded_share_limit: float | None = Field(default=None, ge=0, le=1)
@@ -208,6 +228,7 @@ class Job(Said):
             approximation=ApproximationConfig(**self.approximation.model_dump()),
             health=HealthConfig(**self.health.model_dump()),
             checkpoint=self._checkpoint_config(),
+            snapshots=None if self.snapshots is None else self.snapshots.config(self.nodes_per_rack),
             takeover=self.takeover,
             degraded_share_limit=quality.degraded_share_limit,
             projected_share_limit=quality.projected_share_limit,

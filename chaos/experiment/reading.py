@@ -18,12 +18,21 @@ from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
 from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
 from chaos.experiment.gate_spec import aborting
-from chaos.experiment.job import Approximation, Checkpoint, Containers, Health, Job, with_device, with_strategy
+from chaos.experiment.job import (
+    Approximation,
+    Checkpoint,
+    Containers,
+    Health,
+    Job,
+    Snapshots,
+    with_device,
+    with_strategy,
+)
 from chaos.experiment.limits import Limits
 from chaos.experiment.parameter_pairs import named, read_pairs
 from chaos.experiment.profile import ProfileSpec
 from chaos.experiment.salvage import Salvage, salvaged
-from chaos.experiment.terms import CHECKPOINT_OPTIONS, CONTAINER_OPTIONS, TERMS, option_name
+from chaos.experiment.terms import CHECKPOINT_OPTIONS, CONTAINER_OPTIONS, SNAPSHOT_OPTIONS, TERMS, option_name
 from chaos.spec.validation_errors import Problems, Source, explain, key_path
 from chaos.spec.yaml_lines import KeyPath, Mistake, read
 
@@ -42,6 +51,7 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     ("job", "approximation"): tuple(Approximation.model_fields),
     ("job", "health"): tuple(Health.model_fields),
     ("job", "checkpoint"): tuple(Checkpoint.model_fields),
+    ("job", "snapshots"): tuple(Snapshots.model_fields),
     ("limits",): tuple(Limits.model_fields),
     ("containers",): tuple(Containers.model_fields),
 }
@@ -194,6 +204,8 @@ def _put_options(
             if problems.source.path is None:
                 labels[where[:-1]] = label
                 labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
+        if option in SNAPSHOT_OPTIONS:
+            where = ("job", "snapshots", SNAPSHOT_OPTIONS[option])
         if option in CONTAINER_OPTIONS:
             where = ("containers", CONTAINER_OPTIONS[option])
         if option in FAULT_KEYS or option == "parameters":

@@ -50,6 +50,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "approximation": "how degraded layers are approximated",
         "health": "what becomes of steps that are not fit to be committed",
         "checkpoint": "durable checkpoints; none where it is left out",
+        "snapshots": "snapshots of the state in the nodes' memory; none where it is left out",
         "takeover": "whether training waits for state that has to move; `auto`: what is estimated to cost less",
         "quality": "with mecefo: how much may be approximated; a share is that of samples through degraded layers",
         "degraded_share_limit": "the same as `quality` with a share, which it overrides",
@@ -90,6 +91,12 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "folder": "where they go; into the run's folder where it is left out",
         "resume": "begin with the newest one in `folder`",
         "max_fruitless_restarts": "strategy checkpoint: the job ends after so many restarts without a new step",
+    },
+    "Snapshots": {
+        "every": "copy the state so often",
+        "protection": "what they survive: the ranks alone (none), any one node of a group (copy, xor), any two (pq)",
+        "group": "nodes that protect each other",
+        "memory": "what snapshots and parity may take of each node's memory",
     },
     "Limits": {
         "max_nodes": "at most so many nodes at once",

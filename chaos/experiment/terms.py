@@ -26,6 +26,7 @@ _OF_THE_JOB = (
 )
 _OF_THE_EXPERIMENT = ("backend", "network", "profile", "seed")
 CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
+SNAPSHOT_OPTIONS = {"snapshot_every": "every", "snapshot_protection": "protection"}
 CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
 
 
@@ -38,6 +39,7 @@ TERMS: Mapping[str, str] = {
     **{f"job.{key}": option_name(key) for key in _OF_THE_JOB},
     **{key: option_name(key) for key in (*_OF_THE_EXPERIMENT, *FAULT_KEYS) if key not in ("kind", "draw")},
     **{f"job.checkpoint.{key}": option_name(option) for option, key in CHECKPOINT_OPTIONS.items()},
+    **{f"job.snapshots.{key}": option_name(option) for option, key in SNAPSHOT_OPTIONS.items()},
     **{f"containers.{key}": option_name(option) for option, key in CONTAINER_OPTIONS.items()},
 }
 """Key -> option; what stands beside every fault by its bare key."""

@@ -25,7 +25,7 @@ from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
 
 Fidelity = Literal["real", "shaped", "telemetry"]
-Role = Literal["rank", "supervisor", "container", "coordinator", "launcher"]
+Role = Literal["rank", "supervisor", "snapshots", "container", "coordinator", "launcher"]
 VERIFY_TIMEOUT_SECONDS = 5.0
 
 
@@ -51,6 +51,7 @@ class OwnedProcess:
         names = {
             "rank": f"rank {self.rank}",
             "supervisor": f"supervisor of node {self.node}",
+            "snapshots": f"snapshot process of node {self.node}",
             "container": f"container of node {self.node}",
             "launcher": "launcher" if self.node is None else f"launcher of node {self.node}",
         }

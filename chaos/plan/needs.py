@@ -14,16 +14,20 @@ NEEDS: Mapping[str, str] = {
     "cuda": "a job whose ranks run on CUDA devices",
     "links": "ranks with networks of their own",
     "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",
+    "snapshots": f"a job that keeps snapshots: give it {setting('job.snapshots.every', 1)}",
     "root": "root's rights on this machine",
 }
 
 
-def capabilities_of(backend: str, runtime: str, *, has_checkpoints: bool) -> frozenset[str]:
+def capabilities_of(
+    backend: str, runtime: str, *, has_checkpoints: bool, has_snapshots: bool = False
+) -> frozenset[str]:
     """What an experiment offers for certain, on whatever machine; that may add "cuda", "root" and, locally, "links"."""
     offered = {
         "links": backend == "docker",
         "own-runtime": runtime == "mecefo",
         "checkpoints": has_checkpoints,
+        "snapshots": has_snapshots,
         # Of a command, whether it saves anything shows when it does.
         "checkpoint-phase": has_checkpoints or runtime == "command",
     }

@@ -100,7 +100,10 @@ def make_plan(
     job = experiment.job
     if capabilities is None:
         has_checkpoints = isinstance(job, Job) and job.checkpoint is not None
-        capabilities = capabilities_of(experiment.backend, job.runtime, has_checkpoints=has_checkpoints)
+        has_snapshots = isinstance(job, Job) and job.snapshots is not None
+        capabilities = capabilities_of(
+            experiment.backend, job.runtime, has_checkpoints=has_checkpoints, has_snapshots=has_snapshots
+        )
     notes: list[str] = []
     drafts: list[_Draft] = []
     for index, fault in enumerate(experiment.faults):

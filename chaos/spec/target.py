@@ -11,9 +11,9 @@ from chaos.errors import UsageError, nearest, setting, shown
 from chaos.spec.trigger import split_pairs, whole_number
 from mecefo_runtime.job.layout import Cluster
 
-Scope = Literal["node", "rank", "link", "checkpoint", "job"]
+Scope = Literal["node", "rank", "all-ranks", "link", "checkpoint", "job"]
 # Of these the user names nobody: a checkpoint is the newest, and a fault of the job says itself whom it means.
-WITHOUT_TARGET: tuple[Scope, ...] = ("checkpoint", "job")
+WITHOUT_TARGET: tuple[Scope, ...] = ("all-ranks", "checkpoint", "job")
 
 ROLES = ("coordinator", "store", "launcher")
 _PLACES = ("rank", "node", "rack", "stage", "replica")
@@ -154,7 +154,7 @@ def resolve(
     if fault_scope in WITHOUT_TARGET:
         if target is not None:
             raise UsageError(f"the fault has no target of its own: leave {target} out")
-        return ResolvedTarget()
+        return ResolvedTarget(ranks=tuple(range(cluster.num_ranks)) if fault_scope == "all-ranks" else ())
     target = target or DEFAULT_TARGET
     if fault_scope == "link":
         return _resolve_link(target, cluster, rng, unavailable)

@@ -23,7 +23,7 @@ WARM_UP_STEPS = 5
 NOW_STEPS = 5
 """The speed now is that over this many last steps."""
 
-_AFTER_STEP = frozenset({"layout", "regrouped", "rejoined", "checkpoint_restored"})
+_AFTER_STEP = frozenset({"layout", "regrouped", "rejoined", "checkpoint_restored", "snapshot_restored"})
 """Events whose `step` is the last that was committed before training continues."""
 
 

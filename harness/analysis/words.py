@@ -159,9 +159,8 @@ class Narrator:
         step = event.step or 0
         number = number + 1 if step - last_step <= 1 else 1
         self._rejected[event.job] = (number, step)
-        sentence = (
-            f"the step is not fit to be committed ({fields.get('reason')}): {_REJECTED.get(str(fields.get('verdict')))}"
-        )
+        verdict = _REJECTED.get(str(fields.get("verdict")))
+        sentence = f"the step is not fit to be committed ({fields.get('reason')}): {verdict}"
         if number <= _REJECTED_TOLD:
             return sentence
         # A model that is corrupted for good corrupts every step from then on.
@@ -176,6 +175,9 @@ class Narrator:
 
     def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"all ranks go on from the checkpoint of step {event.step}"
+
+    def _tell_snapshot_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"all ranks go on from the snapshots of step {event.step} in the nodes' memory"
 
     def _tell_restarting(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._restarting.add(event.job)
@@ -203,8 +205,7 @@ class Narrator:
             return None
         evidence = fields.get("evidence")
         # Whose pids it was, and who undid it, is for the log.
-        undone = evidence["undone"] if isinstance(evidence, Mapping) and "undone" in evidence else evidence
-        how = evidence_text(undone)
+        how = evidence_text(evidence["undone"] if isinstance(evidence, Mapping) and "undone" in evidence else evidence)
         return f"{injected.fields.get('fault')} is over{f': {how}' if how and how != _NOTHING_TO_UNDO else ''}"
 
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import (
     ProcessId,
     begin_session,
@@ -82,7 +83,8 @@ class ForkServer:
             case "listen":
                 # Held here, so that a restarted coordinator has the same address and no connection is refused
                 # meanwhile.
-                listener = self._listen(int(command.get("port", 0)))
+                own_network = None if self._networks is None else self._networks.coordinator
+                listener = self._listen(int(command.get("port", 0)), own_network)
                 self._listeners[command["job"]] = listener
                 self._coordinator_checkpoints[command["job"]] = CoordinatorCheckpoint()
                 host, port = listener.getsockname()
@@ -92,6 +94,9 @@ class ForkServer:
                 attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
 
                 own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
+                if (snapshots := self._listeners.get(_snapshots_of(command["job"], node))) is not None:
+                    host, port = snapshots.getsockname()
+                    environment = {**environment, "MECEFO_SNAPSHOTS": f"{host}:{port}"}
 
                 # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
                 from mecefo_runtime.launch.supervisor import run_supervisor
@@ -111,6 +116,25 @@ class ForkServer:
                     )
 
                 self._start(command, f"node-{node}", supervise)
+            case "snapshots":
+                node = int(command["node"])
+                # Held here, like a coordinator's: ranks find one that is started again where the one before was.
+                key = _snapshots_of(command["job"], node)
+                if key not in self._listeners:
+                    self._listeners[key] = self._listen(
+                        0, None if self._networks is None else self._networks.of_node(node)
+                    )
+                snapshots_listener = self._listeners[key]
+
+                from mecefo_runtime.snapshots.process import run_snapshot_process
+
+                def keep_snapshots() -> int:
+                    if self._networks is not None:
+                        self._networks.of_node(node).enter()
+                    keep_only((snapshots_listener.fileno(),))
+                    return run_snapshot_process(environment, node, snapshots_listener)
+
+                self._start(command, f"node-{node}-snapshots", keep_snapshots)
             case "coordinator":
                 listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
 
@@ -131,10 +155,9 @@ class ForkServer:
 
                 self._start(command, str(command["log"]), lambda: become(command))
 
-    def _listen(self, port: int) -> socket.socket:
-        if self._networks is None:
+    def _listen(self, port: int, own: OwnNetwork | None) -> socket.socket:
+        if own is None:
             return socket.create_server((self._host, port), backlog=1024)
-        own = self._networks.coordinator
         with own.entered():
             return socket.create_server((own.address, port), backlog=1024)
 
@@ -164,6 +187,10 @@ class ForkServer:
 
     def _reply(self, message: Mapping[str, Any]) -> None:
         os.write(self._replies, json.dumps(message).encode() + b"\n")
+
+
+def _snapshots_of(job: str, node: int) -> str:
+    return f"snapshots of {job} on node {node}"
 
 
 def load(data: str | None, modules: Iterable[str]) -> None:

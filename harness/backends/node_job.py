@@ -69,6 +69,8 @@ class NodeJob(EndingJob):
         self._coordinator_attempt = 0
         self._num_crashes = 0
         self._supervisors: dict[int, OwnedProcess] = {}
+        self._has_snapshots = job.snapshots is not None
+        self._snapshots: dict[int, OwnedProcess] = {}
         # Nodes whose start is under way.
         self._starting: set[int] = set()
         self._node_attempts = dict.fromkeys(range(self._cluster.nodes), 0)
@@ -93,10 +95,11 @@ class NodeJob(EndingJob):
         return tuple(self._ranks[rank] for rank in ranks if rank in self._ranks)
 
     def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """Supervisor, ranks and container of `nodes`."""
+        """Supervisor, snapshot process, ranks and container of `nodes`."""
         supervisors = tuple(self._supervisors[node] for node in nodes if node in self._supervisors)
+        snapshots = tuple(self._snapshots[node] for node in nodes if node in self._snapshots)
         ranks = tuple(owned for owned in self._ranks.values() if owned.node in nodes)
-        return (*supervisors, *ranks, *self._backend.node_hosts(nodes))
+        return (*supervisors, *snapshots, *ranks, *self._backend.node_hosts(nodes))
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
         """The coordinator, between its start and its exit: it is also the store by which groups are formed."""
@@ -125,6 +128,13 @@ class NodeJob(EndingJob):
             if owned.process == process:
                 del self._supervisors[node]
                 self._emit_exit("supervisor", process, code, exited_node=node)
+        for node, owned in list(self._snapshots.items()):
+            if owned.process == process:
+                del self._snapshots[node]
+                self._emit_exit("snapshots", process, code, exited_node=node)
+                supervisor = self._supervisors.get(node)
+                if not self._is_stopping and supervisor is not None and supervisor.process.is_running():
+                    self._spawn(self._start_snapshots(node))
 
     def on_out_of_memory(self, why: Exception) -> None:
         """The kernel ended a process of a node. Nobody starts it again: without it a job cannot begin."""
@@ -195,7 +205,7 @@ class NodeJob(EndingJob):
 
     def _all_processes(self) -> list[OwnedProcess]:
         coordinator = [] if self._coordinator is None else [self._coordinator]
-        return [*coordinator, *self._supervisors.values(), *self._ranks.values()]
+        return [*coordinator, *self._supervisors.values(), *self._snapshots.values(), *self._ranks.values()]
 
     async def _fork(self, command: Mapping[str, Any]) -> ProcessId:
         self._num_forks_under_way += 1
@@ -228,6 +238,8 @@ class NodeJob(EndingJob):
 
     async def _start_node(self, node: int) -> None:
         self._node_attempts[node] += 1
+        if self._has_snapshots and node not in self._snapshots:
+            await self._start_snapshots(node)
         ranks = self._cluster.ranks_of(node)
         for rank in ranks:
             self._rank_attempts[rank] += 1
@@ -245,6 +257,13 @@ class NodeJob(EndingJob):
         self._starting.discard(node)
         self._supervisors[node] = OwnedProcess("supervisor", process, node=node)
         self._emit_start("supervisor", process, started_node=node)
+        self._look_whether_over(process)
+
+    async def _start_snapshots(self, node: int) -> None:
+        command = {"command": "snapshots", "job": self.name, "node": node, "environment": self._environment}
+        process = await self._fork(command)
+        self._snapshots[node] = OwnedProcess("snapshots", process, node=node)
+        self._emit_start("snapshots", process, started_node=node)
         self._look_whether_over(process)
 
     def _spawn(self, work: Any) -> None:

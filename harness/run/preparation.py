@@ -170,7 +170,10 @@ def _said_of_size(experiment: Experiment) -> str:
 def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
     """What faults can count on: what the experiment offers, and this machine."""
     has_checkpoints = isinstance(job, JobConfig) and job.checkpoint is not None
-    offered = capabilities_of(experiment.backend, experiment.job.runtime, has_checkpoints=has_checkpoints)
+    has_snapshots = isinstance(job, JobConfig) and job.snapshots is not None
+    offered = capabilities_of(
+        experiment.backend, experiment.job.runtime, has_checkpoints=has_checkpoints, has_snapshots=has_snapshots
+    )
     is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
     of_machine = {
         "root": os.geteuid() == 0,

@@ -9,7 +9,7 @@ from pathlib import Path
 from mecefo_runtime.checkpoint.folder import complete_folders, passed_over
 from mecefo_runtime.checkpoint.manifest import CheckpointMismatch, Identity
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.state_source import Version
+from mecefo_runtime.job.state_source import CheckpointSource, Source, Version
 from mecefo_runtime.model.data import read_corpus
 
 
@@ -26,12 +26,17 @@ class Durable:
         """What of the job's state it is."""
         return Version(self.step, self.lineage)
 
+    @property
+    def source(self) -> CheckpointSource:
+        """Where it is read from."""
+        return CheckpointSource(self.folder)
+
 
 class MismatchedCheckpoint(RuntimeError):
     """A checkpoint is sound, but of another model or of other data."""
 
 
-def newest_durable(job: JobConfig, refused: Collection[Durable] = ()) -> Durable | None:
+def newest_durable(job: JobConfig, refused: Collection[tuple[Version, Source]] = ()) -> Durable | None:
     """The newest complete checkpoint of `job` that is not in `refused`; None when there is none.
 
     Raises:
@@ -41,7 +46,7 @@ def newest_durable(job: JobConfig, refused: Collection[Durable] = ()) -> Durable
         return None
     for checkpoint in complete_folders(Path(job.checkpoint.folder)):
         found = Durable(checkpoint.step, str(checkpoint.path), checkpoint.stamp.lineage)
-        if found not in refused:
+        if (found.version, found.source) not in refused:
             try:
                 checkpoint.require(Identity.of(job, read_corpus(job.data)))
             except CheckpointMismatch as error:

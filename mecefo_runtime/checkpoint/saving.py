@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.state_source import CheckpointSource, Piece
 from mecefo_runtime.model.data import read_corpus
-from mecefo_runtime.state.activity import StateActivity
+from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.system.events import Emitter
 
 if TYPE_CHECKING:
@@ -32,24 +31,16 @@ def units_to_write(layout: Layout, rank: int) -> tuple[str, ...]:
     )
 
 
-class CheckpointRefused(EpochBroken):
-    """The checkpoint in `folder` is damaged: the epoch cannot begin with it. The text names what is wrong with it."""
-
-    def __init__(self, folder: str, message: str) -> None:
-        super().__init__(message)
-        self.folder = folder
-
-
-def load_pieces(pieces: Iterable[Piece], rank: int, units: Mapping[str, UnitState]) -> tuple[float, int]:
-    """Read from checkpoints what of `pieces` is for `rank` and lies there; returns (seconds, bytes loaded).
+def load_pieces(pieces: Iterable[Piece], units: Mapping[str, UnitState]) -> tuple[float, int]:
+    """Read what of `pieces` lies in checkpoints into `units`; returns (seconds, bytes loaded).
 
     Raises:
-        CheckpointRefused: one is damaged.
+        StoredStateRefused: one is damaged.
     """
     began = time.monotonic()
     by_folder: dict[str, list[UnitState]] = {}
     for piece in pieces:
-        if piece.destination == rank and isinstance(piece.source, CheckpointSource):
+        if isinstance(piece.source, CheckpointSource):
             by_folder.setdefault(piece.source.folder, []).append(units[piece.unit])
     for folder, loaded in by_folder.items():
         _load_units(folder, loaded)
@@ -70,10 +61,10 @@ def _load_units(folder: str, units: Iterable[UnitState]) -> None:
         message = str(error)
     # Outside the except block: a traceback would keep what it refers to alive.
     if message is not None:
-        raise CheckpointRefused(folder, message)
+        raise StoredStateRefused(CheckpointSource(folder), message)
 
 
-class Saving(StateActivity):
+class Saving:
     """Writes this rank's units in the background. All ranks save or skip a step together: see `is_busy`."""
 
     def __init__(self, job: JobConfig, emitter: Emitter) -> None:
@@ -88,7 +79,7 @@ class Saving(StateActivity):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last save is still being copied or written."""
+        """Whether the last save is still being written."""
         return self._writer.is_busy
 
     def is_due(self, step: int) -> bool:
@@ -96,20 +87,8 @@ class Saving(StateActivity):
         return step % self._config.every_steps == 0
 
     def save(self, step: int, layout: Layout, units: Mapping[str, UnitState], rank: int, lineage: str) -> None:
-        """Save the state after `step`, from now to the next optimizer step."""
-        self._writer.begin(step, {unit: units[unit] for unit in units_to_write(layout, rank)}, lineage)
-
-    def advance(self) -> None:
-        """Copy a slice."""
-        self._writer.advance()
-
-    def finish(self) -> None:
-        """Copy the rest."""
-        self._writer.finish()
-
-    def leave(self) -> None:
-        """Copy the rest: what is saved is saved, whatever follows."""
-        self._writer.finish()
+        """Save the state after `step`; returns as soon as it is copied."""
+        self._writer.save(step, {unit: units[unit] for unit in units_to_write(layout, rank)}, lineage)
 
     def tell(self, *, is_leader: bool) -> None:
         """Emit what became of earlier saves; the leader removes checkpoints that are too old."""

@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on: a copy in memory by the caller, a slice at a time, all else by a thread."""
+"""Saves checkpoints while training goes on: a copy in memory on the caller's thread, everything else on another one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Order:
     stamp: Stamp
     # Names and shapes; the values are views into the staging buffers.
     units: Mapping[str, tuple[Mapping[str, Tensor], Tensor]]
-    staging: Staging
+    blocking_seconds: float
 
 
 class CheckpointWriter:
@@ -59,7 +59,6 @@ class CheckpointWriter:
         self._buffers: dict[str, Tensor] = {}
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
-        self._staged: _Order | None = None
         self._idle = threading.Event()
         self._idle.set()
         # A daemon: a disk that hangs must not keep the rank from ending.
@@ -68,18 +67,19 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is still being copied or written."""
+        """Whether a save is still being written."""
         return not self._idle.is_set()
 
-    def begin(self, step: int, units: Mapping[str, UnitState], lineage: str) -> bool:
-        """Begin to copy `units` as they are after `step`, to be written as soon as they are copied; False: skipped.
+    def save(self, step: int, units: Mapping[str, UnitState], lineage: str) -> bool:
+        """Copy `units` as they are after `step` and let them be written; False: skipped.
 
-        `lineage` must be the same on all ranks and another one after every resume (see `Stamp`). The caller may change
-        the units after `finish`.
+        `lineage` must be the same on all ranks and another one after every resume (see `Stamp`). On return the caller
+        may change the units. Copied at once: what goes wrong with the state in the next step is not in it.
         """
         if self.is_busy:
             self._results.put(SaveResult(step, tuple(units), was_skipped=True))
             return False
+        began = time.monotonic()
         # Buffers are kept: new memory costs about as much time again when it is first touched.
         self._buffers = {
             name: buffer
@@ -92,33 +92,10 @@ class CheckpointWriter:
                 # Page-locked, so that the copy from a GPU takes no detour.
                 self._buffers[name] = torch.empty_like(unit.storage, device="cpu", pin_memory=unit.storage.is_cuda)
             staged[name] = named_tensors(unit, self._buffers[name]), self._buffers[name]
-        staging = Staging([(unit.storage, self._buffers[name]) for name, unit in units.items()])
+        Staging([(unit.storage, self._buffers[name]) for name, unit in units.items()]).finish()
         self._idle.clear()
-        self._staged = _Order(Stamp(step, lineage, self._identity), staged, staging)
+        self._orders.put(_Order(Stamp(step, lineage, self._identity), staged, time.monotonic() - began))
         return True
-
-    def advance(self) -> None:
-        """Copy a slice of the save that was begun."""
-        if self._staged is not None:
-            self._staged.staging.advance()
-            self._write_if_staged()
-
-    def finish(self) -> None:
-        """Copy the rest of the save that was begun."""
-        if self._staged is not None:
-            self._staged.staging.finish()
-            self._write_if_staged()
-
-    def save(self, step: int, units: Mapping[str, UnitState], lineage: str) -> bool:
-        """Copy `units` at once, see `begin`. On return the caller may change them."""
-        has_begun = self.begin(step, units, lineage)
-        self.finish()
-        return has_begun
-
-    def _write_if_staged(self) -> None:
-        if self._staged is not None and self._staged.staging.is_done:
-            self._orders.put(self._staged)
-            self._staged = None
 
     def results(self) -> list[SaveResult]:
         """What became of the saves that ended or were skipped since the last call."""
@@ -135,7 +112,6 @@ class CheckpointWriter:
 
     def close(self, deadline_seconds: float) -> bool:
         """Finish the save that is under way and end; False: it is not done, and is left to end with the process."""
-        self.finish()
         self._orders.put(None)
         self._thread.join(deadline_seconds)
         return not self._thread.is_alive()
@@ -161,5 +137,4 @@ class CheckpointWriter:
                 error = f"{unit}: {type(reason).__name__}: {reason}"
                 break
         seconds = time.monotonic() - began
-        blocking_seconds = order.staging.seconds
-        return SaveResult(order.stamp.step, tuple(order.units), num_bytes, blocking_seconds, seconds, error=error)
+        return SaveResult(order.stamp.step, tuple(order.units), num_bytes, order.blocking_seconds, seconds, error=error)

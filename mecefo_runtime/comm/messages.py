@@ -1,22 +1,20 @@
-"""The messages between ranks, supervisors and the coordinator: one frozen dataclass each, and the way to JSON and back.
-
-On the wire a message is an object with the class's name as `type` and the fields as keys. What comes in is checked
-against the class: an unknown type, an unknown key or a value of another type is refused, and the connection with it.
-"""
+"""The messages between ranks, supervisors and the coordinator: one frozen dataclass each (`system.wire_messages`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Transfer
-from mecefo_runtime.job.state_source import Piece, Version, transfers
+from mecefo_runtime.job.protection import ParityHeld
+from mecefo_runtime.job.state_source import Offer, Piece, Source, Version, transfers
 from mecefo_runtime.job.step_report import NO_HISTORY, HealthHistory, LateCommit, ReadyStep, StepTotals
-from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
-from mecefo_runtime.system.wire import Message, WireError
+from mecefo_runtime.system.wire import Message
+from mecefo_runtime.system.wire_messages import reader
+from mecefo_runtime.system.wire_messages import to_wire as to_wire
 
 RankStatus = Literal["fresh", "forming", "training", "parked", "finished"]
 
@@ -104,13 +102,13 @@ class Formed:
 class Trouble:
     """A rank has left `epoch` over an error.
 
-    `refused` is the folder of a checkpoint that it found to be damaged, `unreachable` are the peers that it cannot
+    `refused` is a stored source whose state it found to be damaged or gone, `unreachable` are the peers that it cannot
     reach, `damaged` are units that arrived damaged, with the rank that sent each.
     """
 
     epoch: int
     error: str
-    refused: str | None = None
+    refused: Source | None = None
     unreachable: tuple[int, ...] = ()
     damaged: tuple[tuple[str, int], ...] = ()
 
@@ -227,6 +225,32 @@ class RankExited:
 FromSupervisor = SupervisorHello | RankExited
 
 
+# ---- from a snapshot process to the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotsHello:
+    """The snapshot process of `node` is there."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOffers:
+    """All that can be had from a snapshot process, which is reached at `address`, and the parities that it has.
+
+    `agreed` is the newest version that its ranks said all have, and with which a further step was committed.
+    """
+
+    address: str
+    agreed: Version | None = None
+    offers: tuple[Offer, ...] = ()
+    parities: tuple[ParityHeld, ...] = ()
+
+
+FromSnapshotProcess = SnapshotsHello | SnapshotOffers
+
+
 @dataclass(frozen=True, slots=True)
 class StartRank:
     """Start a process of a rank of this node, if none runs."""
@@ -269,7 +293,8 @@ class Form:
     First `commit` is applied by those who have yet to. `pieces` of state move before the epoch begins, `background`
     while it trains; with `returns_to` everybody goes back to that version, and gets all of it. `tells_commits`: the
     leader is to tell the coordinator of every committed step. `history` is what steps are judged by. `ratings` are the
-    costs by which all of them pad their compute; None: each by what it takes.
+    costs by which all of them pad their compute; None: each by what it takes. `snapshot_processes` are the addresses of
+    those that are there, by node.
     """
 
     epoch: int
@@ -289,6 +314,7 @@ class Form:
     returns_to: Version | None = None
     history: HealthHistory = NO_HISTORY
     ratings: Costs | None = None
+    snapshot_processes: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -347,32 +373,10 @@ class Value:
 
 FromCoordinator = Join | Regroup | Form | Evicted | Probe | Peers | Goodbye | Stop | Value
 
-ControlMessage = FromRank | FromSupervisor | ToSupervisor | FromCoordinator
-
-
-def to_wire(message: ControlMessage) -> Message:
-    """As a JSON object."""
-    return {"type": type(message).__name__, **to_json(message)}
-
-
-def _reader(union: object) -> Callable[[Message], Any]:
-    kinds = {kind.__name__: kind for kind in get_args(union)}
-
-    def read(raw: Message) -> Any:
-        name = raw.get("type")
-        kind = kinds.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise WireError(f"not a message of ours: type {str(name)[:80]!r}")
-        try:
-            return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
-        except JsonTypeError as error:
-            raise WireError(f"not a message of ours: {error}") from error
-
-    return read
-
 
 # What each of them says, read from JSON; they raise WireError for anything else.
-from_rank: Callable[[Message], FromRank] = _reader(FromRank)
-from_supervisor: Callable[[Message], FromSupervisor] = _reader(FromSupervisor)
-to_supervisor: Callable[[Message], ToSupervisor] = _reader(ToSupervisor)
-from_coordinator: Callable[[Message], FromCoordinator] = _reader(FromCoordinator)
+from_rank: Callable[[Message], FromRank] = reader(FromRank)
+from_supervisor: Callable[[Message], FromSupervisor] = reader(FromSupervisor)
+from_snapshot_process: Callable[[Message], FromSnapshotProcess] = reader(FromSnapshotProcess)
+to_supervisor: Callable[[Message], ToSupervisor] = reader(ToSupervisor)
+from_coordinator: Callable[[Message], FromCoordinator] = reader(FromCoordinator)

@@ -11,6 +11,7 @@ from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link, Links
+from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.system.devices import DeviceChoice
 
 
@@ -174,6 +175,27 @@ class CheckpointConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """Snapshots in the memory of the nodes: one after every `every_steps` steps, in `memory_bytes` a node at most.
+
+    `protection` in groups of about `group_size` nodes (`copy`: of two); `nodes_per_rack` says which are lost together.
+    """
+
+    every_steps: int = 1
+    memory_bytes: int = 8 << 30
+    protection: Protection = "xor"
+    group_size: int = 4
+    nodes_per_rack: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "memory_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.group_size < 2:
+            raise ValueError(f"group_size must be at least 2, not {self.group_size}")
+
+
 # The exit code of a coordinator whose job cannot go on; any other but 0 is a crash, after which it is started again.
 JOB_FAILED = 3
 
@@ -218,6 +240,7 @@ class JobConfig:
     approximation: ApproximationConfig = field(default_factory=ApproximationConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     checkpoint: CheckpointConfig | None = None
+    snapshots: SnapshotConfig | None = None
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = QUALITIES["auto"].degraded_share_limit
     projected_share_limit: float = QUALITIES["auto"].projected_share_limit
@@ -331,6 +354,9 @@ class JobConfig:
         values["health"] = HealthConfig(**values["health"])
         if values["checkpoint"] is not None:
             values["checkpoint"] = CheckpointConfig(**values["checkpoint"])
+        # Logs of earlier versions do not have it.
+        if values.get("snapshots") is not None:
+            values["snapshots"] = SnapshotConfig(**values["snapshots"])
         values["betas"] = tuple(values["betas"])
         if values["ratings"] is not None:
             values["ratings"] = Costs.from_dict(values["ratings"])

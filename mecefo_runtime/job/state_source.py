@@ -1,8 +1,9 @@
 """Where a rank's state comes from: the version, the pieces, and for each piece the source.
 
-State is lost in ways that leave different copies behind: a data-parallel peer, a durable checkpoint. Each copy is an
-`Offer`: some shares of some units, at one version. `choose_version` takes the newest version at which every unit can be
-put together, and for each piece the cheapest source. Nothing here does I/O.
+State is lost in ways that leave different copies behind: a data-parallel peer, a snapshot in a node's memory, parity of
+such snapshots, a durable checkpoint. Each copy is an `Offer`: some shares of some units, at one version.
+`choose_version` takes the newest at which every unit can be put together, and for each piece the cheapest source.
+Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -46,15 +47,32 @@ class PeerSource:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotSource:
+    """The snapshot process of `node`, which gives what its ranks have copied to its memory at `address`."""
+
+    node: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParitySource:
+    """The snapshot process of `node`, which rebuilds what `lost_node` had from the parity of their group."""
+
+    node: int
+    address: str
+    lost_node: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSource:
     """A durable checkpoint, which the rank itself reads from `folder`."""
 
     folder: str
 
 
-Source = PeerSource | CheckpointSource
-# The cheapest first: from memory, then from the disk.
-_BY_COST: tuple[type[Source], ...] = (PeerSource, CheckpointSource)
+Source = PeerSource | SnapshotSource | ParitySource | CheckpointSource
+# The cheapest first: as it is, computed, from the disk.
+_BY_COST: tuple[type[Source], ...] = (PeerSource, SnapshotSource, ParitySource, CheckpointSource)
 
 
 @dataclass(frozen=True, slots=True)

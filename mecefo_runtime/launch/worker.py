@@ -33,7 +33,8 @@ def run_worker(environment: Mapping[str, str]) -> int:
     MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback), LOCAL_RANK (its
     number among the ranks that see the same GPUs; default: RANK, which spreads ranks as evenly), MECEFO_NCCL_LOG (the
     path of a file, with `{rank}` in it, for what NCCL says of its connections; default: it says nothing),
-    MECEFO_METRICS (where to serve metrics, see `mecefo_runtime.training.exporter`; default: nowhere).
+    MECEFO_METRICS (where to serve metrics, see `mecefo_runtime.training.exporter`; default: nowhere), MECEFO_SNAPSHOTS
+    (`host:port` of the node's snapshot process; default: there is none).
     """
     torch.set_num_threads(1)
     # `kill -USR1 PID` writes every thread's stack into the rank's log.
@@ -54,7 +55,8 @@ def run_worker(environment: Mapping[str, str]) -> int:
         attempt=attempt,
     )
     hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
-    identity = RankIdentity(rank, node, attempt, environment.get("MECEFO_HOST", LOOPBACK), local_rank)
+    host, snapshots = environment.get("MECEFO_HOST", LOOPBACK), environment.get("MECEFO_SNAPSHOTS", "")
+    identity = RankIdentity(rank, node, attempt, host, local_rank, snapshots)
     coordinator = CoordinatorAddress(environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"])
     observers = Observers(emitter, hooks, environment.get("MECEFO_METRICS", ""))
     try:

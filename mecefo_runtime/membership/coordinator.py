@@ -31,23 +31,29 @@ from mecefo_runtime.comm.messages import (
     Formed,
     FromCoordinator,
     FromRank,
+    FromSnapshotProcess,
+    FromSupervisor,
     Hello,
     Parked,
     PeersLost,
     Probed,
     Put,
     RankExited,
+    SnapshotOffers,
+    SnapshotsHello,
     SupervisorHello,
     Take,
     Trouble,
     Unhealthy,
     Value,
     from_rank,
+    from_snapshot_process,
     from_supervisor,
     to_wire,
 )
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
 from mecefo_runtime.job.predicted_costs import predict_costs
+from mecefo_runtime.job.state_source import Source, Version
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
@@ -57,6 +63,12 @@ from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
 
 T = TypeVar("T")
+
+# Who is no rank says so in its first message.
+_READERS: dict[str, Callable[[Message], FromRank | FromSupervisor | FromSnapshotProcess]] = {
+    SupervisorHello.__name__: from_supervisor,
+    SnapshotsHello.__name__: from_snapshot_process,
+}
 
 # Whoever connects says at once who it is.
 HELLO_TIMEOUT_SECONDS = 10.0
@@ -108,6 +120,7 @@ class Coordinator:
                 max_fruitless_restarts=job.max_fruitless_restarts,
                 evicts_corrupt=job.health.nonfinite == "evict",
                 rating_origin=job.rating_origin,
+                has_snapshots=job.snapshots is not None,
             ),
             job.steps,
             self,
@@ -166,10 +179,13 @@ class Coordinator:
                 if not token_matches(raw, self._token):
                     return
                 del raw["token"]
-                hello = from_supervisor(raw) if raw.get("type") == SupervisorHello.__name__ else from_rank(raw)
+                read = _READERS.get(str(raw.get("type")), from_rank)
+                hello = read(raw)
             except (OSError, ValueError):
                 return
-            if isinstance(hello, SupervisorHello):
+            if isinstance(hello, SnapshotsHello):
+                await self._serve_snapshots(reader, hello.node)
+            elif isinstance(hello, SupervisorHello):
                 await self._serve_supervisor(reader, hello.node)
             elif isinstance(hello, Hello):
                 await self._serve_rank(reader, writer, hello)
@@ -196,6 +212,12 @@ class Coordinator:
                 self._settle()
         self._membership.on_supervisor_lost(node)
         self._settle()
+
+    async def _serve_snapshots(self, reader: asyncio.StreamReader, node: int) -> None:
+        async for message in _messages(reader, from_snapshot_process):
+            if isinstance(message, SnapshotOffers):
+                self._membership.on_snapshots(node, message)
+        self._membership.on_snapshots(node, None)
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Hello) -> None:
         rank = hello.rank
@@ -311,7 +333,7 @@ async def _messages(reader: asyncio.StreamReader, read: Callable[[Message], T]) 
         yield message
 
 
-def _newest_or_stop(job: JobConfig, refused: Collection[Durable]) -> Durable | None:
+def _newest_or_stop(job: JobConfig, refused: Collection[tuple[Version, Source]]) -> Durable | None:
     try:
         return newest_durable(job, refused)
     except MismatchedCheckpoint as error:

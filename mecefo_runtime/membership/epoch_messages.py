@@ -22,11 +22,12 @@ def form_message(
     lineage: str,
     tells_commits: bool,
     ratings: Costs | None,
+    snapshot_processes: Mapping[int, str],
 ) -> Form:
     """The message that makes `members`, by rank, form `epoch`; the same for all.
 
     `tells_commits`: the leader is to tell the coordinator of every step that is committed. `ratings`: by what the
-    members pad their compute.
+    members pad their compute. `snapshot_processes`: the addresses of those that are there, by node.
     """
     return Form(
         epoch=epoch,
@@ -46,6 +47,7 @@ def form_message(
         returns_to=plan.returns_to,
         history=plan.decision.history,
         ratings=ratings,
+        snapshot_processes=snapshot_processes,
     )
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from mecefo_runtime.checkpoint.durable import Durable
-from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup
+from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup, SnapshotOffers
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.protection import rebuildable
+from mecefo_runtime.job.state_source import CheckpointSource, Offer, ParitySource, SnapshotSource, Source, Version
 from mecefo_runtime.job.step_report import StepVerdict
 from mecefo_runtime.membership.commit import Decision, decide
 from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
@@ -27,7 +28,7 @@ class Epochs:
 
     `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of the
     newer one once it has been told; `entered` is who was in the last one that began. `must_restore`: the next one
-    begins with a checkpoint, but with none of `refused`, which were found to be damaged. `damaged` is what members were
+    begins with stored state, but from none of `refused`, which were found to be damaged. `damaged` is what members were
     sent in vain since an epoch began.
     """
 
@@ -61,9 +62,11 @@ class Epochs:
         self.layout: Layout | None = None
         # Until an epoch has begun with it: what ranks hold meanwhile is partly from before and partly from there.
         self.must_restore = False
-        self.refused: dict[Durable, str] = {}
+        self.refused: dict[tuple[Version, Source], str] = {}
+        # What the snapshot process of each node that has one said last.
+        self.kept: dict[int, SnapshotOffers] = {}
         self.damaged = DamagedTransfers()
-        self._restoring: Durable | None = None
+        self._restoring: Version | None = None
 
     @property
     def awaited(self) -> int:
@@ -182,6 +185,7 @@ class Epochs:
             regroup_seconds=self._regroup_seconds,
             must_restore=self.must_restore,
             refused=self.refused,
+            snapshots=self.snapshots,
             damaged=self.damaged,
         )
 
@@ -191,9 +195,9 @@ class Epochs:
         self._rejoining = sorted(set(plan.members) - self.entered) if self.number else []
         self._resume_step = plan.decision.committed_step + 1
         self.members, self.layout = frozenset(plan.members), plan.layout
-        self._restoring, self.must_restore = plan.restore, plan.restore is not None
-        if plan.restore is not None or not self._lineage:
-            # Checkpoints from before must not be completed by what is written from now on.
+        self._restoring, self.must_restore = plan.returns_to, plan.returns_to is not None
+        if plan.returns_to is not None or not self._lineage:
+            # What was saved before must not be completed by what is saved from now on.
             self._lineage = os.urandom(8).hex()
         members = {rank: self._connected[rank] for rank in plan.members}
         message = form_message(
@@ -203,8 +207,9 @@ class Epochs:
             reason=self.reason,
             lineage=self._lineage,
             # Where all ranks end after a loss, nobody is left then to say how far the job had come.
-            tells_commits=self._rules.stops_on_loss,
+            tells_commits=self._rules.stops_on_loss or self._rules.has_snapshots,
             ratings=None if self._rules.rating_origin is None else costs,
+            snapshot_processes=self._snapshot_processes,
         )
         self._known_costs = costs
         self._connected.agree_on(costs)
@@ -214,16 +219,43 @@ class Epochs:
         step = plan.decision.committed_step or None
         told = {"group_backend": message.device_way, **layout_fields(plan, costs)}
         self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
-        if plan.restore is not None:
-            for reason in self._rules.rejected_checkpoints(plan.restore.step):
-                self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
-            self._effects.emit("checkpoint_restored", step=plan.restore.step, folder=plan.restore.folder)
+        if plan.returns_to is not None:
+            self._tell_restore(plan, plan.returns_to.step)
 
-    def refuse(self, folder: str, error: str) -> None:
-        """A member found that the checkpoint in `folder`, with which the epoch was to begin, is damaged."""
-        # Not the folder: what is saved there from now on is another checkpoint.
-        if self._restoring is not None and self._restoring.folder == folder:
-            self.refused[self._restoring] = error
+    def _tell_restore(self, plan: RegroupPlan, step: int) -> None:
+        folders = [source.folder for source in plan.stored_sources if isinstance(source, CheckpointSource)]
+        if folders:
+            for reason in self._rules.rejected_checkpoints(step):
+                self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
+            self._effects.emit("checkpoint_restored", step=step, folder=folders[0])
+        else:
+            sources = plan.stored_sources
+            nodes = {source.node for source in sources if isinstance(source, SnapshotSource)}
+            rebuilt = {source.lost_node for source in sources if isinstance(source, ParitySource)}
+            self._effects.emit("snapshot_restored", step=step, nodes=sorted(nodes), rebuilt_nodes=sorted(rebuilt))
+
+    @property
+    def snapshots(self) -> tuple[Offer, ...]:
+        """All that can be had from snapshot processes, of versions up to the newest that ranks have agreed on.
+
+        What went wrong with the state while a newer one was copied would be in it.
+        """
+        as_they_are = [offer for node in sorted(self.kept) for offer in self.kept[node].offers]
+        parities = {node: kept.parities for node, kept in self.kept.items()}
+        found = (*as_they_are, *rebuildable(parities, self._snapshot_processes))
+        agreed = [kept.agreed for kept in self.kept.values() if kept.agreed is not None]
+        newest = {version.lineage: version.step for version in sorted(agreed, key=lambda version: version.step)}
+        return tuple(offer for offer in found if offer.version.step <= newest.get(offer.version.lineage, 0))
+
+    @property
+    def _snapshot_processes(self) -> dict[int, str]:
+        return {node: kept.address for node, kept in sorted(self.kept.items())}
+
+    def refuse(self, source: Source, error: str) -> None:
+        """A member found that `source`, with which the epoch was to begin, is damaged or gone."""
+        # Of this version: what is saved there from now on is another one.
+        if self._restoring is not None:
+            self.refused[self._restoring, source] = error
 
     # ---- its beginning ----
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mecefo_runtime.comm.messages import Formed, Hello, Parked, Probed, Stop, Trouble, Unhealthy
+from mecefo_runtime.comm.messages import Formed, Hello, Parked, Probed, SnapshotOffers, Stop, Trouble, Unhealthy
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.membership.member_table import Effects, Member, Stage
@@ -164,6 +164,16 @@ class Membership:
     def on_supervisor_lost(self, node: int) -> None:
         """A node's supervisor is gone, and with it, most likely, the node."""
         self._losses.supervisor_went(node)
+        # Most likely its snapshots are gone, too; if not, their process says so again.
+        self._epochs.kept.pop(node, None)
+        self._transitions.proceed()
+
+    def on_snapshots(self, node: int, kept: SnapshotOffers | None) -> None:
+        """What the snapshot process of `node` keeps; None: it is gone."""
+        if kept is None:
+            self._epochs.kept.pop(node, None)
+        else:
+            self._epochs.kept[node] = kept
         self._transitions.proceed()
 
     def on_lost(self, rank: int, how: str, attempt: int | None = None) -> None:

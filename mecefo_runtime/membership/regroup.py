@@ -18,10 +18,10 @@ from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS, HealthConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit
 from mecefo_runtime.job.state_source import (
-    CheckpointSource,
     Offer,
     PeerSource,
     Piece,
+    Source,
     Version,
     choose_version,
     plan_pieces,
@@ -53,6 +53,7 @@ class Rules:
     step; when `max_fruitless_restarts` of them in a row have come to no step that had not been committed before, the
     job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go. `rating_origin`: ranks pad their
     compute by the costs that they agreed on at the start, and this is what the log says of these; None: they do not.
+    `has_snapshots`: nodes keep snapshots of the state, and a job of which every rank is lost starts again from these.
     """
 
     cluster: Cluster
@@ -61,12 +62,13 @@ class Rules:
     health: HealthConfig = field(default_factory=HealthConfig)
     degraded_share_limit: float = 1.0
     projected_share_limit: float = 0.0
-    newest_checkpoint: Callable[[Collection[Durable]], Durable | None] = lambda refused: None
+    newest_checkpoint: Callable[[Collection[tuple[Version, Source]]], Durable | None] = lambda refused: None
     rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
     evicts_corrupt: bool = False
     rating_origin: Mapping[str, Any] | None = None
+    has_snapshots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,9 @@ class Survivors:
     """Who is there: `reports` of the members that are left, by rank, and the ranks of `newcomers`, who have nothing.
 
     `layout` is what ran last, None before the job began; `regroup_seconds` is how long the last regroup took, 0 where
-    there was none. `must_restore`: a checkpoint is what the epoch begins with; not one of `refused`, which were found
-    to be damaged, as the values say. What has been sent in vain is `damaged`.
+    there was none. `must_restore`: stored state is what the epoch begins with, from a checkpoint or from `snapshots`;
+    not from one of the sources `refused`, which were found to be damaged, as the values say. What has been sent in vain
+    is `damaged`.
     """
 
     reports: Mapping[int, RankReport]
@@ -84,7 +87,8 @@ class Survivors:
     layout: Layout | None
     regroup_seconds: float = 0.0
     must_restore: bool = False
-    refused: Mapping[Durable, str] = field(default_factory=dict)
+    refused: Mapping[tuple[Version, Source], str] = field(default_factory=dict)
+    snapshots: tuple[Offer, ...] = ()
     damaged: DamagedTransfers = field(default_factory=DamagedTransfers)
 
     @property
@@ -97,8 +101,8 @@ class Survivors:
 class RegroupPlan:
     """An epoch to be formed.
 
-    `pieces` move before it begins, `background` while it trains. `returns_to`: everybody goes back to this version, for
-    which `restore` is the checkpoint.
+    `pieces` move before it begins, `background` while it trains. `returns_to`: everybody begins with this older version
+    and gets all of it; None: with that of the last committed step.
     """
 
     members: tuple[int, ...]
@@ -106,7 +110,7 @@ class RegroupPlan:
     decision: Decision
     pieces: tuple[Piece, ...] = ()
     background: Background = field(default_factory=Background)
-    restore: Durable | None = None
+    returns_to: Version | None = None
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -114,9 +118,9 @@ class RegroupPlan:
         return transfers(self.pieces)
 
     @property
-    def returns_to(self) -> Version | None:
-        """The older version that everybody begins with; None: the one of the last committed step."""
-        return None if self.restore is None else self.restore.version
+    def stored_sources(self) -> tuple[Source, ...]:
+        """Where the older version comes from, each source once."""
+        return tuple(dict.fromkeys(piece.source for piece in self.pieces)) if self.returns_to is not None else ()
 
 
 def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
@@ -148,12 +152,13 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
         raise CannotGoOn(f"{error}{newest_said(rules, survivors.refused)}") from error
     target.check(rules.cluster, members)
     if survivors.must_restore:
-        return _go_back(rules, survivors, decision, members, target, "state has to come from a checkpoint")
+        return _go_back(rules, survivors, decision, members, target, "state has to come from what was saved")
     if survivors.layout is not None and not survivors.stateful:
         return _go_back(rules, survivors, decision, members, target, "every rank that held state is lost")
     if not decision.committed_step:
         return RegroupPlan(members, target, decision)
-    version = Version(decision.committed_step)
+    lineage = next((report.lineage for report in survivors.stateful.values()), "")
+    version = Version(decision.committed_step, lineage)
     offers = [Offer.whole(version, PeerSource(r), units) for r, units in survivors.damaged.offers(holdings).items()]
     pieces, missing = plan_pieces(target, offers, holdings)
     if missing and all(any(unit in units for units in holdings.values()) for unit in missing):
@@ -284,16 +289,16 @@ def _go_back(
 ) -> RegroupPlan:
     """State is lost: everybody goes back to the newest version that is whole somewhere."""
     durable = rules.newest_checkpoint(survivors.refused)
-    if durable is None and rules.stops_on_loss and not survivors.refused:
+    if durable is None and rules.stops_on_loss and not survivors.refused and not survivors.snapshots:
         # All of them are fresh: as when the job began. What a save left half written counts for nothing.
         return RegroupPlan(members, target, replace(decision, committed_step=0, commit=None))
-    offers = []
+    offers = [offer for offer in survivors.snapshots if (offer.version, offer.source) not in survivors.refused]
     if durable is not None:
-        offers.append(Offer.whole(durable.version, CheckpointSource(durable.folder), target.holders()))
+        offers.append(Offer.whole(durable.version, durable.source, target.holders()))
     choice = choose_version(target, offers)
     if choice is not None:
         at_version = replace(decision, committed_step=choice.version.step, commit=None)
-        return RegroupPlan(members, target, at_version, choice.pieces, restore=durable)
+        return RegroupPlan(members, target, at_version, choice.pieces, returns_to=choice.version)
     if rejected := [*survivors.refused.values(), *rules.rejected_checkpoints(0)]:
         raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(rejected)}")
     raise CannotGoOn(
@@ -301,7 +306,7 @@ def _go_back(
     )
 
 
-def newest_said(rules: Rules, refused: Collection[Durable]) -> str:
+def newest_said(rules: Rules, refused: Collection[tuple[Version, Source]]) -> str:
     """Which checkpoint is the newest, as the end of a sentence; nothing if there is none."""
     durable = rules.newest_checkpoint(refused)
     return "" if durable is None else f". The newest checkpoint is of step {durable.step}: {durable.folder}"

@@ -285,6 +285,10 @@ class Transitions:
         if self._rules.stops_on_loss and len(self.connected) < self._cluster.num_ranks:
             self._start_again()
             return
+        if self._rules.has_snapshots and not self.connected and not has_completed and self._is_state_kept():
+            # Nobody is left who could take over, but what they had is.
+            self._start_again()
+            return
         if not self.connected and self.silent & self.epochs.members and not has_completed:
             self._begin_again()
             return
@@ -300,6 +304,9 @@ class Transitions:
         else:
             if farewell is not None:
                 self._end(farewell)
+
+    def _is_state_kept(self) -> bool:
+        return bool(self.epochs.snapshots) or self._rules.newest_checkpoint(self.epochs.refused) is not None
 
     def _evict_sleepers(self) -> bool:
         sleepers = self.connected.sleepers(self.epochs.members)

@@ -51,6 +51,13 @@ def encode_q(data: Sequence[Stripe]) -> Stripe:
     return parity
 
 
+def add_doubled(parity: Stripe, stripe: Stripe, *, doubles: bool) -> None:
+    """One more stripe into a parity, the last one first: into Q with `doubles`, else into P."""
+    if doubles:
+        _double(parity, np.empty(parity.size // ALIGNMENT, dtype=np.uint64))
+    np.bitwise_xor(parity, stripe, out=parity)
+
+
 def rebuild(
     data: Mapping[int, Stripe], num_data: int, p: Stripe | None = None, q: Stripe | None = None
 ) -> dict[int, Stripe]:

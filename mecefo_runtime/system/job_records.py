@@ -143,6 +143,16 @@ class CheckpointRestored(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRestored(Record):
+    """All ranks go on from snapshots, after `step`: in the memory of `nodes`, `rebuilt_nodes`' from their parity."""
+
+    KIND: ClassVar[str] = "snapshot_restored"
+
+    nodes: tuple[int, ...] = ()
+    rebuilt_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepUnfit(Record):
     """An attempt at a step was found unfit to be committed."""
 

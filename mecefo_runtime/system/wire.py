@@ -136,6 +136,15 @@ class Connection:
         """The socket's descriptor, for selectors."""
         return self._socket.fileno()
 
+    def set_timeout(self, seconds: float | None) -> None:
+        """From now on, give up whatever takes longer than `seconds`: afterwards the connection is of no use.
+
+        None: wait for as long as it takes, but to send.
+        """
+        self._socket.settimeout(seconds)
+        if seconds is None:
+            limit_send_time(self._socket)
+
     def send(self, message: Message) -> None:
         """Send one message; when this returned, the kernel has all of it.
 
@@ -152,6 +161,32 @@ class Connection:
         with self._lock:
             self._guarded.check()
             self._socket.sendall(data)
+
+    def send_bytes(self, content: memoryview) -> None:
+        """Send bytes that the last message announced.
+
+        Raises:
+            OSError: the peer is gone, or took nothing for `SEND_TIMEOUT_SECONDS`.
+        """
+        with self._lock:
+            self._guarded.check()
+            self._socket.sendall(content)
+
+    def receive_into(self, memory: memoryview) -> None:
+        """Fill `memory` with bytes that the last message announced.
+
+        Raises:
+            WireError: the connection ended before.
+        """
+        num_read = 0
+        while num_read < len(memory):
+            try:
+                read = self._reader.readinto(memory[num_read:])
+            except (OSError, ValueError) as error:
+                raise WireError(str(error)) from error
+            if not read:
+                raise WireError("connection closed")
+            num_read += read
 
     def receive(self) -> Message:
         """Wait for the next message.

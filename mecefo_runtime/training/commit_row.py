@@ -6,15 +6,33 @@ By place: what there is one of in a step, then a part for each member, in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mecefo_runtime.job.step_report import PART_SIZE, PartHealth, StepStats, StepTotals, StepVerdict
+from mecefo_runtime.training.health import Judgement
 
 WANTS_BOUNDARY, IS_BUSY, VERDICT, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _PARTS = range(9)
-# How well a member's part went, and when it came to the exchange: by its device, and by the clock.
-_MEMBER_SIZE = PART_SIZE + 2
+# How well a member's part went, when it came to the exchange, by its device and by the clock, and of which step its
+# newest snapshot is.
+_MEMBER_SIZE = PART_SIZE + 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step went, the same for all members but for the leader's `judgement`.
+
+    `all_called`: every member has seen the call to park at this boundary. `can_save`: nobody is still writing a
+    checkpoint. `snapshot_step`: the newest step of which all have a snapshot, 0: there is none.
+    """
+
+    verdict: StepVerdict
+    all_called: bool
+    can_save: bool
+    judgement: Judgement | None = None
+    snapshot_step: int = 0
 
 
 def neutral_row(num_members: int) -> list[float]:
@@ -41,10 +59,13 @@ def totals_of(row: Sequence[float]) -> StepTotals:
     return StepTotals(row[_SQUARED_NORM], stats, StepVerdict(int(row[VERDICT])))
 
 
-def put_part(row: list[float], place: int, part: PartHealth, began: tuple[float, float]) -> None:
-    """Put in the part of the member at `place`, which came to the exchange when it `began`."""
+def put_part(row: list[float], place: int, part: PartHealth, began: tuple[float, float], snapshot_step: int) -> None:
+    """Put in the part of the member at `place`, which came to the exchange when it `began`.
+
+    `snapshot_step` is that of its newest complete snapshot; 0: it has none.
+    """
     first = _PARTS + _MEMBER_SIZE * place
-    row[first : first + _MEMBER_SIZE] = [*part.encode(), *began]
+    row[first : first + _MEMBER_SIZE] = [*part.encode(), *began, snapshot_step]
 
 
 def to_judge(row: Sequence[float], members: Sequence[int]) -> tuple[float, float, dict[int, PartHealth]]:
@@ -60,3 +81,15 @@ def last_began(row: Sequence[float]) -> tuple[float, float]:
     """When the last member came: by its device, and by the clock."""
     device, clock = (max(row[_PARTS + PART_SIZE + index :: _MEMBER_SIZE]) for index in range(2))
     return device, clock
+
+
+def outcome_of(row: Sequence[float], num_members: int, judgement: Judgement | None) -> Outcome:
+    """What a sum of rows says of how the step went."""
+    return Outcome(
+        StepVerdict(int(row[VERDICT])),
+        all_called=row[WANTS_BOUNDARY] == num_members,
+        can_save=row[IS_BUSY] == 0,
+        judgement=judgement,
+        # What every member has.
+        snapshot_step=int(min(row[_PARTS + PART_SIZE + 2 :: _MEMBER_SIZE])),
+    )

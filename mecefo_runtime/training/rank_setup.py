@@ -14,6 +14,7 @@ class RankIdentity:
     """Which rank of its job this process is; `attempt` counts the starts of that rank from 1.
 
     `host` is this rank's own address. `local_rank` counts through the ranks that see the same GPUs; None: `rank` does.
+    `snapshots` is where the node's snapshot process is; empty: there is none.
     """
 
     rank: int
@@ -21,6 +22,7 @@ class RankIdentity:
     attempt: int
     host: str = LOOPBACK
     local_rank: int | None = None
+    snapshots: str = ""
 
     @property
     def device_place(self) -> int:

@@ -39,6 +39,7 @@ from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer, Steady
 from mecefo_runtime.training import commit_row
 from mecefo_runtime.training.calibrate import measure_message, process_seconds
+from mecefo_runtime.training.commit_row import Outcome, outcome_of
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
 from mecefo_runtime.training.pipeline import Pipeline
@@ -65,7 +66,7 @@ class StepProgress:
 
 @dataclass(slots=True)
 class Epoch:
-    """What a rank has while it trains in one epoch. `saving` is what else uses its state between two steps."""
+    """What a rank has while it trains in one epoch. `keeping` is what else uses its state between two steps."""
 
     number: int
     leader: int
@@ -78,31 +79,17 @@ class Epoch:
     pipeline: Pipeline | None
     ratings: Ratings
     traffic: Traffic = FREE
-    saving: tuple[StateActivity, ...] = ()
+    keeping: tuple[StateActivity, ...] = ()
 
     @property
     def activities(self) -> tuple[StateActivity, ...]:
         """All that uses the state between two optimizer steps."""
-        return (self.fetching, *self.saving)
+        return (self.fetching, *self.keeping)
 
     def advance(self) -> None:
         """A compute segment is over."""
         for activity in self.activities:
             activity.advance()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a step went, the same for all members but for the leader's `judgement`.
-
-    `all_called`: every member has seen the call to park at this boundary. `can_save`: nobody is still writing a
-    checkpoint.
-    """
-
-    verdict: StepVerdict
-    all_called: bool
-    can_save: bool
-    judgement: Judgement | None = None
 
 
 class StepHost(Protocol):
@@ -115,6 +102,10 @@ class StepHost(Protocol):
     @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is still being written."""
+
+    @property
+    def snapshot_step(self) -> int:
+        """The step of this rank's newest complete snapshot, 0: it has none."""
 
     def announce(self, step: int, phase: str) -> None:
         """The rank is about to enter `phase` of `step`."""
@@ -358,16 +349,10 @@ class Stepper:
         last_device_seconds, last_clock_seconds = commit_row.last_began(total)
         commit_seconds = self._commit_seconds(epoch, time.monotonic() - last_clock_seconds)
         self._pacer.set_now(last_device_seconds + commit_seconds, epoch.ratings.commit_seconds or 0.0)
-        verdict = StepVerdict(int(total[commit_row.VERDICT]))
-        outcome = Outcome(
-            verdict,
-            all_called=total[commit_row.WANTS_BOUNDARY] == len(epoch.members),
-            can_save=total[commit_row.IS_BUSY] == 0,
-            judgement=judgements[0] if judgements else None,
-        )
-        if verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
+        outcome = outcome_of(total, len(epoch.members), judgements[0] if judgements else None)
+        if outcome.verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
             # Not committed now, and not by a regroup either.
-            newer = after_rejection(history, step, verdict, commit_row.to_judge(total, epoch.members)[-1])
+            newer = after_rejection(history, step, outcome.verdict, commit_row.to_judge(total, epoch.members)[-1])
             self.progress = replace(self.progress, ready=None, history=newer)
             return outcome
         totals = commit_row.totals_of(total)
@@ -402,5 +387,5 @@ class Stepper:
         squared_norm = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
         is_heard = stats is not None and holders["head"][0] == self._rank
         commit_row.put_totals(row, squared_norm, stats if is_heard else None)
-        commit_row.put_part(row, epoch.members.index(self._rank), ready.part, began)
+        commit_row.put_part(row, epoch.members.index(self._rank), ready.part, began, self._host.snapshot_step)
         return commit_row.to_tensor(row)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mecefo_runtime.checkpoint.saving import CheckpointRefused, Saving, load_pieces
 from mecefo_runtime.comm import nccl
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient, CoordinatorLost
 from mecefo_runtime.comm.forming import form_groups
@@ -34,13 +33,16 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.step_report import LateCommit, StepVerdict
 from mecefo_runtime.model.data import Corpus, read_corpus
+from mecefo_runtime.snapshots.keeping import Keeping, of_rank
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
+from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.traffic import Traffic
 from mecefo_runtime.state.transfer import StateCorrupt, move_units
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training.calibrate import measure_apart, measure_transfer
+from mecefo_runtime.training.commit_row import Outcome
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.exporter import RankFigures
 from mecefo_runtime.training.health import Judgement
@@ -48,7 +50,7 @@ from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
 from mecefo_runtime.training.ratings import Ratings
-from mecefo_runtime.training.step import Epoch, Outcome, Stepper
+from mecefo_runtime.training.step import Epoch, Stepper
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 # How long to wait for the coordinator's call before it is asked again.
@@ -88,7 +90,7 @@ class Trainer:
         costs = job.ratings
         if costs is None and identity.attempt == 1:
             costs = measure_apart(job, identity.device_place)
-        self._saving = None if job.checkpoint is None else Saving(job, observers.emitter)
+        self._keeping = Keeping(job, rank, identity.snapshots, coordinator.token, self._emitter, self.announce)
         if job.device != "cpu" and has_driver():
             nccl.prepare()
         self._device = find_device(job.device, identity.device_place)
@@ -124,8 +126,7 @@ class Trainer:
                     self._start_over()
                 elif self._run_epoch(message):
                     break
-            if self._saving is not None:
-                self._saving.close()
+            self._keeping.close()
             # A rank that slept while the others came to the end has nothing that counts.
             is_done = self.committed_step == self._job.steps
             held = self._holdings.trusted(self._stepper.distrusted) if is_done else {}
@@ -160,7 +161,7 @@ class Trainer:
                 self._emitter.emit("transfer_damaged", step=step, **told)
         except EpochBroken as error:
             if not self._client.must_leave:
-                refused = error.folder if isinstance(error, CheckpointRefused) else None
+                refused = error.source if isinstance(error, StoredStateRefused) else None
                 trouble = Trouble(form.epoch, str(error), refused)
                 unreachable = list(error.ranks) if isinstance(error, PeersUnreachable) else None
         # Outside the except block: a traceback would keep the groups, and with them their sockets, alive. Without
@@ -188,15 +189,14 @@ class Trainer:
             self._forming = groups
             group_seconds = time.monotonic() - began
             bytes_per_second = measure_transfer(groups, self._device, self._traffic) if form.measure_transfer else None
-            incoming = {piece.unit for piece in form.pieces if piece.destination == self._rank}
-            goes_back = form.returns_to is not None
-            state, held = self._holdings.build(
-                layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE, restores=goes_back
-            )
+            pieces = of_rank(form.pieces, self._rank)
+            incoming, goes_back = {piece.unit for piece in pieces}, form.returns_to is not None
+            told = layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE
+            state, held = self._holdings.build(*told, restores=goes_back)
             if form.transfers:
                 self.announce(form.resume_step, "transfer")
-            moved_seconds, moved_bytes = move_units(groups, state.units, held, form.transfers, self._traffic)
-            loaded_seconds, loaded_bytes = load_pieces(form.pieces, self._rank, state.units)
+            moved = move_units(groups, state.units, held, form.transfers, self._traffic)
+            restored = self._keeping.restore(pieces, form.returns_to, state.units)
             with self._pacer.segment(None):
                 degraded = DegradedLayers(layout, self._rank, state, self._job, background)
             ratings = Ratings(form.ratings, layout, self._rank, reduces_by_link=self._traffic.link is not None)
@@ -216,7 +216,7 @@ class Trainer:
                 pipeline=pipeline,
                 ratings=ratings,
                 traffic=self._traffic,
-                saving=() if self._saving is None else (self._saving,),
+                keeping=self._keeping.activities,
             )
         finally:
             self._forming = None
@@ -229,15 +229,15 @@ class Trainer:
         self._tells_commits = form.tells_commits
         self._figures.enter(form.epoch, layout, self._rank)
         self._stepper.resume(form.resume_step, form.history)
+        self._keeping.enter(form, state)
         self._status = "training"
         self._client.enter(form.epoch)
         agreed = self._stepper.rate_together(epoch, form.ratings)
         if agreed is not None:
             self._client.agree_on(agreed)
         self._pacer.set_now(time.monotonic())
-        transfer = moved_seconds + loaded_seconds, moved_bytes + loaded_bytes
-        told = group_seconds, *transfer, bytes_per_second, agreed
-        self._client.send(Formed(self.report(), *told))
+        costs = group_seconds, moved[0] + restored[0], moved[1] + restored[1], bytes_per_second, agreed
+        self._client.send(Formed(self.report(), *costs))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
             # The old leader may have died before it could say so.
@@ -310,7 +310,12 @@ class Trainer:
     @property
     def is_saving(self) -> bool:
         """Whether this rank is still writing a checkpoint."""
-        return self._saving is not None and self._saving.is_busy
+        return self._keeping.is_saving
+
+    @property
+    def snapshot_step(self) -> int:
+        """The step of this rank's newest complete snapshot, 0: it has none."""
+        return self._keeping.snapshot_step
 
     def announce(self, step: int, phase: str) -> None:
         """Tell the hooks."""
@@ -369,13 +374,7 @@ class Trainer:
             self._emit_committed(record, repeated=False)
             if self._tells_commits:
                 self._client.send(Committed(step))
-        if self._saving is not None:
-            self._saving.tell(is_leader=self._rank == epoch.leader)
-            if self._saving.is_due(step) and outcome.can_save:
-                self.announce(step, "checkpoint")
-                self._saving.save(step, epoch.layout, epoch.state.units, self._rank, self._lineage)
-            elif self._saving.is_due(step) and self._rank == epoch.leader:
-                self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
+        self._keeping.on_committed(step, can_save=outcome.can_save, snapshot_step=outcome.snapshot_step)
         if self._rank == epoch.leader and step == self._background_step:
             self._client.send(BackgroundDone(epoch.number))
 

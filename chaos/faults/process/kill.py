@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
 from chaos.faults._records import ProcessesRecord
-from chaos.faults.base import Act, FaultContext, OwnedProcess
+from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send
 from chaos.host.process_table import disposition, exited
 from chaos.spec.quantities import SecondsText
-from chaos.spec.target import Scope
+from chaos.spec.target import ResolvedTarget, Scope
 from chaos.spec.validation_errors import said
 from mecefo_runtime.system.process import ProcessId
 
@@ -221,3 +221,47 @@ class KillNode(_Kill[GraceParameters]):
         if self._farewell is not None:
             self._farewell.cancel()
             await asyncio.wait({self._farewell})
+
+
+class KillJob(_Kill[NoParameters]):
+    """SIGKILL to every training process of the job at once; what looks after them lives on."""
+
+    kind: ClassVar[str] = "kill-job"
+    scope: ClassVar[Scope] = "all-ranks"
+    affects: ClassVar[str] = "every rank"
+    # They come back without a repair, or the job is over.
+    is_loss: ClassVar[bool] = False
+    undo_summary: ClassVar[str] = "nothing to undo; the job starts again by itself where its state is kept"
+
+    async def apply(self, act: Act, context: FaultContext) -> None:
+        """SIGKILL to each."""
+        for owned in act.processes:
+            send(owned, signal.SIGKILL)
+
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for the exit of each process, and look it up in the process table."""
+        return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
+
+
+class KillSmp(_Kill[NoParameters]):
+    """SIGKILL to the process that keeps a node's snapshots, and with it to the snapshots; the node trains on."""
+
+    kind: ClassVar[str] = "kill-smp"
+    scope: ClassVar[Scope] = "node"
+    needs: ClassVar[tuple[str, ...]] = ("snapshots",)
+    # Nobody is gone from the job.
+    is_loss: ClassVar[bool] = False
+    undo_summary: ClassVar[str] = "nothing to undo; the node starts another one, which has no snapshots yet"
+
+    def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:
+        of_nodes = context.processes.node_processes(target.nodes)
+        return tuple(owned for owned in of_nodes if owned.role == "snapshots")
+
+    async def apply(self, act: Act, context: FaultContext) -> None:
+        """SIGKILL to each."""
+        for owned in act.processes:
+            send(owned, signal.SIGKILL)
+
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for the exit of each process, and look it up in the process table."""
+        return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}

@@ -27,7 +27,7 @@ def test_metadata(fault):
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", fault.kind)
     assert fault.__name__.lower() == fault.kind.replace("-", "")
     assert issubclass(fault, Fault)
-    assert fault.scope in ("node", "rank", "link", "checkpoint", "job")
+    assert fault.scope in ("node", "rank", "all-ranks", "link", "checkpoint", "job")
     assert fault.fidelity in ("real", "shaped", "telemetry")
     assert fault.undo_summary.strip()
     assert all(isinstance(need, str) and need for need in fault.needs)

@@ -105,24 +105,6 @@ def test_a_save_during_a_save_is_skipped_and_said_to_be(tmp_path, open_writer, g
     assert not saved(tmp_path, "head").any()
 
 
-def test_a_save_is_copied_in_slices_and_written_when_all_of_it_is_there(open_writer, tmp_path):
-    writer, units = open_writer(tmp_path), states()
-    kept = {name: unit.storage.clone() for name, unit in units.items()}
-    assert writer.begin(1, units, "first") and writer.is_busy
-    assert not writer.begin(2, units, "first"), "one at a time"
-    writer.advance()
-    writer.finish()
-    for unit in units.values():
-        unit.storage.fill_(7)
-    assert writer.wait(DEADLINE_SECONDS)
-    checkpoint = newest(tmp_path)
-    assert checkpoint is not None and checkpoint.step == 1
-    for name, storage in kept.items():
-        loaded = UnitState(name, JOB)
-        checkpoint.load_unit(name, loaded)
-        assert torch.equal(loaded.storage, storage)
-
-
 def test_a_rank_that_took_over_saves_what_it_holds_then(tmp_path, open_writer):
     writer = open_writer(tmp_path)
     units = states()

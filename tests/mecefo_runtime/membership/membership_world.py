@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import (
@@ -94,7 +94,9 @@ class World:
         max_fruitless_restarts: int = 100,
         evicts_corrupt: bool = False,
         rating_origin: Mapping[str, object] | None = None,
+        has_snapshots: bool = False,
     ) -> None:
+        self.has_snapshots = has_snapshots
         self.rating_origin = rating_origin
         # What the ranks agree on where ratings lack something.
         self.agreed: Costs | None = None
@@ -114,11 +116,12 @@ class World:
             CLUSTER,
             find(self.strategy),
             takeover=self.takeover,
-            newest_checkpoint=lambda refused: next((d for d in self.checkpoints if d not in refused), None),
+            newest_checkpoint=lambda refused: self._newest_checkpoint(refused),
             stops_on_loss=stops_on_loss(self.strategy),
             max_fruitless_restarts=self.max_fruitless_restarts,
             evicts_corrupt=self.evicts_corrupt,
             rating_origin=self.rating_origin,
+            has_snapshots=self.has_snapshots,
         )
         return Membership(
             rules,
@@ -130,6 +133,9 @@ class World:
             must_resume=self.must_resume,
             begun_epoch=begun_epoch,
         )
+
+    def _newest_checkpoint(self, refused: Collection[object]) -> Durable | None:
+        return next((one for one in self.checkpoints if (one.version, one.source) not in refused), None)
 
     def send(self, rank: int, message: FromCoordinator) -> None:
         self.sent.append((rank, message))

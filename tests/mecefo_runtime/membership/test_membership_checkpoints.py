@@ -6,6 +6,7 @@ import pytest
 
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import Trouble
+from mecefo_runtime.job.state_source import CheckpointSource
 from mecefo_runtime.membership.member_table import Stage
 from tests.mecefo_runtime.membership.membership_world import World
 
@@ -29,7 +30,7 @@ def test_a_checkpoint_that_a_rank_finds_damaged_is_not_tried_again() -> None:
         world.coordinator.on_hello(rank.hello())
     assert world.last("checkpoint_restored")["folder"] == "step-9"
     world.sent.clear()
-    world.coordinator.on_trouble(2, Trouble(1, "step-9/head/data: truncated", refused="step-9"))
+    world.coordinator.on_trouble(2, Trouble(1, "step-9/head/data: truncated", refused=CheckpointSource("step-9")))
     world.pass_time(1.0)
     assert world.last("checkpoint_restored") == {"step": 6, "folder": "step-6"}
     assert world.coordinator.epoch == 2
@@ -41,7 +42,7 @@ def test_a_checkpoint_that_is_saved_anew_where_a_damaged_one_was_is_a_good_one()
     for rank in world.ranks.values():
         world.coordinator.on_hello(rank.hello())
     world.sent.clear()
-    world.coordinator.on_trouble(2, Trouble(1, "step-9/head/data: truncated", refused="step-9"))
+    world.coordinator.on_trouble(2, Trouble(1, "step-9/head/data: truncated", refused=CheckpointSource("step-9")))
     world.pass_time(1.0)
     world.commit(10)
     world.checkpoints = (Durable(9, "step-9", "new"), Durable(6, "step-6", "old"))
@@ -67,7 +68,7 @@ def test_when_no_checkpoint_is_whole_the_stop_names_what_is_wrong_with_each() ->
     for rank in world.ranks.values():
         world.coordinator.on_hello(rank.hello())
     world.sent.clear()
-    world.coordinator.on_trouble(2, Trouble(1, "step-9/head/data: truncated", refused="step-9"))
+    world.coordinator.on_trouble(2, Trouble(1, "step-9/head/data: truncated", refused=CheckpointSource("step-9")))
     world.pass_time(1.0)
     assert world.coordinator.stage is Stage.ENDED
     assert "step-9/head/data: truncated" in world.last("job_failed")["reason"]

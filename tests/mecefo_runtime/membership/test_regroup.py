@@ -176,7 +176,7 @@ def test_lost_state_comes_from_the_newest_checkpoint_or_there_is_no_way_on() -> 
     newest = Durable(7, "step-7")
     survivors = survivors_of(WHOLE, EVERYBODY - lost)
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")
-    assert (plan.restore, plan.returns_to, plan.decision) == (newest, Version(7), Decision(7))
+    assert (plan.stored_sources, plan.returns_to, plan.decision) == ((newest.source,), Version(7), Decision(7))
     assert not plan.transfers and not plan.background
     # What the living hold is of a later step: all of them read all of it.
     assert {piece.source for piece in plan.pieces} == {CheckpointSource("step-7")}
@@ -198,7 +198,7 @@ def test_state_of_which_every_holder_is_corrupted_is_not_called_lost() -> None:
         plan_epoch(rules(), survivors, AT_TEN, "heal")
     whole = Durable(8, "/checkpoints/step-8")
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: whole), survivors, AT_TEN, "heal")
-    assert plan.restore == whole
+    assert plan.returns_to == whole.version
 
 
 def without(plan: RegroupPlan, *deliveries: tuple[str, int]) -> DamagedTransfers:
@@ -238,7 +238,7 @@ def test_who_comes_back_does_without_what_nobody_can_send_it_whole() -> None:
     survivors = survivors_of(running, EVERYBODY, newcomers=(5,), damaged=DamagedTransfers(tuple(holders)))
     newest = Durable(7, "step-7")
     plan = plan_epoch(rules("direct", newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "rejoin")
-    assert plan.layout == running and not plan.transfers and plan.restore is None
+    assert plan.layout == running and not plan.transfers and plan.returns_to is None
     assert plan.members == tuple(sorted(EVERYBODY))
 
 
@@ -253,7 +253,7 @@ def test_when_no_holder_can_send_it_whole_there_is_the_checkpoint_or_a_clear_sto
     newest = Durable(7, "step-7")
     survivors = survivors_of(WHOLE, EVERYBODY - lost, damaged=damaged)
     plan = plan_epoch(rules(newest_checkpoint=lambda refused: newest), survivors, AT_TEN, "loss")
-    assert plan.restore == newest
+    assert plan.returns_to == newest.version
 
 
 def test_a_quality_limit_does_not_end_a_job() -> None:

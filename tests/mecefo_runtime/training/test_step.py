@@ -22,11 +22,12 @@ from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training import step as step_module
+from mecefo_runtime.training.commit_row import Outcome
 from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.ratings import Ratings
-from mecefo_runtime.training.step import Epoch, Outcome, Stepper
+from mecefo_runtime.training.step import Epoch, Stepper
 from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
@@ -56,6 +57,7 @@ class Rank:
 
     def __init__(self, job: JobConfig = JOB, members: tuple[int, ...] = (0,)) -> None:
         self.wants_boundary = self.is_saving = False
+        self.snapshot_step = 0
         self.judgements: list[Judgement] = []
         self.phases: list[str] = []
         groups: Any = Alone()
@@ -137,7 +139,7 @@ def test_what_uses_the_state_is_through_before_the_optimizer_changes_it() -> Non
             assert torch.equal(rank.parameters, self.parameters)
             told.append("finish")
 
-    rank.epoch.saving = (Watching(),)
+    rank.epoch.keeping = (Watching(),)
     rank.run(1)
     rank.run(2)
     # Two microbatches: two forward and two backward segments.
@@ -223,7 +225,7 @@ def test_gradients_are_clipped_to_the_norm_and_never_stretched(norm: float, rati
 
 def test_the_parts_of_all_members_are_read_by_their_place(others) -> None:
     # Behind the totals come two numbers and two times of this rank, then those of the other one.
-    others([0.0] * 12 + PartHealth(1.0, is_origin=True, is_corrupted=True).encode())
+    others([0.0] * 13 + PartHealth(1.0, is_origin=True, is_corrupted=True).encode())
     rank = Rank(members=(0, 7))
     assert rank.run(1).verdict is StepVerdict.HEAL
     assert rank.judgements[-1].suspects == (7,)

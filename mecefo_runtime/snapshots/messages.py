@@ -1,0 +1,166 @@
+"""The messages between a rank, or another node, and a node's snapshot process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mecefo_runtime.job.state_source import Share, Version
+from mecefo_runtime.system.wire import Message
+from mecefo_runtime.system.wire_messages import reader
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`share` of `unit` lies in a buffer, `num_bytes` from byte `first` on."""
+
+    unit: str
+    share: Share
+    first: int
+    num_bytes: int
+
+
+# ---- to a snapshot process ----
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """A rank asks for two buffers of `num_bytes` each."""
+
+    rank: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A rank has written a snapshot of `version` into `buffer` of the memory `region`, as its `sequence`.
+
+    `ranks` are those of its node that write one of this version, `processes` the addresses of the nodes' snapshot
+    processes among whom all of it is.
+    """
+
+    region: int
+    buffer: int
+    sequence: int
+    version: Version
+    parts: tuple[Part, ...]
+    ranks: tuple[int, ...]
+    processes: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """All ranks have `version`: what is older, or of another course of training, is not needed any more."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Send `share` of `unit` at `version`."""
+
+    version: Version
+    unit: str
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Say what the node keeps at `version`, as soon as all of its ranks have stored theirs."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Send `num_bytes` from byte `first` on of what the node keeps at `version`; behind its end there are zeros."""
+
+    version: Version
+    first: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadParity:
+    """Send `num_bytes` from byte `first` on of a parity of `version`: of `row` that with `index`, of these nodes."""
+
+    version: Version
+    nodes: tuple[int, ...]
+    row: int
+    index: int
+    first: int
+    num_bytes: int
+
+
+ToSnapshots = Reserve | Store | Keep | Fetch | Describe | Read | ReadParity
+
+
+# ---- from a snapshot process ----
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The first word to whoever knows the token: the process of `node` lives, and not only its listener."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The memory `region`: `descriptor` of the process `pid` is its file."""
+
+    region: int
+    pid: int
+    descriptor: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the node keeps of `version` is complete, and protected as it should be; `unprotected` says why it is not."""
+
+    version: Version
+    unprotected: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What was asked for follows: `num_bytes` with this CRC-32."""
+
+    num_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It cannot be had; the text says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """`share` of `unit` is among the bytes that a node keeps, `num_bytes` from `first` on.
+
+    `checksums` are the CRC-32 of its chunks.
+    """
+
+    unit: str
+    share: Share
+    first: int
+    num_bytes: int
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """All that a node keeps at a version: so many bytes, in these parts."""
+
+    num_bytes: int
+    parts: tuple[KeptPart, ...]
+
+
+FromSnapshots = Welcome | Reserved | Stored | Fetched | Refused | Described
+
+to_snapshots: Callable[[Message], ToSnapshots] = reader(ToSnapshots)
+from_snapshots: Callable[[Message], FromSnapshots] = reader(FromSnapshots)

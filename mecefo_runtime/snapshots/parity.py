@@ -1,0 +1,199 @@
+"""Parity that one node keeps of its group's snapshots, and what is rebuilt from it.
+
+Every member computes its own parities of a version, from stripes that it reads of the others; nothing of the version
+before is touched meanwhile. So a death in the middle leaves the older version as well protected as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mecefo_runtime.job.protection import Group, ParityHeld
+from mecefo_runtime.job.state_source import Share, Version
+from mecefo_runtime.snapshots.codes import ALIGNMENT, Stripe, add_doubled, padded_length, rebuild
+from mecefo_runtime.snapshots.messages import Describe, Described, KeptPart, Read, ReadParity
+from mecefo_runtime.snapshots.peer import SnapshotPeer
+from mecefo_runtime.snapshots.shelf import NotHeld, check, checksums_of
+from mecefo_runtime.system.wire import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What one member of `group` keeps of `version`: `stripes` of `length` bytes, by (row, index of the parity).
+
+    `members` says what each of them had, `addresses` where their processes are.
+    """
+
+    version: Version
+    group: Group
+    length: int
+    stripes: Mapping[tuple[int, int], Stripe]
+    checksums: Mapping[tuple[int, int], tuple[int, ...]]
+    members: Mapping[int, Described]
+    addresses: Mapping[int, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its stripes."""
+        return self.length * len(self.stripes)
+
+    def held(self) -> ParityHeld:
+        """As it is told."""
+        shares: dict[int, dict[str, frozenset[Share]]] = {}
+        for node, described in self.members.items():
+            of_node = shares[node] = {}
+            for part in described.parts:
+                of_node[part.unit] = of_node.get(part.unit, frozenset()) | {part.share}
+        return ParityHeld(self.version, self.group, shares)
+
+
+# Whoever could not be reached is not asked again for so long: a restore asks for one piece after the other.
+UNREACHABLE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Members:
+    """The members of a group, as one of them, `node`, reads from them: itself by `own`, the others by `addresses`.
+
+    `unreachable` is shared by all of them: when each node could not be reached the last time, on the monotonic clock.
+    """
+
+    node: int
+    addresses: Mapping[int, str]
+    token: str
+    own: Callable[[Read | ReadParity], bytes | bytearray | memoryview]
+    unreachable: dict[int, float]
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _peers: dict[int, SnapshotPeer] = field(default_factory=dict)
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def peer(self, node: int) -> SnapshotPeer:
+        """A connection to `node`, made once.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        if node not in self._peers:
+            if time.monotonic() - self.unreachable.get(node, -UNREACHABLE_SECONDS) < UNREACHABLE_SECONDS:
+                raise WireError(f"node {node}'s snapshot process could not be reached")
+            try:
+                self._peers[node] = self._stack.enter_context(SnapshotPeer(self.addresses[node], self.token))
+            except OSError as error:
+                self.unreachable[node] = time.monotonic()
+                raise WireError(f"node {node}'s snapshot process cannot be reached: {error}") from None
+        return self._peers[node]
+
+    def read(self, node: int, wanted: Read | ReadParity, into: Stripe) -> None:
+        """Fill `into` with what is `wanted` of `node`.
+
+        Raises:
+            OSError: it is gone, or does not have it.
+            NotHeld: this node does not have it.
+        """
+        if node == self.node:
+            into[:] = np.frombuffer(self.own(wanted), dtype=np.uint8)
+        else:
+            self.peer(node).read_into(into.data, wanted)
+
+
+def stripe_length(group: Group, members: Mapping[int, Described]) -> int:
+    """Bytes of a stripe: as many as it takes for the member that keeps most."""
+    most = max(described.num_bytes for described in members.values())
+    return padded_length(-(-most // group.num_data))
+
+
+def encode(version: Version, group: Group, own: Described, members: Members) -> Parity:
+    """Compute one node's parities of `version`, which all members of `group` must have by then.
+
+    Raises:
+        OSError: a member is gone, or does not have that version.
+        NotHeld: this node does not.
+    """
+    described = {
+        node: own if node == members.node else members.peer(node).describe(Describe(version)) for node in group.nodes
+    }
+    length = stripe_length(group, described)
+    stripes = {}
+    incoming = np.empty(length, dtype=np.uint8)
+    for row, index in group.rows_of_parity(members.node):
+        parity = np.zeros(length, dtype=np.uint8)
+        # Horner's rule begins with the last coefficient.
+        for node in reversed(group.data_nodes(row)):
+            members.read(node, Read(version, group.stripe_of(node, row) * length, length), incoming)
+            add_doubled(parity, incoming, doubles=index == 1)
+        stripes[row, index] = parity
+    checksums = {place: checksums_of(stripe.data) for place, stripe in stripes.items()}
+    return Parity(version, group, length, stripes, checksums, described, dict(members.addresses))
+
+
+def find_part(parity: Parity, unit: str, share: Share) -> tuple[int, KeptPart] | None:
+    """(the member that had it, where) `share` of `unit`; None: no member had."""
+    for node, described in parity.members.items():
+        for part in described.parts:
+            if (part.unit, part.share) == (unit, share):
+                return node, part
+    return None
+
+
+def rebuild_part(parity: Parity, node: int, part: KeptPart, members: Members) -> bytearray:
+    """What `node`, which is lost, had of `part`, from what the living members of the group have.
+
+    Raises:
+        NotHeld: too many are lost, or what was rebuilt is not what it was.
+    """
+    found = bytearray(part.num_bytes)
+    length = parity.length
+    position = part.first
+    while position < part.first + part.num_bytes:
+        stripe, offset = divmod(position, length)
+        end = min(length, offset + part.first + part.num_bytes - position)
+        content = _rebuild_range(parity, node, stripe, (offset, end), members)
+        first = position - part.first
+        found[first : first + end - offset] = content
+        position += end - offset
+    check(memoryview(found), part.checksums, f"{part.unit} of step {parity.version.step}, rebuilt for node {node},")
+    return found
+
+
+def _rebuild_range(parity: Parity, node: int, stripe: int, extent: tuple[int, int], members: Members) -> memoryview:
+    """Bytes `extent` of a stripe of the lost `node`."""
+    group, version, length = parity.group, parity.version, parity.length
+    row = group.row_of(node, stripe)
+    # Codes work on whole words.
+    first = extent[0] // ALIGNMENT * ALIGNMENT
+    num_bytes = padded_length(extent[1] - first)
+    data: dict[int, Stripe] = {}
+    for index, member in enumerate(group.data_nodes(row)):
+        if member != node:
+            wanted = Read(version, group.stripe_of(member, row) * length + first, num_bytes)
+            found = _try(members, member, wanted)
+            if found is not None:
+                data[index] = found
+    parities: list[Stripe | None] = [None, None]
+    # As many as it takes: Q is read only where P is not enough.
+    for index, member in enumerate(group.parity_nodes(row)):
+        num_parities = sum(one is not None for one in parities)
+        if num_parities < group.num_data - len(data):
+            parities[index] = _try(members, member, ReadParity(version, group.nodes, row, index, first, num_bytes))
+    rebuilt = rebuild(data, group.num_data, *parities)[group.data_nodes(row).index(node)]
+    return rebuilt.data[extent[0] - first : extent[1] - first]
+
+
+def _try(members: Members, node: int, wanted: Read | ReadParity) -> Stripe | None:
+    found = np.empty(wanted.num_bytes, dtype=np.uint8)
+    try:
+        members.read(node, wanted, found)
+    except (OSError, NotHeld):
+        # Lost as well.
+        return None
+    return found

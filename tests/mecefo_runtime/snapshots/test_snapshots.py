@@ -1,0 +1,282 @@
+"""Ranks and a real snapshot process: what was copied is there when the ranks are gone, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.job.layout import Cluster, configured_layout
+from mecefo_runtime.job.protection import Protection
+from mecefo_runtime.job.state_source import Piece, Share, SnapshotSource, Version
+from mecefo_runtime.snapshots.reading import fetch_pieces
+from mecefo_runtime.snapshots.writing import LOST, SnapshotWriter
+from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.stored import StoredStateRefused
+from mecefo_runtime.state.units import UnitState
+
+pytestmark = pytest.mark.unit
+
+MODEL = ModelConfig(16, 32, num_layers=2, num_heads=2, num_key_value_heads=2, vocab_size=256)
+JOB = JobConfig(MODEL, 1, 2, data_parallel=2, pipeline=1)
+LAYOUT = configured_layout(Cluster(1, 2, data_parallel=2, pipeline=1, num_layers=2, num_microbatches=6))
+TOKEN = "a token"
+DEADLINE_SECONDS = 60.0
+LINEAGE = "first"
+# Serves until its standard input ends.
+SERVE = """
+import os, socket, sys, threading
+from mecefo_runtime.job.config import SnapshotConfig
+from mecefo_runtime.snapshots import process as module
+from mecefo_runtime.snapshots.process import SnapshotProcess
+# Whoever waits for what never comes waits longer than any test.
+module.DESCRIBE_TIMEOUT_SECONDS = 600.0
+listener, token, node, limit_bytes, protection = sys.argv[1:]
+config = SnapshotConfig(memory_bytes=int(limit_bytes), protection=protection)
+process = SnapshotProcess(socket.socket(fileno=int(listener)), token, int(node), os.getpid(), config)
+threading.Thread(target=process.serve, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+class Process:
+    """A snapshot process of a node."""
+
+    def __init__(self, limit_bytes: int = 1 << 26, node: int = 3, protection: Protection = "none") -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        host, port = self._listener.getsockname()
+        self.source = SnapshotSource(node, f"{host}:{port}")
+        self._arguments = [str(self._listener.fileno()), TOKEN, str(node), str(limit_bytes), protection]
+        self.writers: list[SnapshotWriter] = []
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", SERVE, *self._arguments]
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[self._listener.fileno()])
+        assert self.child.stdout is not None
+        assert self.child.stdout.readline() == b"ready\n"
+
+    def end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        for pipe in (self.child.stdin, self.child.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+        self.end()
+        self._listener.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    processes: list[Process] = []
+
+    def start_process(*arguments: object) -> Process:
+        processes.append(Process(*arguments))
+        return processes[-1]
+
+    yield start_process
+    for process in processes:
+        process.close()
+
+
+class Ranks:
+    """Both ranks of a job of two replicas, with the same state, and what they copy of it."""
+
+    def __init__(self, process: Process, every_steps: int = 1) -> None:
+        self.warnings: list[str] = []
+        self.states = [ModelState(JOB, LAYOUT, rank, {}, 0) for rank in (0, 1)]
+        address = process.source.address
+        self.writers = [SnapshotWriter(address, TOKEN, rank, every_steps, self.warnings.append) for rank in (0, 1)]
+        process.writers += self.writers
+        for writer, state in zip(self.writers, self.states, strict=True):
+            writer.enter(state, LINEAGE, (0, 1), {})
+
+    def fill(self, step: int) -> dict[str, torch.Tensor]:
+        """The state after `step`."""
+        generator = torch.Generator().manual_seed(step)
+        values = {
+            name: torch.randn(unit.storage.shape, generator=generator) for name, unit in self.states[0].units.items()
+        }
+        for state in self.states:
+            for name, unit in state.units.items():
+                unit.storage.copy_(values[name])
+        return values
+
+    def copy(self, step: int) -> None:
+        """What happens during the step after `step`, up to its optimizer."""
+        for writer in self.writers:
+            writer.begin(step + 1)
+            writer.advance()
+        for writer in self.writers:
+            writer.finish()
+
+    def commit(self) -> int:
+        """What the commit of a step tells everybody."""
+        agreed = min(writer.stored_step for writer in self.writers)
+        for writer in self.writers:
+            writer.agree(agreed)
+        return agreed
+
+    def snapshot(self, step: int) -> dict[str, torch.Tensor]:
+        values = self.fill(step)
+        self.copy(step)
+        wait_until(lambda: all(writer.stored_step == step for writer in self.writers))
+        self.commit()
+        return values
+
+
+def fetch(process: Process, step: int, shares: int = 2) -> dict[str, torch.Tensor]:
+    units = {name: UnitState(name, JOB, is_to_come=True) for name in LAYOUT.holders()}
+    pieces = [Piece(name, process.source, 0, Share(index, shares)) for name in units for index in range(shares)]
+    fetch_pieces(pieces, Version(step, LINEAGE), units, TOKEN)
+    return {name: unit.storage for name, unit in units.items()}
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_both_ranks_copied_comes_back_bit_for_bit(start) -> None:
+    process = start()
+    ranks = Ranks(process)
+    for step in (1, 2, 3):
+        values = ranks.snapshot(step)
+    ranks.fill(4)
+    assert are_equal(fetch(process, 3), values)
+    assert not ranks.warnings
+
+
+def test_a_state_that_changes_after_the_copy_is_not_in_it(start) -> None:
+    process = start()
+    ranks = Ranks(process)
+    values = ranks.fill(1)
+    ranks.copy(1)
+    ranks.fill(2)
+    wait_until(lambda: all(writer.stored_step == 1 for writer in ranks.writers))
+    assert are_equal(fetch(process, 1), values)
+
+
+def test_no_snapshot_is_begun_before_all_ranks_have_the_last_one(start) -> None:
+    process = start()
+    ranks = Ranks(process)
+    first = ranks.snapshot(1)
+    ranks.fill(2)
+    ranks.copy(2)
+    wait_until(lambda: all(writer.stored_step == 2 for writer in ranks.writers))
+    # Nobody has agreed on step 2: what all of them have is step 1, and must stay.
+    ranks.fill(3)
+    ranks.copy(3)
+    assert are_equal(fetch(process, 1), first)
+    assert all(writer.stored_step == 2 for writer in ranks.writers)
+    with pytest.raises(StoredStateRefused, match=r"node 3's snapshots: .* at step 3 is not here"):
+        fetch(process, 3)
+
+
+def test_only_every_so_many_steps_are_copied(start) -> None:
+    ranks = Ranks(start(), every_steps=5)
+    for step in range(1, 5):
+        ranks.fill(step)
+        ranks.copy(step)
+    assert all(writer.stored_step == 0 for writer in ranks.writers)
+    ranks.snapshot(5)
+
+
+def test_snapshots_outlive_the_ranks(start, tmp_path: Path) -> None:
+    """The rank is another process, and is killed in the middle of a copy."""
+    process = start()
+    ready = tmp_path / "ready"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ranks = Ranks(process)
+            ranks.snapshot(1)
+            ranks.fill(2)
+            for writer in ranks.writers:
+                writer.begin(3)
+                writer.advance()
+            # Of the last unit not everything is copied yet.
+            ready.touch()
+            signal.pause()
+        finally:
+            os._exit(1)
+    wait_until(ready.exists)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    found = fetch(process, 1)
+    reference = Ranks(process)
+    assert are_equal(found, reference.fill(1))
+
+
+def test_without_room_training_goes_on_and_the_reason_is_told(start) -> None:
+    ranks = Ranks(start(1 << 12))
+    ranks.fill(1)
+    ranks.copy(1)
+    assert all(writer.stored_step == 0 for writer in ranks.writers)
+    assert len(ranks.warnings) == 2 and all("no snapshots: " in w and "bytes are needed" in w for w in ranks.warnings)
+
+
+def test_a_process_that_is_started_again_gets_new_snapshots(start) -> None:
+    process = start()
+    ranks = Ranks(process)
+    ranks.snapshot(1)
+    process.end()
+    wait_until(lambda: all(writer.stored_step == LOST for writer in ranks.writers))
+    # While there is none, it is asked for now and then.
+    for step in range(2, 6):
+        ranks.commit()
+        ranks.copy(step)
+    assert len(ranks.warnings) == 2 and all("cannot be reached" in warning for warning in ranks.warnings)
+    process.start()
+    steps, values = count(6), {}
+
+    def is_kept_again() -> bool:
+        step = next(steps)
+        values[step] = ranks.fill(step)
+        ranks.copy(step)
+        return ranks.commit() > 1
+
+    wait_until(is_kept_again)
+    kept = ranks.commit()
+    assert are_equal(fetch(process, kept), values[kept])
+    with pytest.raises(StoredStateRefused, match="is not here"):
+        fetch(process, 1)
+
+
+def test_who_does_not_know_the_token_gets_nothing(start) -> None:
+    process = start()
+    Ranks(process).snapshot(1)
+    units = {"head": UnitState("head", JOB, is_to_come=True)}
+    with pytest.raises(StoredStateRefused, match="connection closed"):
+        fetch_pieces([Piece("head", process.source, 0, Share(0, 2))], Version(1, LINEAGE), units, "another token")
+
+
+def test_a_process_that_is_gone_is_named(start) -> None:
+    process = start()
+    Ranks(process).snapshot(1)
+    process.close()
+    with pytest.raises(StoredStateRefused, match="node 3's snapshots: ") as refused:
+        fetch(process, 1)
+    assert refused.value.source == process.source
