@@ -60,6 +60,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.nightly
 def test_full_disk_in_the_middle(tmp_path, small_disk):
     with ChaosRun(tmp_path, ["run", *LONG], out=small_disk, patch=PATIENT) as run:
         assert_refused(run, "event log", "--out")
@@ -109,6 +110,7 @@ def test_nobody_reads_standard_output(tmp_path, form):
     assert_survived(finished, 16, at=8, repaired=False)
 
 
+@pytest.mark.nightly
 def test_two_runs_at_once_in_one_place(tmp_path):
     out = tmp_path / "out"
     with (

@@ -112,6 +112,7 @@ def test_interrupted_it_keeps_what_is_done(tmp_path):
     assert "interrupted: of 2 rounds, exact ran 1, ndb ran none" in run.stdout
 
 
+@pytest.mark.nightly
 def test_all_runs_of_a_set_and_a_replay_have_the_ratings_of_the_first(tmp_path):
     options = (*FAULT, "--dilation", "3")
     _, text, _ = chaos(tmp_path / "set", "run", *options, "--repeat", "2", "--json", out=tmp_path / "out")

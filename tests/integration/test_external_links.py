@@ -57,6 +57,7 @@ def two_launchers(tmp_path, steps, port):
     return ("sh", "-c", f"{launcher} 0 {script} & {launcher} 1 {script} & wait")
 
 
+@pytest.mark.nightly
 def test_a_link_that_is_cut_holds_the_ranks_up_until_it_is_whole(tmp_path):
     run = run_chaos(tmp_path, "drop-link", *LINK, "--for", "2s", command=(*ONE_LAUNCHER, *training(tmp_path, 30)))
     assert run.exit_code == 0, run.summary["reasons"]

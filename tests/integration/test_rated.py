@@ -34,6 +34,7 @@ def test_a_rank_that_is_three_times_slower_slows_the_job_down(tmp_path):
     assert run.summary["throughput_drop_ratio"] > 0.3
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_makes_its_step_so_much_longer(tmp_path):
     fault = ("hang-gil", "--on", "rank=1", "--at", "step=20", "--for", "1s")
     run = run_chaos(tmp_path, *fault, *DILATED)

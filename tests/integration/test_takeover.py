@@ -43,6 +43,7 @@ def train(tmp_path, takeover, patch=""):
     return run
 
 
+@pytest.mark.nightly
 def test_state_is_fetched_while_training_goes_on(tmp_path):
     layouts = [event.fields for event in train(tmp_path, "background").of("layout")]
     assert [layout["reason"] for layout in layouts] == ["start", "loss", "balance", "rejoin", "balance"]

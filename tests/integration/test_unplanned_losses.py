@@ -28,6 +28,7 @@ def run_and_kill(folder, *arguments: str, rank: int, after: str, steps: int) -> 
     return finished
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_killed_when_the_fault_is_over_is_charged_to_nobody(tmp_path):
     run = run_and_kill(tmp_path, "--for", "10steps", rank=3, after="undone", steps=8)
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
