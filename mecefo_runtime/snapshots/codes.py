@@ -33,28 +33,26 @@ def padded_length(num_bytes: int) -> int:
 
 def encode_p(data: Sequence[Stripe]) -> Stripe:
     """The XOR of all of `data`, at least one stripe."""
-    parity = data[0].copy()
-    for stripe in data[1:]:
-        np.bitwise_xor(parity, stripe, out=parity)
-    return parity
+    return _encode(data, doubles=False)
 
 
 def encode_q(data: Sequence[Stripe]) -> Stripe:
     """The sum of all of `data`, stripe i times 2 to the power of i."""
     _check_number(len(data))
-    parity = data[-1].copy()
-    scratch = np.empty(parity.size // ALIGNMENT, dtype=np.uint64)
-    # Horner's rule: nothing but doublings.
-    for stripe in data[-2::-1]:
-        _double(parity, scratch)
-        np.bitwise_xor(parity, stripe, out=parity)
+    return _encode(data, doubles=True)
+
+
+def _encode(data: Sequence[Stripe], *, doubles: bool) -> Stripe:
+    parity = np.zeros_like(data[0])
+    for stripe in reversed(data):
+        add_stripe(parity, stripe, doubles=doubles)
     return parity
 
 
-def add_doubled(parity: Stripe, stripe: Stripe, *, doubles: bool) -> None:
-    """One more stripe into a parity, the last one first: into Q with `doubles`, else into P."""
+def add_stripe(parity: Stripe, stripe: Stripe, *, doubles: bool) -> None:
+    """One more stripe into a parity that begins as zeros, the last one first (Horner): Q `doubles`, P does not."""
     if doubles:
-        _double(parity, np.empty(parity.size // ALIGNMENT, dtype=np.uint64))
+        _double(parity)
     np.bitwise_xor(parity, stripe, out=parity)
 
 
@@ -108,10 +106,10 @@ def _sum(data: Mapping[int, Stripe], num_data: int, like: Stripe) -> Stripe:
     return encode_q([data.get(index, nothing) for index in range(num_data)])
 
 
-def _double(stripe: Stripe, scratch: NDArray[np.uint64]) -> None:
+def _double(stripe: Stripe) -> None:
     """Multiply by 2 in place: shift every byte, and reduce those that overflow."""
     words = stripe.view(np.uint64)
-    np.right_shift(words, 7, out=scratch)
+    scratch = np.right_shift(words, 7)
     np.bitwise_and(scratch, _HIGH_BITS, out=scratch)
     np.multiply(scratch, np.uint64(_POLYNOMIAL), out=scratch)
     np.bitwise_and(words, _LOW_BITS, out=words)

@@ -15,10 +15,10 @@ import numpy as np
 
 from mecefo_runtime.job.protection import Group, ParityHeld
 from mecefo_runtime.job.state_source import Share, Version
-from mecefo_runtime.snapshots.codes import ALIGNMENT, Stripe, add_doubled, padded_length, rebuild
+from mecefo_runtime.snapshots.codes import ALIGNMENT, Stripe, add_stripe, padded_length, rebuild
 from mecefo_runtime.snapshots.messages import Describe, Described, KeptPart, Read, ReadParity
 from mecefo_runtime.snapshots.peer import SnapshotPeer
-from mecefo_runtime.snapshots.shelf import NotHeld, check, checksums_of
+from mecefo_runtime.snapshots.shelf import NotHeld, check
 from mecefo_runtime.system.wire import WireError
 
 
@@ -33,7 +33,6 @@ class Parity:
     group: Group
     length: int
     stripes: Mapping[tuple[int, int], Stripe]
-    checksums: Mapping[tuple[int, int], tuple[int, ...]]
     members: Mapping[int, Described]
     addresses: Mapping[int, str]
 
@@ -127,13 +126,11 @@ def encode(version: Version, group: Group, own: Described, members: Members) -> 
     incoming = np.empty(length, dtype=np.uint8)
     for row, index in group.rows_of_parity(members.node):
         parity = np.zeros(length, dtype=np.uint8)
-        # Horner's rule begins with the last coefficient.
         for node in reversed(group.data_nodes(row)):
             members.read(node, Read(version, group.stripe_of(node, row) * length, length), incoming)
-            add_doubled(parity, incoming, doubles=index == 1)
+            add_stripe(parity, incoming, doubles=index == 1)
         stripes[row, index] = parity
-    checksums = {place: checksums_of(stripe.data) for place, stripe in stripes.items()}
-    return Parity(version, group, length, stripes, checksums, described, dict(members.addresses))
+    return Parity(version, group, length, stripes, described, dict(members.addresses))
 
 
 def find_part(parity: Parity, unit: str, share: Share) -> tuple[int, KeptPart] | None:

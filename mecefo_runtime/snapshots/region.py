@@ -59,7 +59,12 @@ class Region:
         Raises:
             OSError: it is gone, or not ours.
         """
-        return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), num_bytes)
+        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(own, num_bytes)
+        finally:
+            # What is mapped stays so.
+            os.close(own)
 
     def begin(self, buffer: int) -> int:
         """Begin to write to `buffer`; returns the sequence number of what will be there."""
@@ -77,7 +82,7 @@ class Region:
         return memoryview(self._memory)[first : first + self.num_bytes]
 
     def close(self) -> None:
-        """Let go of the file; the memory goes when nobody looks at it any more."""
+        """Of whoever created it: let go of the file; the memory goes when nobody looks at it any more."""
         os.close(self.descriptor)
 
 

@@ -105,7 +105,7 @@ class Shelf:
         self._kept = version
         for place in self._places.values():
             for buffer, snapshot in enumerate(place.snapshots):
-                if snapshot is not None and self._is_outdated(snapshot.version):
+                if snapshot is not None and is_outdated(snapshot.version, version):
                     place.snapshots[buffer] = None
         self._drop_outdated(connected)
 
@@ -180,10 +180,6 @@ class Shelf:
             raise NotHeld(f"of step {version.step} there is nothing from rank {missing[0]}")
         return [found[rank] for rank in sorted(ranks)]
 
-    def _is_outdated(self, version: Version) -> bool:
-        kept = self._kept
-        return kept is not None and (version.lineage != kept.lineage or version.step < kept.step)
-
     def _drop_outdated(self, writing: Collection[int]) -> None:
         """Free memory that nobody needs: it holds nothing whole, and no rank is `writing` to it."""
         newest = {place.rank: number for number, place in self._places.items()}
@@ -192,6 +188,11 @@ class Shelf:
             if not is_in_use and not place.whole():
                 place.region.close()
                 del self._places[number]
+
+
+def is_outdated(version: Version, newer: Version) -> bool:
+    """Whether nobody needs `version` where `newer` is: it is older, or of another course of training."""
+    return version.lineage != newer.lineage or version.step < newer.step
 
 
 def _used(snapshot: Snapshot) -> int:

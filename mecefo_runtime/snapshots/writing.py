@@ -220,8 +220,6 @@ class SnapshotWriter(StateActivity):
             answer = self._reservation
             if isinstance(answer, Reserved):
                 region = Region.attach(answer.pid, answer.descriptor, answer.num_bytes)
-                if self._memory is not None:
-                    self._memory.region.close()
                 self._memory = _Memory(answer.region, region, [None] * NUM_BUFFERS)
                 return None
         except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ class Staging:
     """A copy under way of each `source` into its `target`, flat tensors of one size and type.
 
     Sources must not change until it `is_done`. From a GPU everything goes at once, on a stream of its own into memory
-    that should be page-locked, and nothing waits for it but `finish`. `seconds` is what this thread spent on it.
+    that should be page-locked, and nothing waits for it but `finish`.
     """
 
     def __init__(self, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -24,7 +23,6 @@ class Staging:
         self._first = 0
         self._streams: list[torch.cuda.Stream] = []
         self.num_bytes = sum(source.nbytes for source, _ in copies)
-        self.seconds = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -33,7 +31,6 @@ class Staging:
 
     def advance(self, max_bytes: int = SLICE_BYTES) -> None:
         """Copy up to so many bytes more."""
-        began = time.monotonic()
         while self._copies and max_bytes > 0:
             source, target = self._copies[0]
             if source.is_cuda:
@@ -46,16 +43,13 @@ class Staging:
             if end == source.numel():
                 self._copies.pop(0)
                 self._first = 0
-        self.seconds += time.monotonic() - began
 
     def finish(self) -> None:
         """Copy the rest; afterwards sources may change."""
         while self._copies:
             self.advance(self.num_bytes)
-        began = time.monotonic()
         for stream in self._streams:
             stream.synchronize()
-        self.seconds += time.monotonic() - began
 
     def _start_on_stream(self) -> None:
         device = self._copies[0][0].device

@@ -223,45 +223,38 @@ class KillNode(_Kill[GraceParameters]):
             await asyncio.wait({self._farewell})
 
 
-class KillJob(_Kill[NoParameters]):
+class _KillAtOnce(_Kill[NoParameters]):
+    """SIGKILL; who is gone comes back without a repair, or the job is over."""
+
+    is_loss: ClassVar[bool] = False
+
+    async def apply(self, act: Act, context: FaultContext) -> None:
+        """SIGKILL to each."""
+        for owned in act.processes:
+            send(owned, signal.SIGKILL)
+
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for the exit of each process, and look it up in the process table."""
+        return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
+
+
+class KillJob(_KillAtOnce):
     """SIGKILL to every training process of the job at once; what looks after them lives on."""
 
     kind: ClassVar[str] = "kill-job"
     scope: ClassVar[Scope] = "all-ranks"
     affects: ClassVar[str] = "every rank"
-    # They come back without a repair, or the job is over.
-    is_loss: ClassVar[bool] = False
     undo_summary: ClassVar[str] = "nothing to undo; the job starts again by itself where its state is kept"
 
-    async def apply(self, act: Act, context: FaultContext) -> None:
-        """SIGKILL to each."""
-        for owned in act.processes:
-            send(owned, signal.SIGKILL)
 
-    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """Wait for the exit of each process, and look it up in the process table."""
-        return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
-
-
-class KillSmp(_Kill[NoParameters]):
+class KillSmp(_KillAtOnce):
     """SIGKILL to the process that keeps a node's snapshots, and with it to the snapshots; the node trains on."""
 
     kind: ClassVar[str] = "kill-smp"
     scope: ClassVar[Scope] = "node"
     needs: ClassVar[tuple[str, ...]] = ("snapshots",)
-    # Nobody is gone from the job.
-    is_loss: ClassVar[bool] = False
     undo_summary: ClassVar[str] = "nothing to undo; the node starts another one, which has no snapshots yet"
 
     def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:
         of_nodes = context.processes.node_processes(target.nodes)
         return tuple(owned for owned in of_nodes if owned.role == "snapshots")
-
-    async def apply(self, act: Act, context: FaultContext) -> None:
-        """SIGKILL to each."""
-        for owned in act.processes:
-            send(owned, signal.SIGKILL)
-
-    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """Wait for the exit of each process, and look it up in the process table."""
-        return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}

@@ -8,7 +8,7 @@ from itertools import combinations, count
 import pytest
 import torch
 
-from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.job.state_source import ParitySource, Piece, Share, SnapshotSource, Version
@@ -17,11 +17,18 @@ from mecefo_runtime.snapshots.writing import LOST, SnapshotWriter
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.units import UnitState
-from tests.mecefo_runtime.snapshots.test_snapshots import LINEAGE, TOKEN, Process, wait_until
+from tests.mecefo_runtime.snapshots.real_process import (
+    LINEAGE,
+    MODEL,
+    TOKEN,
+    Process,
+    are_equal,
+    fill,
+    wait_until,
+)
 
 pytestmark = pytest.mark.unit
 
-MODEL = ModelConfig(16, 32, num_layers=2, num_heads=2, num_key_value_heads=2, vocab_size=256)
 NODES = 4
 JOB = JobConfig(MODEL, NODES, 1, data_parallel=NODES, pipeline=1)
 LAYOUT = configured_layout(Cluster(NODES, 1, data_parallel=NODES, pipeline=1, num_layers=2, num_microbatches=4))
@@ -45,11 +52,7 @@ class Nodes:
 
     def begin(self, step: int) -> dict[str, torch.Tensor]:
         """The state after `step` is copied, and all of it told."""
-        generator = torch.Generator().manual_seed(step)
-        values = {n: torch.randn(unit.storage.shape, generator=generator) for n, unit in self.states[0].units.items()}
-        for state in self.states:
-            for name, unit in state.units.items():
-                unit.storage.copy_(values[name])
+        values = fill(self.states, step)
         for writer in self.writers:
             writer.begin(step + 1)
             writer.finish()
@@ -93,10 +96,6 @@ def start() -> Iterator[Callable[..., Nodes]]:
     yield start_nodes
     for nodes in started:
         nodes.close()
-
-
-def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(("protection", "num_lost"), [("xor", 1), ("pq", 2)])

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -15,78 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster, configured_layout
-from mecefo_runtime.job.protection import Protection
-from mecefo_runtime.job.state_source import Piece, Share, SnapshotSource, Version
+from mecefo_runtime.job.state_source import Piece, Share, Version
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.snapshots.writing import LOST, SnapshotWriter
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.units import UnitState
+from tests.mecefo_runtime.snapshots.real_process import (
+    LINEAGE,
+    MODEL,
+    TOKEN,
+    Process,
+    are_equal,
+    fill,
+    wait_until,
+)
 
 pytestmark = pytest.mark.unit
 
-MODEL = ModelConfig(16, 32, num_layers=2, num_heads=2, num_key_value_heads=2, vocab_size=256)
 JOB = JobConfig(MODEL, 1, 2, data_parallel=2, pipeline=1)
 LAYOUT = configured_layout(Cluster(1, 2, data_parallel=2, pipeline=1, num_layers=2, num_microbatches=6))
-TOKEN = "a token"
-DEADLINE_SECONDS = 60.0
-LINEAGE = "first"
-# Serves until its standard input ends.
-SERVE = """
-import os, socket, sys, threading
-from mecefo_runtime.job.config import SnapshotConfig
-from mecefo_runtime.snapshots import process as module
-from mecefo_runtime.snapshots.process import SnapshotProcess
-# Whoever waits for what never comes waits longer than any test.
-module.DESCRIBE_TIMEOUT_SECONDS = 600.0
-listener, token, node, limit_bytes, protection = sys.argv[1:]
-config = SnapshotConfig(memory_bytes=int(limit_bytes), protection=protection)
-process = SnapshotProcess(socket.socket(fileno=int(listener)), token, int(node), os.getpid(), config)
-threading.Thread(target=process.serve, daemon=True).start()
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
-
-
-class Process:
-    """A snapshot process of a node."""
-
-    def __init__(self, limit_bytes: int = 1 << 26, node: int = 3, protection: Protection = "none") -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        host, port = self._listener.getsockname()
-        self.source = SnapshotSource(node, f"{host}:{port}")
-        self._arguments = [str(self._listener.fileno()), TOKEN, str(node), str(limit_bytes), protection]
-        self.writers: list[SnapshotWriter] = []
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-c", SERVE, *self._arguments]
-        pipe = subprocess.PIPE
-        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[self._listener.fileno()])
-        assert self.child.stdout is not None
-        assert self.child.stdout.readline() == b"ready\n"
-
-    def end(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        for pipe in (self.child.stdin, self.child.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def close(self) -> None:
-        for writer in self.writers:
-            writer.close()
-        self.end()
-        self._listener.close()
 
 
 @pytest.fixture
@@ -116,14 +62,7 @@ class Ranks:
 
     def fill(self, step: int) -> dict[str, torch.Tensor]:
         """The state after `step`."""
-        generator = torch.Generator().manual_seed(step)
-        values = {
-            name: torch.randn(unit.storage.shape, generator=generator) for name, unit in self.states[0].units.items()
-        }
-        for state in self.states:
-            for name, unit in state.units.items():
-                unit.storage.copy_(values[name])
-        return values
+        return fill(self.states, step)
 
     def copy(self, step: int) -> None:
         """What happens during the step after `step`, up to its optimizer."""
@@ -153,10 +92,6 @@ def fetch(process: Process, step: int, shares: int = 2) -> dict[str, torch.Tenso
     pieces = [Piece(name, process.source, 0, Share(index, shares)) for name in units for index in range(shares)]
     fetch_pieces(pieces, Version(step, LINEAGE), units, TOKEN)
     return {name: unit.storage for name, unit in units.items()}
-
-
-def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_what_both_ranks_copied_comes_back_bit_for_bit(start) -> None:
