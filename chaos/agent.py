@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 
 from chaos.in_process.agent import Agent
+from chaos.in_process.snapshot_agent import SnapshotAgent
 
 
-def install(*, rank: int, node: int, attempt: int) -> Agent:
+def install(*, rank: int | None, node: int, attempt: int) -> Agent:
     """The runtime's hook (see `mecefo_runtime.training.hooks`): connects to the injector named by the environment."""
-    return Agent(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], rank=rank, node=node, attempt=attempt)
+    kind = Agent if rank is not None else SnapshotAgent
+    return kind(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], rank=rank, node=node, attempt=attempt)
 
 
 def step(

@@ -54,7 +54,7 @@ chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 t
                                      the same for your own job, no line of it changed
 chaos faults                         what can be broken
 chaos gates                          what can be asked of a run
-chaos paper mecefo                   what a paper claims, and what comes of it here
+chaos paper mecefo | reft            what a paper claims, and what comes of it here
 chaos report                         the newest run, judged again from its log
 chaos serve                          the newest run's metrics once more, for Prometheus
 chaos forecast CLUSTER.yaml          what failures will cost, under each strategy, without a run
@@ -171,7 +171,7 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 @click.option(
     "--strategies",
     metavar="NAME,NAME...",
-    help="Run the experiment under each: mecefo,mecefo-paper,ndb,exact,oobleck-like,checkpoint.",
+    help="Run the experiment under each: mecefo,mecefo-paper,ndb,exact,oobleck-like,checkpoint,reft.",
 )
 @click.option(
     "-K", "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="K", help="Runs of each."

@@ -10,12 +10,11 @@ from textwrap import dedent
 _SMALL = "--nodes 2 --steps 60 --no-twin"
 # A fault that lasts for seconds leaves room for steps before and after it.
 _LONG = "--nodes 2 --steps 200 --no-twin"
-FILE = "damaged-checkpoint.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`arguments` of `chaos run`, in which `FILE` is the experiment file with the text `file`, where there is one."""
+    """`arguments` of `chaos run`: where there is a text `file`, the name of the experiment file that has it."""
 
     arguments: str
     file: str | None = None
@@ -36,7 +35,20 @@ def _damaged(fault: str) -> Example:
           - {{{fault}}}
           - {{kind: kill-process, on: stage=0, at: {{step: 22}}, repair: 1step}}
         """
-    return Example(FILE, dedent(text))
+    return Example("damaged-checkpoint.yaml", dedent(text))
+
+
+def _flipped_snapshot() -> Example:
+    """A damaged snapshot is noticed by a job that needs it: every rank dies in the same moment."""
+    text = """\
+        name: damaged-snapshot
+        job: {nodes: 2, steps: 60, snapshots: {every: 1, protection: xor}}
+        twin: false
+        faults:
+          - {kind: flip-snapshot-bit, on: node=1, at: {step: 20, phase: snapshot}}
+          - {kind: kill-job, at: {step: 20, phase: snapshot}}
+        """
+    return Example("damaged-snapshot.yaml", dedent(text))
 
 
 EXAMPLES: Mapping[str, Example] = {
@@ -50,6 +62,7 @@ EXAMPLES: Mapping[str, Example] = {
     "fill-disk": Example(f"fill-disk --at step=12 --for 20steps --checkpoint-every 8 {_SMALL}"),
     "flap-link": Example(f"flap-link --on link=0-3 --at step=40 --for 8s -p down=1s -p up=2s {_LONG}"),
     "flip-checkpoint-bit": _damaged("kind: flip-checkpoint-bit, at: {step: 20}"),
+    "flip-snapshot-bit": _flipped_snapshot(),
     "gpu-hang": Example(f"gpu-hang --on rank=1 --at step=20 -p seconds=20 {_SMALL}"),
     "gpu-oom": Example(f"gpu-oom --on rank=1 --at step=20 --for 2steps {_SMALL}"),
     "hang-gil": Example(f"hang-gil --on rank=1 --at step=40 --for 5s {_LONG}"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.commands.faults import default_text, describe
 from chaos.faults import registry
-from manual.examples import EXAMPLES, FILE, Example
+from manual.examples import EXAMPLES, Example
 from manual.pictures import PICTURES
 
 _FIDELITY = {
@@ -32,7 +32,7 @@ _FAMILIES = {
     "Stragglers": ("slow", "straggler"),
     "Tensors": ("tensor",),
     "GPUs": ("cuda", "telemetry"),
-    "Checkpoints and disks": ("checkpoint", "disk"),
+    "Checkpoints, snapshots and disks": ("checkpoint", "snapshot", "disk"),
     "Links": ("link", "flap", "isolate", "partition"),
 }
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -115,7 +115,7 @@ def _example(example: Example | None, kind: str) -> list[str]:
         return []
     parts = ["## Example\n"]
     if example.file is not None:
-        parts.append(f'```yaml title="{FILE}"\n{example.file}```\n')
+        parts.append(f'```yaml title="{example.arguments}"\n{example.file}```\n')
     # The options of the small job on a line of their own: no line is too long for the page.
     command = example.command.replace(" --nodes ", " \\\n    --nodes ")
     parts += [f"```sh\n{command}\n```\n", _picture(kind)]

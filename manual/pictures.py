@@ -17,7 +17,7 @@ from pathlib import Path
 from chaos.faults import registry
 from harness.judging.summary import Summary
 from harness.store.log import read_events
-from manual.examples import EXAMPLES, FILE
+from manual.examples import EXAMPLES
 from manual.timeline import Curve, draw
 from mecefo_runtime.system.events import Event
 
@@ -36,7 +36,7 @@ def take(kind: str, folder: Path) -> str:
     """
     example = EXAMPLES[kind]
     if example.file is not None:
-        (folder / FILE).write_text(example.file)
+        (folder / example.arguments).write_text(example.file)
     arguments = [*shlex.split(example.arguments), "--out", "runs", "--json"]
     command = [sys.executable, "-c", "from chaos.cli import main; main()", "run", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

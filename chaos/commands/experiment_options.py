@@ -145,8 +145,8 @@ def experiment_options(command: Any) -> Any:
         click.option("--steps", type=NUMBER, help="Training steps. Default: 560."),
         click.option(
             "--strategy",
-            help="Who takes over lost layers, and how: mecefo, mecefo-paper, ndb, exact, oobleck-like, checkpoint. "
-            "Default: mecefo.",
+            help="Who takes over lost layers, and how: mecefo, mecefo-paper, ndb, exact, oobleck-like, checkpoint, "
+            "reft. Default: mecefo.",
         ),
         click.option(
             "--quality",
@@ -162,9 +162,8 @@ def experiment_options(command: Any) -> Any:
         ),
         click.option(
             "--snapshot-every",
-            type=NUMBER,
-            metavar="STEPS",
-            help="Copy the state to the nodes' memory so often. Default: never.",
+            metavar="STEPS|auto",
+            help="Copy the state to the nodes' memory so often, or as often as costs least. Default: never.",
         ),
         click.option(
             "--snapshot-protection",

@@ -47,18 +47,21 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
 
 def _job_text(job: JobConfig | CommandConfig) -> str:
     from chaos.experiment.command_job import CommandConfig
+    from harness.analysis.words import count
 
     if isinstance(job, CommandConfig):
         return str(job)
     cluster = job.cluster()
     emulation = job.emulation
     pace = f"dilation x{job.dilation_ratio:g}"
+    kept = "" if job.snapshots is None else f", snapshots {job.snapshots}"
+    kept += "" if job.checkpoint is None else f", a checkpoint after every {count(job.checkpoint.every_steps, 'step')}"
     if emulation is not None:
         scale = f"time scale {emulation.time_scale:g}{' (chosen)' if emulation.is_scale_chosen else ''}"
         pace = f"emulating {emulation.device} by the {emulation.provenance} table {emulation.device_model}, {scale}"
     return (
         f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
-        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}, "
+        f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}{kept}, "
         f"{pace}, seed {job.seed}"
     )
 

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from chaos.commands.options import JSON_OPTION, FileToWrite
+from chaos.commands.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
 from chaos.commands.output import print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
-_PAPERS = ("mecefo",)
+_PAPERS = ("mecefo", "reft")
 # Of each method; a run takes a quarter of a minute.
 _NUM_UNDILATED_SEEDS = 3
-_HELP = """Check a paper's claims: `chaos paper mecefo` (arXiv 2510.16415).
+# Runs of eight nodes of which the seed chooses some, whatever `--runs` says of the others.
+_NUM_RUNS_OF_NODES = 10
+# Options that are about one of the papers alone.
+_OWN = {
+    **dict.fromkeys(("emulate", "seeds", "only", "time_scale", "is_undilated", "is_anew", "convergence"), "mecefo"),
+    **dict.fromkeys(("draws", "runs", "seed", "saving"), "reft"),
+}
+_HELP = """Check a paper's claims: MeCeFO (arXiv 2510.16415), REFT (arXiv 2310.12670).
 
 \b
 chaos paper mecefo               paper | forecast | emulated, with verdicts
 chaos paper mecefo --emulate     run what is missing first; takes hours, and
                                  goes on where it was when it is called again
+chaos paper reft                 closed form | drawn by chance | really lost,
+                                 with verdicts; in a quarter of a minute
+chaos paper reft --draws 200     lose real nodes first: 200 times, in minutes
+chaos paper reft --runs 3        make real runs first: one in a quarter of a
+                                 minute
 
-What was emulated when this version was made comes with it, with its date and machine; results of your own take its
-place.
+What was emulated, drawn and run when this version was made comes with it, with its date and machine; results of your
+own take its place.
 
 Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided.
 """
@@ -34,33 +50,90 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
 @click.option(
     "--results",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("chaos-runs/paper-mecefo"),
-    show_default=True,
-    help="Where results of emulated runs are kept, and the runs.",
+    metavar="DIRECTORY",
+    help="Where results of emulated runs are kept, and the runs. Default: chaos-runs/paper-PAPER.",
 )
-@click.option("--emulate", is_flag=True, help="Emulate what is missing, after saying how long it takes.")
+@click.option("--emulate", is_flag=True, help="mecefo: emulate what is missing, after saying how long it takes.")
 @click.option(
-    "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, help="Emulated runs of mecefo at 7B."
+    "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, help="mecefo: emulated runs of mecefo at 7B."
 )
-@click.option("--only", metavar="WORDS", help="Emulate only these, e.g. 7b,high,4x8,mecefo-speed.")
+@click.option("--only", metavar="WORDS", help="mecefo: emulate only these, e.g. 7b,high,4x8,mecefo-speed.")
 @click.option(
     "--time-scale",
     type=click.FloatRange(0.01, 1000),
     metavar="X",
-    help="Seconds that a second of the device lasts in what is emulated: larger is slower and truer. Default: what the "
-    "cores carry.",
+    help="mecefo: seconds that a second of the device lasts in what is emulated: larger is slower and truer. Default: "
+    "what the cores carry.",
 )
-@click.option("--undilated", "is_undilated", is_flag=True, help="Run every method on eight real ranks, undilated.")
-@click.option("--forecast", "is_anew", is_flag=True, help="Compute all forecasts anew, which takes minutes.")
+@click.option(
+    "--undilated", "is_undilated", is_flag=True, help="mecefo: run every method on eight real ranks, undilated."
+)
+@click.option("--forecast", "is_anew", is_flag=True, help="mecefo: compute all forecasts anew, which takes minutes.")
 @click.option(
     "--convergence",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="What `python -m benchmarks.convergence` printed, instead of the figures that came with this version.",
+    help="mecefo: what `python -m benchmarks.convergence` printed, instead of the figures that came with this version.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="reft: first start eight nodes' snapshot processes N times, kill some, and restore. What is done is kept.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help=f"reft: first run each way to lose state N times, and {_NUM_RUNS_OF_NODES} times eight nodes.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="reft: of all that is left to chance.",
+)
+@click.option(
+    "--saving",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="reft: what `python -m benchmarks.snapshots --saving FILE` wrote, instead of what came with this version.",
 )
 @click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")
 @JSON_OPTION
+@click.pass_context
 def paper(
-    name: str,
+    context: click.Context, /, name: str, results: Path | None, page: Path | None, as_json: bool, **options: Any
+) -> int:
+    """Check a paper's claims."""
+    if name not in _PAPERS:
+        message = f"there is no paper {shown(name)}: there is {', '.join(_PAPERS)}"
+        raise UsageError(message, suggestion=nearest(name, _PAPERS))
+    for parameter in context.command.params:
+        is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if is_said and _OWN.get(parameter.name or "", name) != name:
+            raise UsageError(f"it is about {_OWN[parameter.name or '']}, not {name}", key=parameter.opts[0])
+    own = {key: value for key, value in options.items() if _OWN[key] == name}
+    folder = results or Path(DEFAULT_OUT) / f"paper-{name}"
+    view = _mecefo(folder, **own) if name == "mecefo" else _reft(folder, **own)
+    if page is not None:
+        from harness.store.files import write_whole
+
+        write_whole(page, view.page())
+    print_json(view.document) if as_json else print_text(view.text)
+    return view.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a check looks like."""
+
+    text: str
+    document: dict[str, Any]
+    page: Callable[[], str]
+    exit_code: int
+
+
+def _mecefo(
     results: Path,
     emulate: bool,
     seeds: int,
@@ -69,15 +142,10 @@ def paper(
     is_undilated: bool,
     is_anew: bool,
     convergence: Path | None,
-    page: Path | None,
-    as_json: bool,
-) -> int:
-    """Check a paper's claims."""
-    if name not in _PAPERS:
-        message = f"there is no paper {shown(name)}: there is {', '.join(_PAPERS)}"
-        raise UsageError(message, suggestion=nearest(name, _PAPERS))
+) -> _View:
     from harness.papers.mecefo.check import check
     from harness.papers.mecefo.forecasts import compute_forecasts, shipped_forecasts
+    from harness.papers.mecefo.page import render
     from harness.papers.mecefo.perplexity import read_convergence, shipped_convergence
     from harness.papers.mecefo.results import merged, read_results, shipped_results
     from harness.papers.mecefo.text import check_text
@@ -95,13 +163,25 @@ def paper(
     num_cores = len(os.sched_getaffinity(0))
     forecasts = compute_forecasts(num_cores, _say) if is_anew else shipped_forecasts()
     found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results))
-    if page is not None:
-        from harness.papers.mecefo.page import render
-        from harness.store.files import write_whole
+    return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
-        write_whole(page, render(found))
-    print_json(found.to_dict()) if as_json else print_text(check_text(found))
-    return found.exit_code
+
+def _reft(results: Path, draws: int | None, runs: int | None, seed: int, saving: Path | None) -> _View:
+    from harness.papers.reft.check import check
+    from harness.papers.reft.page import render
+    from harness.papers.reft.real.measured import measure_draws, measure_runs, read_measured
+    from harness.papers.reft.saving import read_saving
+    from harness.papers.reft.text import check_text
+
+    saved = read_saving(saving)
+    # What is in the folder is looked at before work begins.
+    read_measured(results)
+    if draws is not None:
+        measure_draws(draws, seed, results, sys.stderr)
+    if runs is not None:
+        measure_runs(runs, _NUM_RUNS_OF_NODES, seed, results, sys.stderr)
+    found = check(read_measured(results), saved, seed)
+    return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _emulate(results: Path, seeds: int, only: str | None, time_scale: float | None) -> None:

@@ -13,7 +13,7 @@ from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
 from chaos.experiment.job import ROLES_OF_RUNTIME, Job
 from chaos.spec.quantities import bytes_text
 from chaos.spec.target import ResolvedTarget, resolve
-from chaos.spec.trigger import Duration
+from chaos.spec.trigger import SNAPSHOT_PHASES, Duration
 from chaos.spec.validation_errors import Problems
 from chaos.spec.yaml_lines import KeyPath
 from mecefo_runtime.job.layout import Cluster
@@ -30,8 +30,8 @@ _MIN_NODE_BYTES = 64 * 2**20
 _HIGHEST_BIT = 31
 
 
-_STEPS, _STRATEGY, _MODEL, _CHECKPOINT, _QUALITY = (
-    ("job", key) for key in ("steps", "strategy", "model", "checkpoint", "quality")
+_STEPS, _STRATEGY, _MODEL, _CHECKPOINT, _SNAPSHOTS, _QUALITY = (
+    ("job", key) for key in ("steps", "strategy", "model", "checkpoint", "snapshots", "quality")
 )
 _RUNTIME: KeyPath = ("job", "runtime")
 _SHAPE: Sequence[KeyPath] = tuple(
@@ -147,7 +147,10 @@ def _about_time(
         )
         problems.add((*where, "at", "step"), message, rests_on=[_STEPS])
     if violation := _about_phase(fault, job):
-        problems.add((*where, "at", "phase"), violation, rests_on=[_CHECKPOINT, _STRATEGY, _RUNTIME])
+        problems.add((*where, "at", "phase"), violation, rests_on=[_CHECKPOINT, _SNAPSHOTS, _STRATEGY, _RUNTIME])
+    if fault.at.phase == "encode" and fault.at.at_seconds is None and kind.acts_inside:
+        message = f"holds a node's snapshot process, and {fault.kind} needs ranks that are held: choose another phase"
+        problems.add((*where, "at", "phase"), message)
     is_of_checkpoints = kind.scope == "checkpoint"
     if isinstance(job, Job) and is_of_checkpoints and (violation := job.violation_about_checkpoint_before(step)):
         problems.add((*where, "at", "step"), violation, rests_on=[_CHECKPOINT, _STRATEGY])
@@ -213,6 +216,8 @@ def _about_model(fault: FaultSpec, job: Job, where: KeyPath, problems: Problems)
 
 def _about_phase(fault: FaultSpec, job: Job | CommandJob) -> str | None:
     if isinstance(job, Job):
+        if fault.at.at_seconds is None and fault.at.phase in SNAPSHOT_PHASES:
+            return _about_snapshots(fault, job)
         return _about_checkpoints(fault, job) if fault.at.phase == "checkpoint" else None
     if fault.at.at_seconds is not None or fault.at.phase in PHASES_OF_A_COMMAND:
         return None
@@ -228,6 +233,21 @@ def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
         return f"a rate draws any step, but only every {every_steps}th writes a checkpoint: write every instead"
     if fault.every is not None and (fault.every.steps or 0) % every_steps:
         return f"every {fault.every} comes to steps that write no checkpoint: choose a multiple of {every_steps}"
+    return None
+
+
+def _about_snapshots(fault: FaultSpec, job: Job) -> str | None:
+    violation = job.violation_about_snapshot_of(fault.at.step, is_encoded=fault.at.phase == "encode")
+    if violation is not None or job.snapshots is None:
+        return violation
+    every_steps = job.snapshots.every
+    if every_steps == "auto":
+        # What is copied shows when it is.
+        return None
+    if every_steps > 1 and fault.rate is not None:
+        return f"a rate draws any step, but only every {every_steps}th is copied: write every instead"
+    if fault.every is not None and (fault.every.steps or 0) % every_steps:
+        return f"every {fault.every} comes to steps that are not copied: choose a multiple of {every_steps}"
     return None
 
 

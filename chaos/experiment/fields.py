@@ -11,7 +11,7 @@ from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.profile import PROFILES, ProfileSpec
 from chaos.spec.recurrence import Rate
 from chaos.spec.target import Target
-from chaos.spec.trigger import OUTSIDE_PHASES, PHASES, Duration, Trigger, whole_number
+from chaos.spec.trigger import OPEN_PHASES, PHASES, Duration, Trigger, whole_number
 from chaos.spec.validation_errors import said
 from mecefo_runtime.job.config import PRESETS, QUALITIES
 
@@ -99,6 +99,16 @@ def _quality(value: object) -> str | float:
     return share
 
 
+def _snapshot_interval(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    steps = whole_number(value)
+    if steps is None or not 1 <= steps <= _MAX_STEPS:
+        suggestion = nearest(value, ("auto",)) if isinstance(value, str) else None
+        raise UsageError(f"must be auto or a number of steps from 1 on, not {shown(value)}", suggestion=suggestion)
+    return steps
+
+
 def _repair(value: object) -> Duration | Literal["none"]:
     if value == "none":
         return "none"
@@ -123,6 +133,7 @@ def _retrigger(value: object) -> str | int:
 # Anything shorter takes a busy machine for a lost rank.
 _MIN_HEARTBEAT_SECONDS, _MAX_HEARTBEAT_SECONDS = 0.5, 600.0
 _MAX_DILATION_RATIO = 1000.0
+_MAX_STEPS = 10**8
 _RETRIGGERS = ("once", "every-attempt")
 _AS_TEXT = PlainSerializer(str, return_type=str)
 _TRIGGER_SCHEMA = {
@@ -132,7 +143,7 @@ _TRIGGER_SCHEMA = {
             "type": "object",
             "properties": {
                 "step": {"type": "integer", "minimum": 1},
-                "phase": {"enum": [*PHASES, *OUTSIDE_PHASES]},
+                "phase": {"enum": [*PHASES, *OPEN_PHASES]},
                 "time": {"type": "string", "examples": ["10s"]},
             },
             "additionalProperties": False,
@@ -163,10 +174,15 @@ _DILATION_SCHEMA = {
     "anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1, "maximum": _MAX_DILATION_RATIO}]
 }
 
+_SNAPSHOT_INTERVAL_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_STEPS}]}
+
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(said(one_line))]
 ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
 DilationText = Annotated[str | float, PlainValidator(said(_dilation)), WithJsonSchema(_DILATION_SCHEMA)]
 QualityText = Annotated[str | float, PlainValidator(said(_quality)), WithJsonSchema(_QUALITY_SCHEMA)]
+SnapshotIntervalText = Annotated[
+    int | Literal["auto"], PlainValidator(said(_snapshot_interval)), WithJsonSchema(_SNAPSHOT_INTERVAL_SCHEMA)
+]
 TargetText = Annotated[Target, PlainValidator(said(Target.parse)), _AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]
 TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, WithJsonSchema(_TRIGGER_SCHEMA)]
 RepairText = Annotated[

@@ -16,7 +16,9 @@ from chaos.experiment.fields import (
     ModelName,
     QualityText,
     Said,
+    SnapshotIntervalText,
     Text,
+    WaitText,
     require_few_ranks,
 )
 from chaos.spec.quantities import BytesText
@@ -36,7 +38,7 @@ from mecefo_runtime.job.config import (
 )
 from mecefo_runtime.job.device_model import DeviceModel, emulating, rescaled
 from mecefo_runtime.job.protection import Protection
-from mecefo_runtime.planners import fixed_settings, stops_on_loss, with_fixed_settings
+from mecefo_runtime.planners import fixed_settings, goes_back_to, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice
 
 # The recipe's defaults are the runtime's.
@@ -81,17 +83,20 @@ class Checkpoint(Said):
 class Snapshots(Said):
     """Snapshots in the nodes' memory: one after `every` so many steps, in at most `memory` of each node.
 
+    `auto` takes the interval from what one costs and the mean time between losses, `mtbf`; None: as it is seen.
     `protection` is what they survive: `none` the ranks, `copy` and `xor` any node of a `group`, `pq` any two.
     """
 
-    every: int = Field(default=_DEFAULT_SNAPSHOTS.every_steps, ge=1, le=10**8)
+    every: SnapshotIntervalText = _DEFAULT_SNAPSHOTS.every_steps
     protection: Protection = _DEFAULT_SNAPSHOTS.protection
     group: int = Field(default=_DEFAULT_SNAPSHOTS.group_size, ge=2, le=MAX_RANKS)
     memory: BytesText = _DEFAULT_SNAPSHOTS.memory_bytes
+    mtbf: WaitText | None = None
 
     def config(self, nodes_per_rack: int | None) -> SnapshotConfig:
         """As the runtime has it."""
-        return SnapshotConfig(self.every, self.memory, self.protection, self.group, nodes_per_rack)
+        mtbf_seconds = None if self.mtbf is None else self.mtbf.seconds
+        return SnapshotConfig(self.every, self.memory, self.protection, self.group, nodes_per_rack, mtbf_seconds)
 
 
 class Containers(Said):
@@ -136,6 +141,7 @@ class Job(Said):
     health: Health = Health()
     checkpoint: Checkpoint | None = None
     snapshots: Snapshots | None = None
+    sharded_optimizer: bool = _DEFAULTS.sharded_optimizer
     takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
     quality: QualityText = "auto"
     degraded_share_limit: float | None = Field(default=None, ge=0, le=1)
@@ -208,6 +214,9 @@ class Job(Said):
         Raises:
             UsageError: the shape does not fit.
         """
+        if self.sharded_optimizer and self.takeover == "background":
+            why = f"must be auto or direct with {setting('job.sharded_optimizer')}: no state moves in the background"
+            raise UsageError(why, key="takeover")
         data_parallel, pipeline = self.shape()
         quality = quality_of(self.quality if self.degraded_share_limit is None else self.degraded_share_limit)
         config = JobConfig(
@@ -229,6 +238,7 @@ class Job(Said):
             health=HealthConfig(**self.health.model_dump()),
             checkpoint=self._checkpoint_config(),
             snapshots=None if self.snapshots is None else self.snapshots.config(self.nodes_per_rack),
+            sharded_optimizer=self.sharded_optimizer,
             takeover=self.takeover,
             degraded_share_limit=quality.degraded_share_limit,
             projected_share_limit=quality.projected_share_limit,
@@ -281,15 +291,33 @@ class Job(Said):
             return f"step {step} writes no checkpoint: choose a multiple of {every}"
         return None
 
+    def violation_about_snapshot_of(self, step: int | None, *, is_encoded: bool) -> str | None:
+        """Why a fault cannot be injected while the snapshot of `step` is copied, or encoded; None if it can."""
+        if self.snapshots is None:
+            return f"the job keeps no snapshots: give it {setting('job.snapshots.every', 1)}"
+        if is_encoded and (self.snapshots.protection == "none" or self.nodes == 1):
+            why = "a single node" if self.nodes == 1 else setting("job.snapshots.protection", "none")
+            return f"with {why} no parity is encoded"
+        every = self.snapshots.every
+        if step is not None and every != "auto" and step % every:
+            return f"no snapshot is taken of step {step}: choose a multiple of {every}"
+        if step is not None and step == self.steps:
+            return f"step {step} is the last one: its snapshot would be copied during the next, which there is not"
+        return None
+
 
 def with_strategy(job: Job) -> Job:
-    """`job` with what its strategy fixes, and with checkpoints if it lives by them and nothing is said of any."""
+    """`job` with what its strategy fixes, and with what it goes back to where nothing is said of that."""
     update = {
         key: getattr(job, key).model_copy(update=fixed) if isinstance(fixed, Mapping) else fixed
         for key, fixed in fixed_settings(job.strategy).items()
     }
-    if job.checkpoint is None and stops_on_loss(job.strategy):
+    needed = goes_back_to(job.strategy)
+    if needed == "checkpoint" and job.checkpoint is None:
         update["checkpoint"] = Checkpoint(every_steps=DEFAULT_CHECKPOINT_STEPS)
+    if needed == "snapshots" and job.snapshots is None:
+        # A single node has nobody to protect its memory.
+        update["snapshots"] = Snapshots() if job.nodes > 1 else Snapshots(protection="none")
     return job.model_copy(update=update)
 
 

@@ -1,8 +1,8 @@
 """What a fault is: it names what it will touch, does one thing to it, and proves that it happened.
 
-A new fault is one file in this folder with one class per kind. The injector calls, in this order: `prepare` (resolve,
-check that it is ours, say how to undo), then writes and syncs the undo record, `apply`, `verify`, and at the end of
-its lifetime `lift` and `undo`.
+A new fault is one file in this folder with one class per kind. The injector calls, in this order: `look` (what only the
+run can tell), `prepare` (resolve, check that it is ours, say how to undo), then writes and syncs the undo record,
+`apply`, `verify`, and at the end of its lifetime `lift` and `undo`.
 """
 
 from __future__ import annotations
@@ -95,6 +95,14 @@ class InsideHost(Protocol):
 
         Raises:
             chaos.errors.InjectionError: the rank is not held or gone, or the effect refused.
+        """
+        ...
+
+    async def ask(self, node: int, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the snapshot process of `node` answers to `question` (`module:class`, an effect that only tells).
+
+        Raises:
+            chaos.errors.InjectionError: it is gone, or refuses.
         """
         ...
 
@@ -293,6 +301,14 @@ class Fault(ABC, Generic[ParametersT]):
     def longest_seconds(cls, parameters: BaseModel) -> float | None:
         """After how long one with such parameters ends by itself, whatever its lifetime; None: it does not."""
         return None
+
+    async def look(self, target: ResolvedTarget, context: FaultContext) -> None:
+        """Learn of the run what `prepare` needs to know and cannot wait for. Nothing is changed.
+
+        Raises:
+            chaos.errors.InjectionError: whoever knows it is gone.
+        """
+        return
 
     @abstractmethod
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:

@@ -32,7 +32,7 @@ from chaos.in_process.protocol import (
     read_holds,
     to_wire,
 )
-from chaos.spec.trigger import OUTSIDE_PHASES
+from chaos.spec.trigger import OPEN_PHASES
 from mecefo_runtime.system.wire import Connection, Message, WireError
 
 if TYPE_CHECKING:
@@ -42,9 +42,12 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 class Agent:
-    """One rank's agent; `announce` is called on the training thread before every phase."""
+    """One rank's agent; `announce` is called on the training thread before every phase.
 
-    def __init__(self, address: str, token: str, *, rank: int, node: int, attempt: int, **more: int) -> None:
+    Of a node's snapshot process, whose `rank` is None, see `SnapshotAgent`.
+    """
+
+    def __init__(self, address: str, token: str, *, rank: int | None, node: int, attempt: int, **more: int) -> None:
         """`more` is said with the rest of who this is: an external job's ranks are known from nowhere else."""
         hello: Message = {"token": token, "role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
         hello["pid"] = os.getpid()
@@ -53,7 +56,7 @@ class Agent:
         self._effects: dict[int, InProcessFault] = {}
         self._subject: Subject | None = None
         self._holds: set[tuple[int, str]] = set()
-        # Phases outside of steps: whenever they come, from a step on.
+        # Phases of which nobody knows the step: whenever they come, from a step on.
         self._open_holds: dict[str, int] = {}
         self._is_called = False
         # How many effects have begun in this rank.
@@ -65,6 +68,14 @@ class Agent:
         self._reader: threading.Thread | None = None
         # Whether an announcement has anything to do but to look up its (step, phase).
         self._is_alert = True
+        self._start(self._connection)
+
+    def _start(self, connection: Connection) -> None:
+        """Not before the first announcement: until it trains, a rank may fork."""
+
+    def _start_reader(self, connection: Connection) -> None:
+        self._reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
+        self._reader.start()
 
     def expose(self, subject: Subject) -> None:
         """What effects can reach from now on."""
@@ -87,8 +98,7 @@ class Agent:
     def _attend(self, step: int, phase: str) -> None:
         if self._reader is None and self._connection is not None:
             # Not before: until it trains, a rank may fork.
-            self._reader = threading.Thread(target=self._read, args=(self._connection,), daemon=True)
-            self._reader.start()
+            self._start_reader(self._connection)
         for effect in list(self._effects.values()):
             effect.announced(step, phase)
         while not self._inbox.empty():
@@ -166,10 +176,10 @@ class Agent:
         self._send(Report(handle, dict(told)))
 
     def _set_holds(self, holds: Iterable[Hold]) -> None:
-        self._holds = {(step, phase) for step, phase in holds if phase not in OUTSIDE_PHASES and step is not None}
+        self._holds = {(step, phase) for step, phase in holds if phase not in OPEN_PHASES and step is not None}
         self._open_holds = {}
         for step, phase in holds:
-            if phase in OUTSIDE_PHASES:
+            if phase in OPEN_PHASES:
                 self._open_holds[phase] = min(step or 0, self._open_holds.get(phase, step or 0))
 
     def _send(self, message: FromAgent) -> bool:

@@ -19,6 +19,17 @@ Hold = tuple[int | None, str]
 _MessageT = TypeVar("_MessageT")
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotsOf:
+    """The place of an agent in the snapshot process of `node`."""
+
+    node: int
+
+
+Place = int | SnapshotsOf
+"""Where an agent is: in a rank, or in a node's snapshot process."""
+
+
 # ---- from the injector ----
 
 
@@ -166,14 +177,19 @@ def _read(kind: type[_MessageT], raw: Message) -> _MessageT:
 
 @dataclass(slots=True, eq=False)
 class AgentSession:
-    """One agent's connection. `attempt` and `process` tell it from those of the rank's earlier and later processes."""
+    """One agent's connection. `attempt` and `process` tell it from those of the place's earlier and later processes."""
 
-    rank: int
+    place: Place
     node: int
     attempt: int
     process: ProcessId | None
     send: Callable[[Holds | FromInjector], None]
     is_held: bool = False
+
+    @property
+    def place_text(self) -> str:
+        """Where it is, in words."""
+        return f"rank {self.place}" if isinstance(self.place, int) else f"the snapshot process of node {self.node}"
 
 
 class AgentListener(Protocol):

@@ -1,10 +1,13 @@
-"""A delay before one phase of every step, on the training thread: what the rank's own work or its peers wait for."""
+"""What makes a rank slow from inside: a delay before one phase of every step, or compute that is padded more.
+
+Both are on the training thread. Without the padding the stops of a duty cycle would vanish in that of time dilation.
+"""
 
 from __future__ import annotations
 
 import time
 from random import Random
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from chaos.in_process.base import InProcessFault
 
@@ -47,3 +50,37 @@ class DelayPhase(InProcessFault):
         self._num_sleeps += 1
         self._slept_seconds += woke - began
         self.report({"step": step, "asked_seconds": asked, "slept_seconds": woke - began, "woke_monotonic": woke})
+
+
+class Pacer(Protocol):
+    """Pads compute segments to `ratio` x `slow_factor` times their CPU time."""
+
+    ratio: float
+    slow_factor: float
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A subject of which a pacer pads the compute."""
+
+    pacer: Pacer
+
+
+class SlowPace(InProcessFault):
+    """Pads `factor` times more, where the rank's compute is padded at all; else it does nothing."""
+
+    def begin(self, step: int, phase: str) -> dict[str, Any]:
+        """Slower from the next compute segment on; says how the compute is padded."""
+        self._pacer: Pacer | None = None
+        if not isinstance(self.subject, Paced) or not self.subject.pacer.pads:
+            return {"padded_ratio": 1.0, "slow_factor": 1.0}
+        self._pacer = self.subject.pacer
+        self._pacer.slow_factor *= float(self.arguments["factor"])
+        return {"padded_ratio": self._pacer.ratio, "slow_factor": self._pacer.slow_factor}
+
+    def lift(self) -> dict[str, Any]:
+        """As fast as before."""
+        if self._pacer is None:
+            return {"slow_factor": 1.0}
+        self._pacer.slow_factor /= float(self.arguments["factor"])
+        return {"slow_factor": self._pacer.slow_factor}

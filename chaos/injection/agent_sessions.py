@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError
-from chaos.in_process.protocol import AgentSession, Began, Begin, Call, Lift, Lifted, Refused, Report
+from chaos.in_process.protocol import (
+    AgentSession,
+    Began,
+    Begin,
+    Call,
+    Lift,
+    Lifted,
+    Place,
+    Refused,
+    Report,
+    SnapshotsOf,
+)
 
 # An effect that begins may have to read all of a rank's state.
 BEGIN_TIMEOUT_SECONDS = 30.0
@@ -28,33 +39,33 @@ class AgentSessions:
     """All agents of a run; what they send comes in by `on_message`."""
 
     def __init__(self) -> None:
-        self._sessions: dict[int, AgentSession] = {}
+        self._sessions: dict[Place, AgentSession] = {}
         # By session and handle.
         self._running: dict[AgentSession, dict[int, _Running]] = {}
         self._handles = itertools.count(1)
 
     def connected(self, session: AgentSession) -> None:
         """An agent said hello."""
-        self._sessions[session.rank] = session
+        self._sessions[session.place] = session
         self._running[session] = {}
 
     def closed(self, session: AgentSession) -> None:
         """An agent's connection ended: nothing more will be heard of what went on in its rank."""
-        if self._sessions.get(session.rank) is session:
-            del self._sessions[session.rank]
+        if self._sessions.get(session.place) is session:
+            del self._sessions[session.place]
         session.is_held = False
         for running in self._running.pop(session, {}).values():
             running.reports.put_nowait(None)
             if not running.began.done():
-                running.began.set_exception(InjectionError(f"rank {session.rank} ended before the effect began"))
+                running.began.set_exception(InjectionError(f"{session.place_text} ended before the effect began"))
                 # Whoever waited for it may have been cancelled.
                 running.began.exception()
             if not running.lifted.done():
                 running.lifted.set_result({"gone": True})
 
-    def call(self, rank: int) -> bool:
-        """Have `rank` held at its next announcement, whatever that is; False when it is not there."""
-        session = self._sessions.get(rank)
+    def call(self, place: Place) -> bool:
+        """Have a rank held at its next announcement, whatever that is; False when it is not there."""
+        session = self._sessions.get(place)
         if session is None:
             return False
         session.send(Call())
@@ -69,7 +80,7 @@ class AgentSessions:
             case Began(told=told) if not running.began.done():
                 running.began.set_result(told)
             case Refused(reason=reason) if not running.began.done():
-                running.began.set_exception(InjectionError(f"rank {session.rank}: {reason}"))
+                running.began.set_exception(InjectionError(f"{session.place_text}: {reason}"))
             case Report(told=told):
                 running.reports.put_nowait(told)
             case Lifted(told=told) if not running.lifted.done():
@@ -85,6 +96,20 @@ class AgentSessions:
         if session is None or not session.is_held:
             what = "is not held" if session is not None else "has no agent: it is gone, or has not started"
             raise InjectionError(f"rank {rank} {what}, so nothing can be done inside it")
+        return await self._begin(session, effect, arguments)
+
+    async def ask(self, node: int, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """See `chaos.faults.base.InsideHost.ask`."""
+        session = self._sessions.get(SnapshotsOf(node))
+        if session is None:
+            raise InjectionError(f"the snapshot process of node {node} has no agent: it is gone, or has not started")
+        handle, told = await self._begin(session, question, arguments)
+        session.send(Lift(handle))
+        return told
+
+    async def _begin(
+        self, session: AgentSession, effect: str, arguments: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
         handle = next(self._handles)
         loop = asyncio.get_running_loop()
         running = self._running[session][handle] = _Running(loop.create_future(), loop.create_future())
@@ -92,7 +117,8 @@ class AgentSessions:
         try:
             return handle, await asyncio.wait_for(running.began, BEGIN_TIMEOUT_SECONDS)
         except TimeoutError:
-            raise InjectionError(f"rank {rank} did not answer within {BEGIN_TIMEOUT_SECONDS:g} s") from None
+            message = f"{session.place_text} did not answer within {BEGIN_TIMEOUT_SECONDS:g} s"
+            raise InjectionError(message) from None
 
     async def report(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
         """See `chaos.faults.base.InsideHost.report`."""

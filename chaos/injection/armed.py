@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.faults.base import Fault
+from chaos.in_process.protocol import Place, SnapshotsOf
 from chaos.plan.incident import Incident
-from chaos.spec.trigger import OUTSIDE_PHASES
+from chaos.spec.trigger import OPEN_PHASES
 
 
 @dataclass(slots=True)
@@ -19,9 +20,9 @@ class Armed:
     incident: Incident
     fault: Fault[Any]
     # Whom to hold, and how many of them must be held before it fires.
-    witnesses: frozenset[int]
+    witnesses: frozenset[Place]
     quorum: int
-    arrived: dict[int, Callable[[], None]] = field(default_factory=dict)
+    arrived: dict[Place, Callable[[], None]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     # Its time has come, and it waits for its ranks to be held wherever they are.
     is_due: bool = False
@@ -32,24 +33,32 @@ class Armed:
     num_attempts: int = 1
     is_superseded: bool = False
 
-    def wants(self, rank: int, step: int, phase: str) -> bool:
-        """Whether `rank` is to be held for it at (step, phase)."""
-        if self.fired is not None or rank not in self.witnesses:
+    def wants(self, place: Place, step: int, phase: str) -> bool:
+        """Whether whoever is at `place` is to be held for it at (step, phase)."""
+        if self.fired is not None or place not in self.witnesses:
             return False
         trigger = self.incident.trigger
         if trigger.at_seconds is not None:
             return self.is_due
-        if trigger.phase in OUTSIDE_PHASES:
+        if trigger.phase in OPEN_PHASES:
             return phase == trigger.phase and step >= (trigger.step or 0)
         return (trigger.step, trigger.phase) == (step, phase)
 
-    def release(self) -> list[int]:
-        """Let go whom it holds; returns them."""
-        released = sorted(self.arrived)
+    @property
+    def held_ranks(self) -> list[int]:
+        """The ranks that it holds."""
+        return sorted(place for place in self.arrived if isinstance(place, int))
+
+    @property
+    def held_nodes(self) -> list[int]:
+        """The nodes whose snapshot processes it holds."""
+        return sorted(place.node for place in self.arrived if isinstance(place, SnapshotsOf))
+
+    def release(self) -> None:
+        """Let go whom it holds."""
         for let_go in self.arrived.values():
             let_go()
         self.arrived.clear()
-        return released
 
 
 def last_of(count: int, release: Callable[[], None]) -> Callable[[], None]:

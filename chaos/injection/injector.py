@@ -17,13 +17,13 @@ from typing import Any
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
-from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, Release
+from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
 from chaos.injection.order import UndoOrder
 from chaos.plan.incident import Incident
-from chaos.spec.trigger import Duration
+from chaos.spec.trigger import OPEN_PHASES, SNAPSHOT_PHASES, Duration
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event
 
@@ -65,10 +65,7 @@ class Injector:
         self._over = asyncio.Event()
         self._armed: list[Armed] = []
         for incident in incidents:
-            ranks = frozenset(incident.target.ranks)
-            # A target that is no rank has no agent to hold: any rank will do as a witness of the step.
-            witnesses, quorum = (ranks, len(ranks)) if ranks else (all_ranks, 1)
-            self._armed.append(Armed(incident, self._fault(incident), witnesses, quorum))
+            self._armed.append(Armed(incident, self._fault(incident), *_witnesses(incident, all_ranks, context)))
 
     def start(self) -> None:
         """The job runs: incidents at a time start to count."""
@@ -115,10 +112,10 @@ class Injector:
         if session.attempt > self._attempt:
             self._attempt = session.attempt
             self._arm_again()
-        session.send(Holds(self._holds_for(session.rank)))
+        session.send(Holds(self._holds_for(session.place)))
         for armed in self._armed:
-            if armed.is_due and armed.fired is None and session.rank in armed.witnesses:
-                self._sessions.call(session.rank)
+            if armed.is_due and armed.fired is None and session.place in armed.witnesses:
+                self._sessions.call(session.place)
 
     def closed(self, session: AgentSession) -> None:
         """An agent is gone, and is held no longer."""
@@ -129,32 +126,33 @@ class Injector:
         if not isinstance(message, At):
             self._sessions.on_message(session, message)
             return
-        rank, step, phase = session.rank, message.step, message.phase
-        wanted = [armed for armed in self._armed if armed.wants(rank, step, phase)]
+        place, step, phase = session.place, message.step, message.phase
+        wanted = [armed for armed in self._armed if armed.wants(place, step, phase)]
         session.is_held = True
 
         def release() -> None:
             session.is_held = False
-            session.send(Release(self._holds_for(rank)))
+            session.send(Release(self._holds_for(place)))
 
         let_go = last_of(len(wanted), release)
         if not wanted:
             release()
         for armed in wanted:
-            self._emit("held", step=step, incident=armed.incident.incident, phase=phase, held_rank=rank)
+            whom = {"held_rank": place} if isinstance(place, int) else {"held_node": place.node}
+            self._emit("held", step=step, incident=armed.incident.incident, phase=phase, **whom)
             armed.moment = (step, phase)
-            armed.arrived[rank] = let_go
+            armed.arrived[place] = let_go
             if len(armed.arrived) >= armed.quorum:
                 self._fire(armed)
             elif armed.timer is None or armed.is_due:
                 armed.timer = asyncio.get_running_loop().call_later(HOLD_GRACE_SECONDS, self._fire, armed)
 
-    def _holds_for(self, rank: int) -> tuple[Hold, ...]:
-        """Where `rank` is to be held, incidents that have fired left out."""
+    def _holds_for(self, place: Place) -> tuple[Hold, ...]:
+        """Where whoever is at `place` is to be held, incidents that have fired left out."""
         return tuple(
             (armed.incident.trigger.step, armed.incident.trigger.phase)
             for armed in self._armed
-            if armed.fired is None and rank in armed.witnesses and armed.incident.trigger.at_seconds is None
+            if armed.fired is None and place in armed.witnesses and armed.incident.trigger.at_seconds is None
         )
 
     def _arm_again(self) -> None:
@@ -200,16 +198,19 @@ class Injector:
             self._fire(armed)
             return
         armed.is_due = True
-        for rank in armed.witnesses:
-            self._sessions.call(rank)
+        for place in armed.witnesses:
+            self._sessions.call(place)
 
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()
         incident, trigger = armed.incident, armed.incident.trigger
         whom = incident.target_text or "it"
-        has_passed = not trigger.is_outside_steps and 0 < (trigger.step or 0) <= self._context.watch.last_step
+        has_passed = trigger.phase not in OPEN_PHASES and 0 < (trigger.step or 0) <= self._context.watch.last_step
         is_left_out = incident.is_optional or (has_passed and incident.may_be_left_out)
-        if has_passed:
+        if trigger.at_seconds is None and trigger.phase in SNAPSHOT_PHASES:
+            what = "copied by" if trigger.phase == "snapshot" else "encoded on the nodes of"
+            reason = f"no snapshot of step {trigger.step} or a later one was {what} {whom} before the job ended"
+        elif has_passed:
             # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
             reason = f"{whom} was not in the job when it came to {trigger}, or has no such phase in that step"
         elif incident.is_optional:
@@ -238,6 +239,7 @@ class Injector:
                     self._emit("not_due", step=step, incident=incident.incident, reason=reason)
                     return
                 raise InjectionError(f"not fired: {reason}")
+            await fault.look(incident.target, self._context)
             act = fault.prepare(incident.target, self._context)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
             self._affected.begin(incident)
@@ -259,6 +261,7 @@ class Injector:
         incident, fault = armed.incident, armed.fault
         began = time.monotonic()
         took_effect = await fault.apply(act, self._context)
+        more: dict[str, Any] = {"held_nodes": nodes} if (nodes := armed.held_nodes) else {}
         self._emit(
             "injected",
             step=step,
@@ -272,7 +275,8 @@ class Injector:
             phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
             ranks=list(act.ranks),
             nodes=sorted(incident.target.nodes),
-            held_ranks=sorted(armed.arrived),
+            held_ranks=armed.held_ranks,
+            **more,
             processes=[owned.to_dict() for owned in act.processes],
             links=[list(link) for link in act.links],
         )
@@ -347,8 +351,21 @@ class Injector:
 
     def _release(self, armed: Armed, step: int) -> None:
         if armed.arrived:
-            released = armed.release()
-            self._emit("released", step=step, incident=armed.incident.incident, ranks=released)
+            ranks, nodes = armed.held_ranks, armed.held_nodes
+            armed.release()
+            more: dict[str, Any] = {"nodes": nodes} if nodes else {}
+            self._emit("released", step=step, incident=armed.incident.incident, ranks=ranks, **more)
+
+
+def _witnesses(incident: Incident, all_ranks: frozenset[int], context: FaultContext) -> tuple[frozenset[Place], int]:
+    """Whom to hold for `incident`, and how many of them it takes."""
+    ranks, trigger = frozenset(incident.target.ranks), incident.trigger
+    places: frozenset[Place] = ranks or all_ranks
+    if trigger.at_seconds is None and trigger.phase == "encode":
+        assert context.cluster is not None
+        places = frozenset(SnapshotsOf(context.cluster.node_of(rank)) for rank in ranks or all_ranks)
+    # A target that is no rank has no agent to hold: any will do as a witness of the step.
+    return places, len(places) if ranks else 1
 
 
 def _seed_of(seed: int, incident: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from chaos.errors import UsageError, nearest, setting
+from chaos.experiment.experiment import Experiment
+from chaos.experiment.job import Job
 
 _CHECKPOINTS = f"a job that writes checkpoints: give it {setting('job.checkpoint.every_steps', 20)}"
 # Need -> what would have to be there.
@@ -19,17 +21,17 @@ NEEDS: Mapping[str, str] = {
 }
 
 
-def capabilities_of(
-    backend: str, runtime: str, *, has_checkpoints: bool, has_snapshots: bool = False
-) -> frozenset[str]:
+def capabilities_of(experiment: Experiment) -> frozenset[str]:
     """What an experiment offers for certain, on whatever machine; that may add "cuda", "root" and, locally, "links"."""
+    job = experiment.job
+    has_checkpoints = isinstance(job, Job) and job.checkpoint is not None
     offered = {
-        "links": backend == "docker",
-        "own-runtime": runtime == "mecefo",
+        "links": experiment.backend == "docker",
+        "own-runtime": job.runtime == "mecefo",
         "checkpoints": has_checkpoints,
-        "snapshots": has_snapshots,
+        "snapshots": isinstance(job, Job) and job.snapshots is not None,
         # Of a command, whether it saves anything shows when it does.
-        "checkpoint-phase": has_checkpoints or runtime == "command",
+        "checkpoint-phase": has_checkpoints or job.runtime == "command",
     }
     return frozenset(need for need, is_there in offered.items() if is_there)
 

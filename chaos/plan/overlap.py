@@ -52,7 +52,9 @@ def interval_of(trigger: Trigger, length: Duration | Literal["moment"] | None) -
         if isinstance(length, Duration) and length.seconds is not None:
             return Interval("seconds", first, (trigger.at_seconds + length.seconds, 0))
         return Interval("seconds", first, _NEVER if length is None else first)
-    first = (trigger.step or 0, PHASES.index(trigger.phase))
+    # A snapshot of a step is copied and encoded after it.
+    num_phases = PHASES.index(trigger.phase) if trigger.phase in PHASES else len(PHASES)
+    first = (trigger.step or 0, num_phases)
     if isinstance(length, Duration) and length.steps is not None:
         return Interval("steps", first, (first[0] + length.steps, len(PHASES)))
     return Interval("steps", first, _NEVER if length is None else first)

@@ -12,7 +12,6 @@ from chaos.errors import UsageError, setting
 from chaos.experiment.command_job import CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FaultSpec
-from chaos.experiment.job import Job
 from chaos.experiment.profile import (
     DEFAULT_LIFETIME,
     PROFILES,
@@ -99,11 +98,7 @@ def make_plan(
         registry = installed()
     job = experiment.job
     if capabilities is None:
-        has_checkpoints = isinstance(job, Job) and job.checkpoint is not None
-        has_snapshots = isinstance(job, Job) and job.snapshots is not None
-        capabilities = capabilities_of(
-            experiment.backend, job.runtime, has_checkpoints=has_checkpoints, has_snapshots=has_snapshots
-        )
+        capabilities = capabilities_of(experiment)
     notes: list[str] = []
     drafts: list[_Draft] = []
     for index, fault in enumerate(experiment.faults):

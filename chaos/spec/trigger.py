@@ -12,8 +12,13 @@ from chaos.errors import UsageError, nearest, shown
 # In the order in which a step goes through them; a rank can be held before it enters one.
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit", "checkpoint")
 DEFAULT_PHASE = "forward"
+# The snapshot of a step: a rank is in the middle of copying its share, a snapshot process of encoding the parity. Both
+# go on beside the steps after it, and steps may be passed over: it is of that step, or of the first one after it.
+SNAPSHOT_PHASES = ("snapshot", "encode")
 # What ranks go through between two steps: they agree on a new epoch, and state moves to its new holders.
 OUTSIDE_PHASES = ("regroup", "transfer")
+# Of which nobody knows beforehand at which step they will be.
+OPEN_PHASES = (*SNAPSHOT_PHASES, *OUTSIDE_PHASES)
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _STEP_UNITS = ("step", "steps")
@@ -73,7 +78,8 @@ class Trigger:
     """At `phase` of training step `step` (from 1), or `at_seconds` after the job began to run; exactly one of the two.
 
     A phase outside of steps is that of the next regroup; with a step, of the first one at which training goes on with
-    that step or a later one. A fault at a time is not held at a phase, and `phase` means nothing then.
+    that step or a later one. A phase of snapshots is of the first one that is taken of that step or a later one. A
+    fault at a time is not held at a phase, and `phase` means nothing then.
     """
 
     step: int | None = None
@@ -87,12 +93,12 @@ class Trigger:
             raise UsageError("it is not said when: write step=500 or time=10s")
         if self.step is not None and self.step < 1:
             raise UsageError(f"step={self.step}: steps count from 1", key="step")
-        if self.phase not in (*PHASES, *OUTSIDE_PHASES):
+        if self.phase not in (*PHASES, *OPEN_PHASES):
             raise UsageError(
                 f"there is no phase {shown(self.phase)}: the phases of a step are {', '.join(PHASES)}; "
-                f"outside of steps there are {', '.join(OUTSIDE_PHASES)}",
+                f"of its snapshot {', '.join(SNAPSHOT_PHASES)}; outside of steps there are {', '.join(OUTSIDE_PHASES)}",
                 key="phase",
-                suggestion=nearest(self.phase, (*PHASES, *OUTSIDE_PHASES)),
+                suggestion=nearest(self.phase, (*PHASES, *OPEN_PHASES)),
             )
         if self.at_seconds is not None and not (math.isfinite(self.at_seconds) and self.at_seconds >= 0):
             raise UsageError(f"time={self.at_seconds}: a time is at least 0s", key="time")
@@ -177,7 +183,7 @@ def _step(value: object) -> int:
 
 def _phase(value: object) -> str:
     if not isinstance(value, str):
-        phases = ", ".join((*PHASES, *OUTSIDE_PHASES))
+        phases = ", ".join((*PHASES, *OPEN_PHASES))
         raise UsageError(f"phase must be one of {phases}, not {shown(value)}", key="phase")
     return value
 

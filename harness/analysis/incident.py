@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.analysis.attribution import Attribution, undisturbed_baseline
-from harness.analysis.regroups import Stall, own_stalls
+from harness.analysis.regroups import RUNGS, Stall, StateRestore, own_stalls
 from harness.analysis.steps import (
     CommittedStep,
     Steps,
@@ -50,7 +50,8 @@ class MeasuredIncident:
     the model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step
     committed after it that had not been committed before, later than `committed` in a job that had gone back.
     `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
-    and that are in none of its memberships since.
+    and that are in none of its memberships since. `restore` says where the state came from with which it went on, of
+    several regroups that which went back the furthest.
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
     over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
@@ -91,6 +92,7 @@ class MeasuredIncident:
     repair_seconds: float | None = None
     missing: tuple[int, ...] = ()
     is_left_out: bool = False
+    restore: StateRestore | None = None
 
     @property
     def is_undone(self) -> bool:
@@ -312,6 +314,11 @@ def _phases(
         "rejoined": rejoined,
         "lifted": lifted,
         "transfer_seconds": sum(stall.transfer_seconds for stall in regroups),
+        "restore": max(
+            (stall.restore for stall in regroups if stall.restore is not None),
+            key=lambda restore: RUNGS.index(restore.rung) if restore.rung in RUNGS else 0,
+            default=None,
+        ),
         "is_left_out": following is None and any(step.began_seconds > injected for step in steps.every),
     }
 

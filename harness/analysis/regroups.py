@@ -1,26 +1,49 @@
-"""When training stood still: regroups of the membership, and the times without a coordinator."""
+"""When training stood still, and where the state came from with which it went on; the times without a coordinator."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from harness.analysis.steps import CommittedStep, committed_seconds
+from harness.analysis.steps import CommittedStep, committed_seconds, num_committed
 from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.system.job_records import (
+    CheckpointRestored,
     CoordinatorRestarted,
     Detected,
     LayoutTold,
     ProcessExited,
     Regrouped,
     Restarting,
+    SnapshotRestored,
 )
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Injected
 
 _FIRST_LAYOUT = "start"
 _LOSS = "loss"
+# From where state can come, the best first; `start`: from nowhere, all begin with the first step again.
+RUNGS = ("peer", "snapshot", "parity", "checkpoint", "start")
+
+
+@dataclass(frozen=True, slots=True)
+class StateRestore:
+    """Where the state came from with which training went on after a loss.
+
+    `rung` is the lowest of `RUNGS` that was needed; by rung `sources` has the `pieces` and `num_bytes` that all ranks
+    got and the `seconds` of the slowest one (of logs that do not tell it nothing), and `passed_over` why it could not
+    serve. It is the state after `step`; of committed steps `steps_lost` are done again. `seconds` is how long the
+    slowest rank waited for all that it got.
+    """
+
+    at_seconds: float
+    rung: str
+    step: int
+    steps_lost: int
+    seconds: float
+    sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    passed_over: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +52,8 @@ class Stall:
 
     One stall holds several epochs when a second loss comes before the first regroup is done. `regrouped_seconds` is
     None when the stall ended otherwise: training went on without a regroup, or the job ended. `is_loss` tells a loss
-    from a mere rejoin; `is_restart` one after which all ranks were started again.
+    from a mere rejoin; `is_restart` one after which all ranks were started again. `restore` says where the state came
+    from with which training went on after a loss, as far as the log tells.
     """
 
     began_seconds: float
@@ -38,6 +62,7 @@ class Stall:
     transfer_seconds: float
     is_loss: bool
     is_restart: bool = False
+    restore: StateRestore | None = None
 
 
 def read_stalls(
@@ -50,8 +75,11 @@ def read_stalls(
     stalls: list[Stall] = []
     since: float | None = None
     is_loss = is_restart = False
+    stored: CheckpointRestored | SnapshotRestored | None = None
     for record in main:
         at = record.monotonic_seconds
+        if isinstance(record, CheckpointRestored | SnapshotRestored):
+            stored = record
         if not isinstance(record, Detected | LayoutTold | Restarting | Regrouped):
             continue
         if since is not None and (began := _began_between(steps, since, at)) is not None:
@@ -67,14 +95,50 @@ def read_stalls(
             case Regrouped() if record.reason != _FIRST_LAYOUT:
                 began = at - record.group_seconds - record.transfer_seconds if since is None else since
                 transfer = min(record.transfer_seconds, at - began)
-                stalls.append(Stall(began, at, at, transfer, is_loss or record.reason == _LOSS, is_restart))
-                since, is_loss, is_restart = None, False, False
+                is_loss = is_loss or record.reason == _LOSS
+                restore = _restore(record, stored, steps) if is_loss or record.rung != "peer" else None
+                stalls.append(Stall(began, at, at, transfer, is_loss, is_restart, restore))
+                since, is_loss, is_restart, stored = None, False, False, None
+            case Regrouped():
+                # Of a job that began with what was saved before.
+                stored = None
     if since is not None:
         began = _began_between(steps, since, ended_seconds if newest_seconds is None else newest_seconds)
         stalls.append(
             Stall(since, max(since, ended_seconds) if began is None else began, None, 0.0, is_loss, is_restart)
         )
     return tuple(stalls)
+
+
+def _restore(
+    record: Regrouped, told: CheckpointRestored | SnapshotRestored | None, steps: Sequence[CommittedStep]
+) -> StateRestore | None:
+    """What a regroup says of it; `told` is what was said of stored state before. None: it says nothing."""
+    rung = record.rung or _rung_of(told)
+    if rung is None:
+        return None
+    num = num_committed(steps, record.monotonic_seconds)
+    newest = steps[num - 1].step if num else 0
+    of_stored = None if told is None else told.step
+    step = newest if rung == "peer" else record.step or of_stored or 0
+    return StateRestore(
+        at_seconds=record.monotonic_seconds,
+        rung=rung,
+        step=step,
+        steps_lost=max(0, newest - step),
+        seconds=record.transfer_seconds,
+        sources=dict(record.sources),
+        passed_over=dict(record.passed_over),
+    )
+
+
+def _rung_of(told: CheckpointRestored | SnapshotRestored | None) -> str | None:
+    """Of a log whose regroups do not name it."""
+    if told is None:
+        return None
+    if isinstance(told, CheckpointRestored):
+        return "checkpoint"
+    return "parity" if told.rebuilt_nodes else "snapshot"
 
 
 def own_stalls(

@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from harness.network.plan import NETWORKS_VARIABLE, Networks
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
+from mecefo_runtime.system.address import ReservedAddress
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import (
@@ -52,6 +54,7 @@ class ForkServer:
         self._replies = replies
         self._buffer = b""
         self._listeners: dict[str, socket.socket] = {}
+        self._snapshots: dict[tuple[str, int], ReservedAddress] = {}
         self._coordinator_checkpoints: dict[str, CoordinatorCheckpoint] = {}
         self._children: dict[int, ProcessId] = {}
         self._selector = selectors.DefaultSelector()
@@ -94,9 +97,8 @@ class ForkServer:
                 attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
 
                 own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
-                if (snapshots := self._listeners.get(_snapshots_of(command["job"], node))) is not None:
-                    host, port = snapshots.getsockname()
-                    environment = {**environment, "MECEFO_SNAPSHOTS": f"{host}:{port}"}
+                if (snapshots := self._snapshots.get((command["job"], node))) is not None:
+                    environment = {**environment, "MECEFO_SNAPSHOTS": str(snapshots)}
 
                 # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
                 from mecefo_runtime.launch.supervisor import run_supervisor
@@ -118,23 +120,29 @@ class ForkServer:
                 self._start(command, f"node-{node}", supervise)
             case "snapshots":
                 node = int(command["node"])
-                # Held here, like a coordinator's: ranks find one that is started again where the one before was.
-                key = _snapshots_of(command["job"], node)
-                if key not in self._listeners:
-                    self._listeners[key] = self._listen(
-                        0, None if self._networks is None else self._networks.of_node(node)
-                    )
-                snapshots_listener = self._listeners[key]
+                network = None if self._networks is None else self._networks.of_node(node)
 
                 from mecefo_runtime.snapshots.process import run_snapshot_process
+                from mecefo_runtime.training.hooks import Hooks
+
+                # Kept here: ranks find one that is started again where the one before was.
+                with nullcontext() if network is None else network.entered():
+                    if (key := (command["job"], node)) not in self._snapshots:
+                        self._snapshots[key] = ReservedAddress(self._host if network is None else network.address)
+                    snapshots_listener = self._snapshots[key].listen()
 
                 def keep_snapshots() -> int:
-                    if self._networks is not None:
-                        self._networks.of_node(node).enter()
+                    if network is not None:
+                        network.enter()
                     keep_only((snapshots_listener.fileno(),))
-                    return run_snapshot_process(environment, node, snapshots_listener)
+                    # Hooks are told by these, as in a rank.
+                    os.environ.update(environment)
+                    observe = partial(Hooks, environment.get("MECEFO_HOOKS", ""), rank=None, node=node, attempt=1)
+                    return run_snapshot_process(environment, node, snapshots_listener, observe)
 
                 self._start(command, f"node-{node}-snapshots", keep_snapshots)
+                # What listens ends with its process.
+                snapshots_listener.close()
             case "coordinator":
                 listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
 
@@ -187,10 +195,6 @@ class ForkServer:
 
     def _reply(self, message: Mapping[str, Any]) -> None:
         os.write(self._replies, json.dumps(message).encode() + b"\n")
-
-
-def _snapshots_of(job: str, node: int) -> str:
-    return f"snapshots of {job} on node {node}"
 
 
 def load(data: str | None, modules: Iterable[str]) -> None:

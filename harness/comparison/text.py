@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.words import count, one_line
 from harness.comparison.change import Change
@@ -60,16 +61,14 @@ def notes(found: RunSet) -> list[str]:
     restarting = [label for label in ran if stops_on_loss(label)]
     for label in restarting:
         experiment = next(sample.experiment for sample in found.samples if sample.label == label)
-        checkpoint = (experiment.get("job") or {}).get("checkpoint") or {}
-        every = f" (every {checkpoint['every_steps']} steps)" if "every_steps" in checkpoint else ""
         said.append(
-            f"{label} really ends all ranks and starts them again from the newest checkpoint{every}. They are forked "
-            "from a process that has torch imported: under a launcher of its own a restart takes longer."
+            f"{label} really ends all ranks and starts them again from {_goes_back_to(experiment)}. They are "
+            "forked from a process that has torch imported: under a launcher of its own a restart takes longer."
         )
     if restarting:
         said.append(
-            "Its speed drop under the fault is near 100%, because that ends when the job is where it was; what a "
-            "failure costs in all, the whole run's drop and the goodput say."
+            f"The speed drop of {' and '.join(restarting)} under the fault is near 100%, because that ends when the "
+            "job is where it was; what a failure costs in all, the whole run's drop and the goodput say."
         )
     ratio = next((sample.machine.get("dilation") for sample in found.samples if sample.machine), None)
     if isinstance(ratio, int | float) and ratio > 1:
@@ -81,6 +80,19 @@ def notes(found: RunSet) -> list[str]:
             "and the figures show it. Repeat it on a quieter machine, or with a larger --dilation."
         )
     return said
+
+
+def _goes_back_to(experiment: Mapping[str, Any]) -> str:
+    job = experiment.get("job") or {}
+    checkpoint, snapshots = job.get("checkpoint") or {}, job.get("snapshots") or {}
+    found = []
+    if snapshots:
+        every = snapshots.get("every", 1)
+        often = {1: "every step", "auto": "as often as pays"}.get(every, f"every {every} steps")
+        found.append(f"snapshots in the nodes' memory ({often}, protection {snapshots.get('protection')})")
+    if checkpoint:
+        found.append(f"checkpoints (every {checkpoint.get('every_steps')} steps)")
+    return f"the newest of its {' and '.join(found) or 'checkpoints'}"
 
 
 def against_lines(found: Against, what: str, baseline: str) -> Iterator[str]:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.errors import EnvironmentFailure
-from chaos.in_process.protocol import AgentListener, AgentSession, FromInjector, Holds, from_agent, to_wire
+from chaos.in_process.protocol import (
+    AgentListener,
+    AgentSession,
+    FromInjector,
+    Holds,
+    SnapshotsOf,
+    from_agent,
+    to_wire,
+)
 from harness.control.pid_namespaces import HostPids
 from harness.control.socket_file import SocketFile
 from mecefo_runtime.comm import messages
@@ -155,7 +163,10 @@ class ControlServer:
         with suppress(ProcessLookupError):
             process = ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid)
             attempt = int(hello["attempt"]) if self.on_agent is None else self.on_agent(hello, process)
-            session = AgentSession(int(hello["rank"]), int(hello["node"]), attempt, process, send)
+            node = int(hello["node"])
+            # An agent that names no rank is in its node's snapshot process.
+            place = int(hello["rank"]) if hello["rank"] is not None else SnapshotsOf(node)
+            session = AgentSession(place, node, attempt, process, send)
             listener.connected(session)
             try:
                 while line := await reader.readline():

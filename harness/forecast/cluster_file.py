@@ -6,7 +6,7 @@ All mistakes in a file are told at once, each with its line, its key and the nea
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import isfinite
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,12 +18,13 @@ from chaos.spec.quantities import SecondsFromZeroText, SecondsText, parse_second
 from chaos.spec.validation_errors import Problems, Source, explain, said
 from chaos.spec.yaml_lines import Mistake, read
 from harness.forecast.failures import read_trace
-from harness.forecast.model import BAMBOO, Failures, JobModel, Policy, Recovery, SampleWorth, Saving
-from mecefo_runtime import planners
-from mecefo_runtime.job.config import QUALITIES, quality_of
+from harness.forecast.model import Failures, JobModel, Policy, Recovery, SampleWorth, Saving, SnapshotSaving
+from harness.forecast.strategies import all_policies, number, share, strategy
 from mecefo_runtime.job.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.job.layout import Cluster, LayoutError
 from mecefo_runtime.job.named_devices import NAMES, named_device
+from mecefo_runtime.job.protection import Protection
+from mecefo_runtime.planners import goes_back_to
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 
 BEST = "best"
@@ -41,27 +42,14 @@ def _interval(value: object) -> float | str:
     return BEST if value == BEST else parse_seconds(value)
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise UsageError(f"must be a number, not {shown(value)}")
-    return float(value)
-
-
 def _shape(value: object) -> float:
-    number = _number(value)
-    if not 0.1 <= number <= 20:
-        raise UsageError(f"a Weibull distribution of shape {number:g} is no failure process: write 0.1 to 20")
-    return number
+    found = number(value)
+    if not 0.1 <= found <= 20:
+        raise UsageError(f"a Weibull distribution of shape {found:g} is no failure process: write 0.1 to 20")
+    return found
 
 
-def _share(value: object) -> float:
-    number = _number(value)
-    if not 0 <= number <= 1:
-        raise UsageError(f"must be between 0 and 1, not {number:g}")
-    return number
-
-
-ShareText = Annotated[float, PlainValidator(said(_share))]
+ShareText = Annotated[float, PlainValidator(said(share))]
 
 
 class ClusterShape(Said):
@@ -120,46 +108,31 @@ class SavingSpec(Said):
 
 
 class SnapshotSpec(Said):
-    """Snapshots in memory; a loss leaves one usable with probability `survives`."""
+    """Snapshots in memory; with `protection` as the runtime takes them, else a loss leaves one with chance `survives`.
+
+    With `protection` one counts `complete` after it was begun, and what lost nodes had takes `rebuild` more to restore.
+    """
 
     save: SecondsFromZeroText
     interval: SecondsText
     restore: SecondsFromZeroText = 0.0
     survives: ShareText = 1.0
+    protection: Protection | None = None
+    group: Annotated[int, Field(ge=2, le=_MOST_RANKS)] = 4
+    nodes_per_rack: Count | None = None
+    complete: SecondsFromZeroText = 0.0
+    rebuild: SecondsFromZeroText = 0.0
 
+    def of_runtime(self) -> SnapshotSaving | None:
+        """As the runtime takes them; None: by chance."""
+        if self.protection is None:
+            return None
+        times = (self.interval, self.save, self.complete, self.restore, self.rebuild)
+        return SnapshotSaving(*times, self.protection, self.group, self.nodes_per_rack)
 
-def _strategy(value: object) -> Policy:
-    """`mecefo`, or a mapping that also says the share of the samples that it may degrade at most."""
-    raw = {"name": value} if isinstance(value, str) else value
-    if not isinstance(raw, Mapping):
-        raise UsageError(f"{shown(value)} is no strategy: write mecefo, or {{name: mecefo, quality: 0.25}}")
-    keys = ("name", "quality")
-    for key in raw:
-        if key not in keys:
-            raise UsageError(
-                f"unknown key {shown(key)}: here are {', '.join(keys)}", suggestion=nearest(str(key), keys)
-            )
-    name, known = raw.get("name"), strategy_names()
-    if not isinstance(name, str) or name not in known:
-        guess = nearest(str(name), known)
-        raise UsageError(f"there is no strategy {shown(name)}: there are {', '.join(known)}", suggestion=guess)
-    said_quality = raw.get("quality", "auto")
-    if isinstance(said_quality, bool) or not isinstance(said_quality, str | int | float):
-        raise UsageError(f"{shown(said_quality)} is no quality: write {', '.join(QUALITIES)} or a share from 0 to 1")
-    try:
-        return _policy(name, said_quality if isinstance(said_quality, str) else _share(said_quality))
-    except ValueError as error:
-        raise UsageError(str(error), suggestion=nearest(str(said_quality), QUALITIES)) from error
-
-
-def _policy(name: str, quality: str | float = "auto") -> Policy:
-    """A strategy in the quality of that name, or with such a limit for degraded samples."""
-    return Policy(name, *quality_of(quality))
-
-
-def strategy_names() -> tuple[str, ...]:
-    """Everything that can be forecast: the planners there are, and what is a model alone."""
-    return (*planners.names(), BAMBOO)
+    def by_chance(self) -> Saving | None:
+        """Without protection: usable by chance."""
+        return None if self.protection else Saving(self.interval, self.save, self.restore, self.survives)
 
 
 class ClusterFile(Said):
@@ -173,7 +146,7 @@ class ClusterFile(Said):
     recovery: RecoverySpec = RecoverySpec()
     checkpoint: SavingSpec | None = None
     snapshot: SnapshotSpec | None = None
-    strategies: list[Annotated[Policy, PlainValidator(said(_strategy))]] | None = Field(
+    strategies: list[Annotated[Policy, PlainValidator(said(strategy))]] | None = Field(
         default=None, min_length=1, max_length=40
     )
     degraded_sample_worth: ShareText = DEGRADED_SAMPLE_WORTH
@@ -221,22 +194,20 @@ class Question:
             restart_seconds=times.restart,
             replacement_seconds=times.replacement,
             checkpoint=None if saving is None else Saving(_seconds(saving), saving.save, saving.restore),
-            snapshot=None
-            if snapshot is None
-            else Saving(snapshot.interval, snapshot.save, snapshot.restore, snapshot.survives),
+            snapshot=None if snapshot is None else snapshot.by_chance(),
+            memory=None if snapshot is None else snapshot.of_runtime(),
         )
-        self.policies = tuple(said_file.strategies or all_policies())
+        self.policies = tuple(said_file.strategies or all_policies(has_snapshots=snapshot is not None))
+
+    def recovery_of(self, policy: Policy, recovery: Recovery) -> Recovery:
+        """What of `recovery` the strategy has: one that goes back to checkpoints takes no snapshots."""
+        has_none = goes_back_to(policy.name) == "checkpoint"
+        return replace(recovery, snapshot=None, memory=None) if has_none else recovery
 
 
 def _seconds(saving: SavingSpec) -> float:
     # Before the best one is sought, and where saving costs nothing.
     return 600.0 if isinstance(saving.interval, str) else saving.interval
-
-
-def all_policies() -> list[Policy]:
-    """What is compared where no strategies are named."""
-    mecefo = [_policy("mecefo", quality) for quality in QUALITIES]
-    return [*mecefo, *(_policy(name) for name in strategy_names() if name != "mecefo")]
 
 
 def load(path: Path) -> Question:
@@ -259,6 +230,7 @@ def load(path: Path) -> Question:
         raise all_of(problems.errors) from error
     if problems.errors:
         raise all_of(problems.errors)
+    _about_snapshots(found, problems)
     device = _device(found, path.parent, problems)
     cluster = _cluster(found, device, problems)
     failures = _failures(found, cluster, path.parent, problems)
@@ -268,6 +240,23 @@ def load(path: Path) -> Question:
         return Question(found, device, cluster, failures)
     except ValueError as error:
         raise UsageError(f"this cannot be simulated: {error}", path=str(path)) from error
+
+
+def _about_snapshots(found: ClusterFile, problems: Problems) -> None:
+    snapshot = found.snapshot
+    if snapshot is None:
+        for index, policy in enumerate(found.strategies or ()):
+            if goes_back_to(policy.name) == "snapshots":
+                message = f"{policy.name} goes back to snapshots: say what they take under `snapshot`"
+                problems.add(("strategies", index), message)
+        return
+    said_here = snapshot.model_fields_set
+    if snapshot.protection is not None and "survives" in said_here:
+        message = "what `protection` bears says it: leave one of the two out"
+        problems.add(("snapshot", "survives"), message)
+    for key in ("group", "nodes_per_rack", "complete", "rebuild"):
+        if snapshot.protection is None and key in said_here:
+            problems.add(("snapshot", key), "is of snapshots as the runtime takes them: add `protection`")
 
 
 def _device(found: ClusterFile, folder: Path, problems: Problems) -> DeviceModel | None:
@@ -367,8 +356,9 @@ recovery:
   restart: 5min         # of strategies that start all ranks again
   replacement: 10min    # after which they have a spare; without it they wait for the repair
 checkpoint: {save: 30s, restore: 60s, interval: best}
-# snapshot: {save: 1s, interval: 5min, restore: 10s, survives: 0.95}
-# strategies: [mecefo, {name: mecefo, quality: 0.25}, checkpoint]
+# In the nodes' memory, as the runtime takes them (for `reft`); or without `protection` by chance: survives: 0.95.
+# snapshot: {save: 0.1s, interval: 30s, complete: 10s, restore: 10s, rebuild: 20s, protection: xor, group: 4}
+# strategies: [mecefo, {name: mecefo, quality: 0.25}, checkpoint, reft]
 # degraded_sample_worth: 0.35
 # projected_sample_worth: 0.9
 """

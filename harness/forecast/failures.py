@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import heapq
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gamma, inf, isfinite
 from pathlib import Path
 
@@ -32,7 +33,11 @@ def losses(failures: Failures, cluster: Cluster, horizon_seconds: float, seed: i
     units = _units(failures, cluster)
     generator = np.random.default_rng([seed, len(units)])
     draw = _losses_of_units if failures.per_unit else _losses_of_cluster
-    return list(draw(failures, units, horizon_seconds, generator))
+    found = draw(failures, units, horizon_seconds, generator)
+    if failures.unit == "rank":
+        # A process: what is in the memory of its node outlives it.
+        return list(found)
+    return [replace(loss, nodes=(cluster.node_of(loss.ranks[0]),)) for loss in found]
 
 
 def _units(failures: Failures, cluster: Cluster) -> list[tuple[int, ...]]:
@@ -179,7 +184,7 @@ def read_trace(path: Path, cluster: Cluster, repair_seconds: float) -> tuple[Los
             raise UsageError(f"node {row[1].strip()} is not one of 0 to {cluster.nodes - 1}", path=str(path), line=line)
         has_repair = len(row) > 2 and row[2].strip()
         repair = _number(row[2], "repair", path, line) if has_repair else repair_seconds
-        found.append(Loss(at_seconds, tuple(cluster.ranks_of(int(node))), repair))
+        found.append(Loss(at_seconds, tuple(cluster.ranks_of(int(node))), repair, (int(node),)))
     return tuple(sorted(found, key=lambda loss: loss.at_seconds))
 
 

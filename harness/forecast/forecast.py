@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import fmean
 
+from harness.analysis.regroups import RUNGS
 from harness.forecast.bamboo import Bamboo
 from harness.forecast.failures import losses
 from harness.forecast.layouts import Layouts
@@ -68,7 +69,17 @@ def _forecast(
     free_seconds = rate(configured_layout(job.cluster), job).step_seconds
     policy_seconds = rates.free.step_seconds
     outcomes = tuple(
-        simulate(rates, policy, recovery, found, horizon_seconds, free_seconds, job.cluster.num_ranks, seed + number)
+        simulate(
+            rates,
+            policy,
+            recovery,
+            found,
+            horizon_seconds,
+            free_seconds,
+            job.cluster.num_ranks,
+            seed + number,
+            num_nodes=job.cluster.nodes,
+        )
         for number, found in enumerate(drawn)
     )
     recoveries = [seconds for one in outcomes for seconds in one.recovery_seconds]
@@ -89,6 +100,7 @@ def _forecast(
         num_losses=fmean(one.num_losses for one in outcomes),
         num_regroups=fmean(one.num_regroups for one in outcomes),
         down_ratio=fmean(one.down_ratio for one in outcomes),
+        rungs={rung: fmean(one.rungs.get(rung, 0) for one in outcomes) for rung in RUNGS},
         checkpoint_interval_seconds=None if recovery.checkpoint is None else recovery.checkpoint.interval_seconds,
         outcomes=outcomes,
     )

@@ -25,6 +25,7 @@ from mecefo_runtime.job.config import QUALITIES, Quality
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link
+from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.job.step_time import reducing_over
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
@@ -77,11 +78,15 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`ranks` are lost `at_seconds` and back after `repair_seconds` (inf: never)."""
+    """`ranks` are lost `at_seconds` and back after `repair_seconds` (inf: never).
+
+    `nodes` are those that are lost with what is in their memory.
+    """
 
     at_seconds: float
     ranks: tuple[int, ...]
     repair_seconds: float
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,35 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotSaving:
+    """Snapshots in the nodes' memory, one every `interval_seconds` of training, as the runtime takes them.
+
+    Training waits `save_seconds` for one; it counts `complete_seconds` after it was begun: when it is copied, protected
+    and agreed on, beside training. New processes read one in `restore_seconds`, and need `rebuild_seconds` more where
+    what lost nodes had is rebuilt from parity. `protection`, `group_size` and `nodes_per_rack` are as in
+    `mecefo_runtime.job.config.SnapshotConfig`.
+    """
+
+    interval_seconds: float
+    save_seconds: float = 0.0
+    complete_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    rebuild_seconds: float = 0.0
+    protection: Protection = "xor"
+    group_size: int = 4
+    nodes_per_rack: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(interval_seconds=self.interval_seconds)
+        _check_not_negative(
+            save_seconds=self.save_seconds,
+            complete_seconds=self.complete_seconds,
+            restore_seconds=self.restore_seconds,
+            rebuild_seconds=self.rebuild_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """What a loss costs beside the slower layouts.
 
@@ -140,7 +174,8 @@ class Recovery:
     state. `first_step_seconds`: by how much the first step after it is longer. `restart_seconds`: all ranks end and
     start again, without reading the checkpoint. `replacement_seconds`: a job that starts again gets a spare for what it
     lost after so long; None: it waits for the repair. Without a `checkpoint` a job that has to go back to one begins
-    from the start.
+    from the start. Of snapshots there is `snapshot`, which outlive a loss by chance, or `memory`, which outlive what
+    their protection bears; or neither.
     """
 
     detection_seconds: float = 0.0
@@ -150,6 +185,7 @@ class Recovery:
     replacement_seconds: float | None = None
     checkpoint: Saving | None = None
     snapshot: Saving | None = None
+    memory: SnapshotSaving | None = None
 
     def __post_init__(self) -> None:
         _check_not_negative(
@@ -210,7 +246,8 @@ class Outcome:
 
     Productive is what the committed steps would have taken without failures, redundancy and saving. `settled_seconds`
     is what they took. `degraded_ratio` and `projected_ratio` are means over the committed steps; `recovery_seconds` are
-    those of all losses, from the loss to the end of the next committed step.
+    those of all losses, from the loss to the end of the next committed step. `rungs` counts from where the state came
+    after them: a `peer`, a `snapshot`, its `parity`, a `checkpoint`, or the `start`.
     """
 
     wall_clock_seconds: float
@@ -224,6 +261,7 @@ class Outcome:
     down_ratio: float
     recovery_seconds: tuple[float, ...] = ()
     projected_ratio: float = 0.0
+    rungs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def goodput_ratio(self) -> float:
@@ -263,8 +301,8 @@ class Forecast:
     `free_step_seconds` is a step of the configured job without failures, of which `policy_step_seconds` is the length
     under the policy (redundant computation makes it longer). Drops are relative to the latter: `settled_drop_ratio`
     counts the steps' own time alone, `drop_ratio` everything. `goodput_ratio` is relative to the former.
-    `lost_seconds` are means over the replications, of `wall_clock_seconds`. `down_ratio` is the mean share of ranks
-    that are down, `recovery_seconds` the spread over all losses (None: none was recovered from).
+    `lost_seconds`, of `wall_clock_seconds`, and `rungs` are means over the replications. `down_ratio` is the mean share
+    of ranks that are down, `recovery_seconds` the spread over all losses (None: none was recovered from).
     """
 
     policy: Policy
@@ -284,6 +322,7 @@ class Forecast:
     num_regroups: float
     down_ratio: float
     checkpoint_interval_seconds: float | None = None
+    rungs: Mapping[str, float] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = field(default=(), repr=False)
 
     @property

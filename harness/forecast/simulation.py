@@ -7,6 +7,7 @@ a loss is thrown away; a rank that is back joins at the next step boundary.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, inf
@@ -14,7 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
+from harness.analysis.regroups import RUNGS
 from harness.forecast.layouts import Change
+from harness.forecast.memory import Memory, Version, Work
 from harness.forecast.model import CAUSES, Loss, Outcome, Policy, Rating, Recovery, Saving
 
 # Times are sums of many: what is less than this is nothing.
@@ -54,23 +57,6 @@ class _Steps:
     extra_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What committed steps came to."""
-
-    productive_seconds: float = 0.0
-    degraded_speed_seconds: float = 0.0
-    redundancy_seconds: float = 0.0
-    num_steps: float = 0.0
-    degraded_steps: float = 0.0
-    projected_steps: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """What they took."""
-        return self.productive_seconds + self.degraded_speed_seconds + self.redundancy_seconds
-
-
 class _Saver:
     """Checkpoints, or snapshots: one every so many steps."""
 
@@ -79,7 +65,7 @@ class _Saver:
         self.saving = saving
         self.every_steps = max(1, round(saving.interval_seconds / step_seconds))
         self.num_since = 0.0
-        self.work = _Work()
+        self.work = Work()
 
 
 def simulate(
@@ -91,20 +77,21 @@ def simulate(
     free_seconds: float,
     num_ranks: int,
     seed: int = 0,
+    num_nodes: int = 1,
 ) -> Outcome:
     """What a job does in `horizon_seconds`; a step of the configured job without failures takes `free_seconds`.
 
     `losses` are in order of time. What is drawn beside them (whether a snapshot outlives a loss) is drawn from `seed`.
     """
-    job = _Job(rates, policy, recovery, free_seconds, np.random.default_rng([seed, 1]))
-    repairs: list[tuple[float, int, tuple[int, ...]]] = []
+    job = _Job(rates, policy, recovery, free_seconds, np.random.default_rng([seed, 1]), num_nodes)
+    repairs: list[tuple[float, int, tuple[int, ...], tuple[int, ...]]] = []
     down_seconds = 0.0
     for number, loss in enumerate(losses):
         if loss.at_seconds >= horizon_seconds:
             break
         while repairs and repairs[0][0] <= loss.at_seconds:
-            job.repair(*_first(heapq.heappop(repairs)))
-        ranks = job.lose(loss.at_seconds, loss.ranks)
+            job.repair(*_due(heapq.heappop(repairs)))
+        ranks = job.lose(loss.at_seconds, loss.ranks, loss.nodes)
         if not ranks:
             continue
         repair_seconds = loss.repair_seconds
@@ -113,14 +100,16 @@ def simulate(
         back_seconds = loss.at_seconds + repair_seconds
         down_seconds += len(ranks) * (min(horizon_seconds, back_seconds) - loss.at_seconds)
         if back_seconds < inf:
-            heapq.heappush(repairs, (back_seconds, number, ranks))
+            heapq.heappush(repairs, (back_seconds, number, ranks, loss.nodes))
     while repairs and repairs[0][0] < horizon_seconds:
-        job.repair(*_first(heapq.heappop(repairs)))
+        job.repair(*_due(heapq.heappop(repairs)))
     return job.finish(horizon_seconds, down_seconds / (num_ranks * horizon_seconds))
 
 
-def _first(repair: tuple[float, int, tuple[int, ...]]) -> tuple[float, tuple[int, ...]]:
-    return repair[0], repair[2]
+def _due(
+    repair: tuple[float, int, tuple[int, ...], tuple[int, ...]],
+) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    return repair[0], repair[2], repair[3]
 
 
 class _Job:
@@ -131,6 +120,7 @@ class _Job:
         recovery: Recovery,
         free_seconds: float,
         generator: np.random.Generator,
+        num_nodes: int,
     ) -> None:
         self._rates = rates
         self._policy = policy
@@ -145,7 +135,7 @@ class _Job:
         self._settled_dead: frozenset[int] = frozenset()
         self._queue: list[_Stall | _Steps] = [_Steps(rates.free, frozenset())]
         self._lost_seconds = dict.fromkeys(CAUSES, 0.0)
-        self._work = _Work()
+        self._work = Work()
         # From the loss of state until training goes on; and as long as ranks are lacking for it.
         self._is_down = self._is_waiting = False
         self._restore_seconds = 0.0
@@ -154,12 +144,17 @@ class _Job:
         self._num_losses = self._num_regroups = 0
         given = (("snapshot", recovery.snapshot), ("checkpoint", recovery.checkpoint))
         self._savers = [_Saver(cause, saving, self._policy_seconds) for cause, saving in given if saving is not None]
+        memory = recovery.memory
+        self._memory = None if memory is None else Memory(memory, num_nodes, self._policy_seconds)
+        self._rungs: Counter[str] = Counter()
 
     # ---- events ----
 
-    def lose(self, at_seconds: float, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Those of `ranks` that were alive are lost; returns them."""
+    def lose(self, at_seconds: float, ranks: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
+        """Those of `ranks` that were alive are lost, and what is in the memory of `nodes`; returns the ranks."""
         self._advance(at_seconds)
+        if self._memory is not None:
+            self._memory.lose(at_seconds, nodes)
         lost = tuple(rank for rank in ranks if rank not in self._dead)
         if not lost:
             return ()
@@ -177,12 +172,15 @@ class _Job:
         if rating is None or change.is_lost:
             self._start_again()
         else:
+            self._rungs["peer"] += 1
             self._regroup(rating, change)
         return lost
 
-    def repair(self, at_seconds: float, ranks: Sequence[int]) -> None:
-        """`ranks` are back."""
+    def repair(self, at_seconds: float, ranks: Sequence[int], nodes: Sequence[int]) -> None:
+        """`ranks` are back, and `nodes` with an empty memory."""
         self._advance(at_seconds)
+        if self._memory is not None:
+            self._memory.come_back(at_seconds, nodes)
         self._dead -= frozenset(ranks)
         if self._is_waiting:
             self._restart()
@@ -203,7 +201,7 @@ class _Job:
         if self._in_step_seconds:
             steps = self._queue[0]
             assert isinstance(steps, _Steps)
-            self._commit(steps, self._in_step_seconds / (steps.rating.step_seconds + steps.extra_seconds))
+            self._commit(steps, self._in_step_seconds / self._seconds(steps))
         work = self._work
         lost = self._lost_seconds | {
             "degraded_speed": self._lost_seconds["degraded_speed"] + work.degraded_speed_seconds,
@@ -221,6 +219,7 @@ class _Job:
             down_ratio=down_ratio,
             recovery_seconds=tuple(self._recoveries),
             projected_ratio=work.projected_steps / work.num_steps if work.num_steps else 0.0,
+            rungs={rung: self._rungs[rung] for rung in RUNGS},
         )
 
     # ---- what follows an event ----
@@ -256,14 +255,24 @@ class _Job:
         """Throw away what was not saved; returns how long it takes to read what was."""
         usable = [saver for saver in self._savers if self._generator.random() < saver.saving.survival_ratio]
         newest = max(usable, key=lambda saver: saver.work.num_steps, default=None)
-        kept = _Work() if newest is None else newest.work
+        kept = Work() if newest is None else newest.work
+        rung = "start" if newest is None or not kept.num_steps else newest.cause
+        restore_seconds = 0.0 if newest is None or rung == "start" else newest.saving.restore_seconds
+        if self._memory is not None:
+            version: Version | None = None
+            if (found := self._memory.usable(self._now)) is not None and found[0].work.num_steps >= kept.num_steps:
+                version, rung = found
+                kept, saving = version.work, self._memory.saving
+                restore_seconds = saving.restore_seconds + (saving.rebuild_seconds if rung == "parity" else 0.0)
+            self._memory.go_back_to(version)
+        self._rungs[rung] += 1
         self._lost_seconds["repeated_work"] += self._work.seconds - kept.seconds
         self._work = kept
         for saver in self._savers:
             saver.num_since = 0.0
             if saver not in usable:
-                saver.work = _Work()
-        return 0.0 if newest is None or not kept.num_steps else newest.saving.restore_seconds
+                saver.work = Work()
+        return restore_seconds
 
     # ---- time ----
 
@@ -285,7 +294,7 @@ class _Job:
     def _train(self, steps: _Steps, until_seconds: float) -> None:
         self._is_down = False
         self._settled_dead = steps.dead
-        seconds = steps.rating.step_seconds + steps.extra_seconds
+        seconds = self._seconds(steps)
         num = min(
             [1.0 if steps.extra_seconds else inf, steps.num, *(s.every_steps - s.num_since for s in self._savers)]
         )
@@ -296,7 +305,10 @@ class _Job:
                 first_seconds = self._now - self._in_step_seconds + seconds
                 self._recoveries += [first_seconds - lost_seconds for lost_seconds in self._unrecovered]
                 self._unrecovered.clear()
+            before, began = self._work, self._now - self._in_step_seconds
             self._commit(steps, num)
+            if self._memory is not None:
+                self._memory.note(began, seconds, before, self._work)
             self._now += num * seconds - self._in_step_seconds
             self._in_step_seconds = steps.extra_seconds = 0.0
             steps.num -= num
@@ -307,6 +319,11 @@ class _Job:
             self._in_step_seconds += until_seconds - self._now
             self._now = until_seconds
 
+    def _seconds(self, steps: _Steps) -> float:
+        """How long its next step takes, with what of it is spent on snapshots."""
+        on_snapshots = 0.0 if self._memory is None else self._memory.step_extra_seconds
+        return steps.rating.step_seconds + steps.extra_seconds + on_snapshots
+
     def _save(self) -> None:
         for saver in self._savers:
             if saver.num_since >= saver.every_steps:
@@ -316,8 +333,10 @@ class _Job:
     def _commit(self, steps: _Steps, num: float) -> None:
         """`num` steps are over; their extra time is the regroup's."""
         self._lost_seconds["regroup"] += steps.extra_seconds * min(num, 1)
+        if self._memory is not None:
+            self._lost_seconds["snapshot"] += num * self._memory.step_extra_seconds
         work, seconds = self._work, steps.rating.step_seconds
-        self._work = _Work(
+        self._work = Work(
             work.productive_seconds + num * self._free_seconds,
             work.degraded_speed_seconds + num * (seconds - self._policy_seconds),
             work.redundancy_seconds + num * (self._policy_seconds - self._free_seconds),

@@ -124,6 +124,7 @@ def _answer_dict(answer: Answer, worth: SampleWorth, steps: int) -> dict[str, An
         "losses": found.num_losses,
         "regroups": found.num_regroups,
         "down_ratio": found.down_ratio,
+        "rungs": dict(found.rungs),
         "best_checkpoint_interval_seconds": answer.best_interval_seconds,
         "checkpoint_intervals": [
             {"seconds": seconds, "goodput_ratio": goodput} for seconds, goodput in answer.tried_intervals
@@ -166,7 +167,7 @@ def study(
             changed.job,
             policy,
             changed.failures,
-            changed.recovery,
+            question.recovery_of(policy, changed.recovery),
             hours=hours,
             seed=seed,
             num_replications=number,
@@ -180,7 +181,13 @@ def study(
         with_interval, best = recovery, None
         if question.wants_best_interval and recovery.checkpoint is not None:
             best = best_checkpoint_interval(
-                job, policy, failures, recovery, hours=hours, seed=seed, rates=rates[policy]
+                job,
+                policy,
+                failures,
+                question.recovery_of(policy, recovery),
+                hours=hours,
+                seed=seed,
+                rates=rates[policy],
             )
             with_interval = replace(recovery, checkpoint=replace(recovery.checkpoint, interval_seconds=best.seconds))
         found = ask(policy, replace(now, recovery=with_interval), rates[policy], num_replications)
@@ -238,6 +245,9 @@ def _changes(now: _Changed) -> Iterator[tuple[str, float, _Changed]]:
         if recovery.checkpoint is not None and recovery.checkpoint.save_seconds:
             saving = replace(recovery.checkpoint, save_seconds=recovery.checkpoint.save_seconds * factor)
             yield "checkpoint save time", factor, replace(now, recovery=replace(recovery, checkpoint=saving))
+        if recovery.memory is not None:
+            rarer = replace(recovery.memory, interval_seconds=recovery.memory.interval_seconds * factor)
+            yield "snapshot interval", factor, replace(now, recovery=replace(recovery, memory=rarer))
         yield "compute time", factor, replace(now, job=with_costs(job, factor))
         if job.link is not None:
             yield "link bandwidth", factor, replace(now, job=replace(job, link=job.link.scaled(1 / factor)))

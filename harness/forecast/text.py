@@ -24,6 +24,13 @@ _HEADER = (
     *("strategy", "tokens/s", "goodput", "drop", "of it steps", "degraded", "projected", "hours to train"),
     *("time to loss", "min", "max", "recovery", "checkpoint every", "most is lost by"),
 )
+_RUNG_WORDS = {
+    "peer": "from a peer",
+    "snapshot": "from snapshots in memory",
+    "parity": "with the help of parity",
+    "checkpoint": "from a checkpoint",
+    "start": "from nowhere",
+}
 # A change of the answer that is smaller says that the input does not matter.
 _LEAST_CHANGE = 0.001
 
@@ -116,9 +123,19 @@ def reading(study: Study) -> list[str]:
     young = young_seconds(study.question)
     if young is not None:
         lines.append(f"Young's checkpoint interval for a job that starts again: {duration(young)}.")
+    lines += [line for answer in study.answers if (line := rungs_text(answer.forecast))]
     if study.question.device.provenance == "predicted":
         lines.append(f"The device is predicted, not measured: {study.question.device.basis}.")
     return lines
+
+
+def rungs_text(found: Forecast) -> str:
+    """From where a job's state came after its losses, where some of it was in memory or on disk; else empty."""
+    total = sum(found.rungs.values())
+    if not total or found.rungs["peer"] + found.rungs["checkpoint"] + found.rungs["start"] == total:
+        return ""
+    shares = (f"{number / total:.2%} {_RUNG_WORDS[rung]}" for rung, number in found.rungs.items() if number)
+    return f"{policy_words(found.policy)}: after {total:,.1f} losses, state came {', '.join(shares)}."
 
 
 def recommendation(study: Study) -> str:

@@ -187,13 +187,14 @@ def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence
     return known
 
 
-def builtin_gates(runtime: object, strategy: str | None = None) -> tuple[str, ...]:
+def builtin_gates(runtime: object, strategy: str | None = None, *, went_back: bool = False) -> tuple[str, ...]:
     """What counts, asked for or not, of a job of `runtime` with that `strategy`: what it promises.
 
-    To go back to a checkpoint loses steps by design. Of a command's job it is only that it comes through: which samples
-    its steps used nobody can see.
+    To go back to what was saved loses steps by design: always, with a strategy that stops on a loss, and with the
+    others where a job `went_back`, since no living peer had all of the state. Of a command's job it is only that it
+    comes through: which samples its steps used nobody can see.
     """
-    if runtime != COMMAND_RUNTIME and stops_on_loss(strategy):
+    if runtime != COMMAND_RUNTIME and (stops_on_loss(strategy) or went_back):
         return _BUILTIN_GATES_OF_A_RESTART
     return _BUILTIN_GATES_OF_A_COMMAND if runtime == COMMAND_RUNTIME else BUILTIN_GATES
 

@@ -10,6 +10,7 @@ from harness.analysis import accounting, approximation, diagnosis, integrity, th
 from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.regroups import StateRestore
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, median_step_seconds
 from harness.analysis.timeline import Timeline
@@ -79,7 +80,7 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
     gates = evaluate_all(
         _asked_gates(state),
         figures,
-        builtin_gates(figures.runtime, figures.strategy),
+        builtin_gates(figures.runtime, figures.strategy, went_back=_went_back(figures)),
         None if times is None else Recorded(state),
         state.first_of(Aborted),
     )
@@ -93,6 +94,12 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
         reasons=verdict.reasons,
         gates=tuple(gates),
     )
+
+
+def _went_back(figures: Summary) -> bool:
+    """Whether all steps that were lost are those from before which the state was saved that the job went back to."""
+    saved = [restore.steps_lost for restore in figures.state_restores if restore.rung != "peer"]
+    return 0 < (figures.steps_lost or 0) <= sum(saved)
 
 
 _COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "unrecovered_incidents", "layout_changes")
@@ -216,6 +223,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         ),
         "incidents_not_due": len(times.not_due),
         "unplanned_losses": tuple(_unplanned(loss, times) for loss in times.unplanned),
+        "state_restores": tuple(_since_start(one.restore, times) for one in times.stalls if one.restore is not None),
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
         "false_accusations": named and named.num_false,
@@ -269,7 +277,12 @@ def _incident(
         wall_clock_seconds=own.wall_clock_seconds,
         productive_seconds=own.productive_seconds,
         badput_seconds=dict(own.badput_seconds),
+        state_restored=None if incident.restore is None else _since_start(incident.restore, times),
     )
+
+
+def _since_start(restore: StateRestore, times: Timeline) -> StateRestore:
+    return replace(restore, at_seconds=restore.at_seconds - times.started_seconds)
 
 
 def _named_cause(said: diagnosis.Diagnosis) -> NamedCause:

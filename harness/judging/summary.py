@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from harness.analysis.regroups import StateRestore
 from harness.judging.units import Unit
 
 _ValueT = TypeVar("_ValueT")
@@ -73,6 +74,7 @@ class IncidentSummary:
     """One incident of a run. Its productive and badput seconds add up to `wall_clock_seconds`: what it answers for.
 
     `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows.
+    `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
     incident: int
@@ -101,12 +103,17 @@ class IncidentSummary:
     wall_clock_seconds: float | None = None
     productive_seconds: float | None = None
     badput_seconds: Seconds = field(default_factory=dict)
+    state_restored: StateRestore | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> IncidentSummary:
         """Read an entry of `incidents`."""
-        said = raw.get("diagnosis")
-        return _read(cls, {**raw, "diagnosis": None if said is None else _read(NamedCause, said)})
+        said, restored = raw.get("diagnosis"), raw.get("state_restored")
+        nested = {
+            "diagnosis": None if said is None else _read(NamedCause, said),
+            "state_restored": None if restored is None else _read(StateRestore, restored),
+        }
+        return _read(cls, {**raw, **nested})
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +222,7 @@ class Summary:
     incidents: tuple[IncidentSummary, ...] = ()
     incidents_not_due: int = 0
     unplanned_losses: tuple[UnplannedLossSummary, ...] = ()
+    state_restores: tuple[StateRestore, ...] = ()
     diagnosis_recall_ratio: float | None = None
     diagnosis_precision_ratio: float | None = None
     false_accusations: int | None = None
@@ -247,13 +255,14 @@ class Summary:
         """
         incidents = tuple(IncidentSummary.from_json(incident) for incident in raw.get("incidents") or ())
         losses = tuple(_read(UnplannedLossSummary, loss) for loss in raw.get("unplanned_losses") or ())
+        restores = tuple(_read(StateRestore, restore) for restore in raw.get("state_restores") or ())
         emulated = None if raw.get("emulated") is None else Emulated.from_json(raw["emulated"])
         gates = tuple(GateResult.from_json(gate) for gate in raw.get("gates") or ())
         speeds = {
             key: _read(Throughput, raw.get(key) or {})
             for key in ("throughput_per_second", "throughput_tokens_per_second")
         }
-        nested = {**speeds, "emulated": emulated}
+        nested = {**speeds, "emulated": emulated, "state_restores": restores}
         return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
 
 

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
-from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
 from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import MAIN_JOB, Event
 

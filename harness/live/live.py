@@ -18,9 +18,10 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
-from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
 from harness.live.lines import PlainView, recovery_sentence
 from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import Event

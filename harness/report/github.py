@@ -170,6 +170,8 @@ def _incident_table(incidents: Sequence[IncidentSummary]) -> list[str]:
     for incident in incidents:
         seconds = wording.recovery_seconds(incident)
         recovery = name_seconds(seconds) if seconds is not None else wording.recovery_words(incident) or "-"
+        if seconds is not None and incident.state_restored is not None:
+            recovery += f", state from {incident.state_restored.rung}"
         title = _text(wording.incident_title(incident))
         rows.append(f"| {title} | {_text(wording.effect_words(incident))} | {_text(recovery)} |")
     return ["", "| fault | effect | recovery |", "|---|---|---:|", *rows]

@@ -162,6 +162,7 @@ def _incident(index: int, incident: IncidentSummary, past: History, broken: list
         "milestones": _milestones(way),
         "recovery": None if recovery is None else name_seconds(recovery),
         "how": wording.how_it_recovered(incident),
+        "state": None if incident.state_restored is None else wording.state_words(incident.state_restored),
         "failure": wording.recovery_words(incident),
         "time": _own_time(incident),
         "back": name_seconds(incident.phases_seconds.get("rejoin")),

@@ -98,7 +98,9 @@ def _incident(suite: ElementTree.Element, name: str, incident: IncidentSummary, 
     elif failure:
         _result(case, open_tag if wording.has_recovered(incident) is None else "failure", failure)
     else:
-        ElementTree.SubElement(case, "system-out").text = wording.effect_words(incident)
+        restored = incident.state_restored
+        said = [wording.effect_words(incident), *([] if restored is None else [wording.state_words(restored)])]
+        ElementTree.SubElement(case, "system-out").text = "\n".join(said)
 
 
 def _case(suite: ElementTree.Element, name: str, group: str, title: str) -> ElementTree.Element:

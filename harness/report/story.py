@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from harness.analysis.narrator import Narrator
 from harness.analysis.steps import step_under_way
-from harness.analysis.words import Narrator, count, name_seconds, one_line, speed_text, target_text
+from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
 from harness.judging.caveats import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
@@ -156,6 +157,8 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
     back = incident.phases_seconds.get("rejoin")
     if back is not None:
         yield f"Its ranks were back in the job {name_seconds(back)} after the fault."
+    if incident.state_restored is not None:
+        yield wording.state_words(incident.state_restored)
     if failure := wording.recovery_words(incident):
         yield failure
 

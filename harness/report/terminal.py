@@ -91,6 +91,11 @@ class _Report:
         )
         for loss in summary.unplanned_losses:
             self._paragraph(f"{unplanned_words(loss)}.")
+        of_incidents = [incident.state_restored for incident in summary.incidents]
+        for restore in summary.state_restores:
+            if restore not in of_incidents:
+                after = name_seconds(restore.at_seconds)
+                self._paragraph(f"{after} after the start: {wording.state_words(restore)}")
         if self._has_many_incidents:
             self._incidents_in_short()
             return
@@ -134,6 +139,8 @@ class _Report:
             self._row(words, name_seconds(seconds))
         if how := wording.how_it_recovered(incident):
             self._paragraph(how)
+        if incident.state_restored is not None:
+            self._paragraph(wording.state_words(incident.state_restored))
 
     def _speed(self) -> None:
         unit, known = wording.speeds(self._summary)

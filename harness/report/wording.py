@@ -6,7 +6,17 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness.analysis.words import evidence_text, name_ranks, name_seconds, one_line, target_text, when
+from harness.analysis.regroups import StateRestore
+from harness.analysis.words import (
+    count,
+    evidence_text,
+    name_bytes,
+    name_ranks,
+    name_seconds,
+    one_line,
+    target_text,
+    when,
+)
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 
 VERDICTS: Mapping[str, str] = {
@@ -136,6 +146,41 @@ def how_it_recovered(incident: IncidentSummary) -> str | None:
     if again > recovery:
         return f"{words} {name_seconds(again)} after the fault it came to a step that had not been committed before."
     return words
+
+
+_FROM: Mapping[str, str] = {
+    "peer": "peers",
+    "snapshot": "snapshots in the nodes' memory",
+    "parity": "parity of lost nodes' snapshots",
+    "checkpoint": "the checkpoint on disk",
+}
+_NO: Mapping[str, str] = {
+    "peer": "no peer",
+    "snapshot": "no snapshot",
+    "parity": "no parity",
+    "checkpoint": "no checkpoint",
+}
+
+
+def state_words(restore: StateRestore) -> str:
+    """Where the state came from, what that cost, and why no better source served."""
+    sources = [
+        f"{_FROM.get(rung, rung)} ({count(int(of.get('pieces', 0)), 'piece')}, {name_bytes(of.get('num_bytes', 0))})"
+        for rung, of in restore.sources.items()
+    ]
+    if restore.rung == "start":
+        words = "Its state came from nowhere: all ranks began with the first step again"
+    elif restore.rung == "peer" and not sources:
+        words = "Its state was in place: whoever was left held all that was needed"
+    else:
+        words = f"Its state came from {' and '.join(sources) or _FROM.get(restore.rung, restore.rung)}"
+        words += f", in {name_seconds(restore.seconds)}"
+    lost = "no step was lost" if not restore.steps_lost else f"{count(restore.steps_lost, 'step')} had to be done again"
+    words = f"{words}; {lost}."
+    if restore.passed_over:
+        reasons = "; ".join(f"{_NO.get(rung, rung)}: {reason}" for rung, reason in restore.passed_over.items())
+        words = f"{words} {reasons[0].upper()}{reasons[1:]}."
+    return one_line(words)
 
 
 def repeat_command(summary: Summary, folder: Path | None) -> str:

@@ -131,4 +131,5 @@ def facts_of(job: AnyConfig) -> dict[str, Any]:
         "samples_per_step": job.samples_per_step,
         "dilation_ratio": job.dilation_ratio,
         "emulation": job.to_dict()["emulation"],
+        "snapshots": None if job.snapshots is None else str(job.snapshots),
     }

@@ -169,11 +169,6 @@ def _said_of_size(experiment: Experiment) -> str:
 
 def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
     """What faults can count on: what the experiment offers, and this machine."""
-    has_checkpoints = isinstance(job, JobConfig) and job.checkpoint is not None
-    has_snapshots = isinstance(job, JobConfig) and job.snapshots is not None
-    offered = capabilities_of(
-        experiment.backend, experiment.job.runtime, has_checkpoints=has_checkpoints, has_snapshots=has_snapshots
-    )
     is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
     of_machine = {
         "root": os.geteuid() == 0,
@@ -183,7 +178,7 @@ def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
         and experiment.network != "loopback"
         and why_no_networks() is None,
     }
-    return offered | {need for need, is_there in of_machine.items() if is_there}
+    return capabilities_of(experiment) | {need for need, is_there in of_machine.items() if is_there}
 
 
 def _may_need_links(experiment: Experiment) -> bool:

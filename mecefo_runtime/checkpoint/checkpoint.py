@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -25,9 +26,11 @@ from mecefo_runtime.checkpoint.folder import step_folder as step_folder
 from mecefo_runtime.checkpoint.folder import unit_names as unit_names
 from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, CheckpointMismatch, Identity, Manifest
 from mecefo_runtime.checkpoint.unit import read_tensors
+from mecefo_runtime.job.share import WHOLE
 from mecefo_runtime.model.model import build_unit
 from mecefo_runtime.model.segments import segments
 from mecefo_runtime.state.units import UnitState
+from mecefo_runtime.system.devices import host_bytes
 
 _REMOVED = ".removed-"
 
@@ -61,10 +64,14 @@ class Checkpoint(CheckpointFolder):
             CheckpointCorrupt: the files are not what was written, or are gone.
             CheckpointMismatch: the checkpoint has no such unit, or one of another shape.
         """
-        read_tensors(self.path / unit, self._manifest(unit), named_tensors(into, into.storage))
-        expected, found = self.manifests[unit].state_crc32, into.checksum()
+        is_whole = into.share == WHOLE
+        storage = into.storage if is_whole else into.storage.new_empty(into.num_elements(WHOLE))
+        read_tensors(self.path / unit, self._manifest(unit), named_tensors(into, storage))
+        expected, found = self.manifests[unit].state_crc32, zlib.crc32(host_bytes(storage))
         if found != expected:
             raise CheckpointCorrupt(self.path / unit, f"state of CRC-32 {expected:08x}", f"{found:08x}")
+        if not is_whole:
+            into.load(WHOLE, storage)
 
     def load_parameters(self, unit: str) -> dict[str, Tensor]:
         """The unit's parameters alone, by their names in its module (see `model`).

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.share import WHOLE
 from mecefo_runtime.job.state_source import CheckpointSource, Piece
 from mecefo_runtime.model.data import read_corpus
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.system.events import Emitter
 
 if TYPE_CHECKING:
+    from mecefo_runtime.comm.groups import Groups
+    from mecefo_runtime.state.model_state import ModelState
     from mecefo_runtime.state.units import UnitState
 
 # Reading and writing checkpoints imports torch.distributed.checkpoint, which takes most of a second: a job that has
@@ -44,7 +47,9 @@ def load_pieces(pieces: Iterable[Piece], units: Mapping[str, UnitState]) -> tupl
             by_folder.setdefault(piece.source.folder, []).append(units[piece.unit])
     for folder, loaded in by_folder.items():
         _load_units(folder, loaded)
-    num_bytes = sum(unit.storage.nbytes for loaded in by_folder.values() for unit in loaded)
+    num_bytes = sum(
+        unit.num_elements(WHOLE) * unit.storage.element_size() for loaded in by_folder.values() for unit in loaded
+    )
     return time.monotonic() - began, num_bytes
 
 
@@ -86,9 +91,15 @@ class Saving:
         """Whether the state after `step` is to be saved."""
         return step % self._config.every_steps == 0
 
-    def save(self, step: int, layout: Layout, units: Mapping[str, UnitState], rank: int, lineage: str) -> None:
-        """Save the state after `step`; returns as soon as it is copied."""
-        self._writer.save(step, {unit: units[unit] for unit in units_to_write(layout, rank)}, lineage)
+    def save(self, step: int, layout: Layout, state: ModelState, groups: Groups, lineage: str) -> None:
+        """Save the state after `step`; returns as soon as it is copied.
+
+        Raises:
+            mecefo_runtime.comm.operations.EpochBroken: who has a share of what this rank writes is gone.
+        """
+        names = units_to_write(layout, groups.rank)
+        storages = state.gather_storages(groups, names)
+        self._writer.save(step, {name: state.units[name] for name in names}, lineage, storages)
 
     def tell(self, *, is_leader: bool) -> None:
         """Emit what became of earlier saves; the leader removes checkpoints that are too old."""

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from mecefo_runtime.checkpoint.manifest import Identity, Stamp
 from mecefo_runtime.checkpoint.unit import write_unit
 from mecefo_runtime.state.staging import Staging
 from mecefo_runtime.state.units import UnitState
+
+NO_STORAGES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,12 @@ class CheckpointWriter:
         """Whether a save is still being written."""
         return not self._idle.is_set()
 
-    def save(self, step: int, units: Mapping[str, UnitState], lineage: str) -> bool:
+    def save(
+        self, step: int, units: Mapping[str, UnitState], lineage: str, storages: Mapping[str, Tensor] = NO_STORAGES
+    ) -> bool:
         """Copy `units` as they are after `step` and let them be written; False: skipped.
 
+        `storages` are those of units of which the holder has a share only, put together.
         `lineage` must be the same on all ranks and another one after every resume (see `Stamp`). On return the caller
         may change the units. Copied at once: what goes wrong with the state in the next step is not in it.
         """
@@ -81,18 +87,19 @@ class CheckpointWriter:
             return False
         began = time.monotonic()
         # Buffers are kept: new memory costs about as much time again when it is first touched.
+        sources = {name: storages.get(name, unit.storage) for name, unit in units.items()}
         self._buffers = {
             name: buffer
-            for name, unit in units.items()
-            if (buffer := self._buffers.get(name)) is not None and buffer.shape == unit.storage.shape
+            for name, source in sources.items()
+            if (buffer := self._buffers.get(name)) is not None and buffer.shape == source.shape
         }
         staged: dict[str, tuple[Mapping[str, Tensor], Tensor]] = {}
         for name, unit in units.items():
             if name not in self._buffers:
                 # Page-locked, so that the copy from a GPU takes no detour.
-                self._buffers[name] = torch.empty_like(unit.storage, device="cpu", pin_memory=unit.storage.is_cuda)
+                self._buffers[name] = torch.empty_like(sources[name], device="cpu", pin_memory=sources[name].is_cuda)
             staged[name] = named_tensors(unit, self._buffers[name]), self._buffers[name]
-        Staging([(unit.storage, self._buffers[name]) for name, unit in units.items()]).finish()
+        Staging([(source, self._buffers[name]) for name, source in sources.items()]).finish()
         self._idle.clear()
         self._orders.put(_Order(Stamp(step, lineage, self._identity), staged, time.monotonic() - began))
         return True

@@ -311,6 +311,8 @@ class CoordinatorClient:
             self._first_hello,
             report=self._participant.report(),
             target=self.target,
+            # Later its node's process has told the coordinator.
+            snapshots=None if self.target else self._first_hello.snapshots,
             is_done=isinstance(self.farewell, Goodbye),
             is_cut_off=self.is_cut_off,
         )

@@ -9,8 +9,10 @@ from typing import Literal
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Transfer
-from mecefo_runtime.job.protection import ParityHeld
-from mecefo_runtime.job.state_source import Offer, Piece, Source, Version, transfers
+from mecefo_runtime.job.protection import SnapshotOffers
+from mecefo_runtime.job.share import Share
+from mecefo_runtime.job.snapshot_interval import NO_FAILURES, Failures
+from mecefo_runtime.job.state_source import Piece, Source, SourceKind, Version, transfers
 from mecefo_runtime.job.step_report import NO_HISTORY, HealthHistory, LateCommit, ReadyStep, StepTotals
 from mecefo_runtime.system.wire import Message
 from mecefo_runtime.system.wire_messages import reader
@@ -25,7 +27,9 @@ class RankReport:
 
     `committed_step` is the last one that it applied, with its `totals`; `ready` is one that it could apply. Units in
     `given_away` moved to other ranks in the last regroup, and have no gradients here. `distrusted` ones differ from the
-    peers', and count neither as held nor as given away.
+    peers', and count neither as held nor as given away. With a sharded optimizer it has all parameters of its
+    `holdings`; `shares` says of which part of each unit it has parameters and moments, and `given_away_shares` of which
+    it had before the last regroup.
     """
 
     status: RankStatus = "fresh"
@@ -37,6 +41,8 @@ class RankReport:
     holdings: tuple[str, ...] = ()
     given_away: tuple[str, ...] = ()
     distrusted: tuple[str, ...] = ()
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    given_away_shares: Mapping[str, tuple[Share, ...]] = field(default_factory=dict)
     is_background_done: bool = False
     members: tuple[int, ...] = ()
     lineage: str = ""
@@ -56,7 +62,8 @@ class Hello:
     """A rank is there. `target` is the newest epoch that it has been called to, `address` is where peers reach it.
 
     `is_done`: it has heard the job's goodbye. `is_cut_off`: it was sent away because of its links, and cannot come back
-    yet. `costs` are what it measured, `nccl_device` is the GPU on which it can use NCCL.
+    yet. `costs` are what it measured, `nccl_device` is the GPU on which it can use NCCL. `snapshots` are what a rank
+    that begins has found in the memory of its node.
     """
 
     rank: int
@@ -68,6 +75,7 @@ class Hello:
     is_cut_off: bool = False
     costs: Costs | None = None
     nccl_device: str | None = None
+    snapshots: SnapshotOffers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +92,28 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class Received:
+    """So much state a rank got from sources of one `kind`."""
+
+    kind: SourceKind
+    num_pieces: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Formed:
     """A rank is in a new epoch, which its `report` names, with its state.
 
     `bytes_per_second` is what it measured there, `ratings` what all members agreed on where some were still missing.
+    `received` says from where its state came, as far as it did not have it.
     """
 
     report: RankReport
     group_seconds: float
     transfer_seconds: float
     transfer_bytes: int
+    received: tuple[Received, ...] = ()
     bytes_per_second: float | None = None
     ratings: Costs | None = None
 
@@ -225,32 +245,6 @@ class RankExited:
 FromSupervisor = SupervisorHello | RankExited
 
 
-# ---- from a snapshot process to the coordinator ----
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotsHello:
-    """The snapshot process of `node` is there."""
-
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotOffers:
-    """All that can be had from a snapshot process, which is reached at `address`, and the parities that it has.
-
-    `agreed` is the newest version that its ranks said all have, and with which a further step was committed.
-    """
-
-    address: str
-    agreed: Version | None = None
-    offers: tuple[Offer, ...] = ()
-    parities: tuple[ParityHeld, ...] = ()
-
-
-FromSnapshotProcess = SnapshotsHello | SnapshotOffers
-
-
 @dataclass(frozen=True, slots=True)
 class StartRank:
     """Start a process of a rank of this node, if none runs."""
@@ -294,7 +288,7 @@ class Form:
     while it trains; with `returns_to` everybody goes back to that version, and gets all of it. `tells_commits`: the
     leader is to tell the coordinator of every committed step. `history` is what steps are judged by. `ratings` are the
     costs by which all of them pad their compute; None: each by what it takes. `snapshot_processes` are the addresses of
-    those that are there, by node.
+    those that are there, by node. `failures` are what the job has lost so far.
     """
 
     epoch: int
@@ -315,6 +309,7 @@ class Form:
     history: HealthHistory = NO_HISTORY
     ratings: Costs | None = None
     snapshot_processes: Mapping[int, str] = field(default_factory=dict)
+    failures: Failures = NO_FAILURES
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -377,6 +372,5 @@ FromCoordinator = Join | Regroup | Form | Evicted | Probe | Peers | Goodbye | St
 # What each of them says, read from JSON; they raise WireError for anything else.
 from_rank: Callable[[Message], FromRank] = reader(FromRank)
 from_supervisor: Callable[[Message], FromSupervisor] = reader(FromSupervisor)
-from_snapshot_process: Callable[[Message], FromSnapshotProcess] = reader(FromSnapshotProcess)
 to_supervisor: Callable[[Message], ToSupervisor] = reader(ToSupervisor)
 from_coordinator: Callable[[Message], FromCoordinator] = reader(FromCoordinator)

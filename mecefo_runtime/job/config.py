@@ -179,21 +179,30 @@ class CheckpointConfig:
 class SnapshotConfig:
     """Snapshots in the memory of the nodes: one after every `every_steps` steps, in `memory_bytes` a node at most.
 
-    `protection` in groups of about `group_size` nodes (`copy`: of two); `nodes_per_rack` says which are lost together.
+    `auto` takes the interval from what a snapshot costs and `mtbf_seconds`, the mean time between losses; None: as it
+    is seen (see `mecefo_runtime.job.snapshot_interval`). `protection` in groups of about `group_size` nodes (`copy`: of
+    two); `nodes_per_rack` says which are lost together.
     """
 
-    every_steps: int = 1
+    every_steps: int | Literal["auto"] = 1
     memory_bytes: int = 8 << 30
     protection: Protection = "xor"
     group_size: int = 4
     nodes_per_rack: int | None = None
+    mtbf_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "memory_bytes"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.group_size < 2:
             raise ValueError(f"group_size must be at least 2, not {self.group_size}")
+
+    def __str__(self) -> str:
+        """How often, and what protects them."""
+        often = {1: "every step", "auto": "as often as pays"}.get(self.every_steps, f"every {self.every_steps} steps")
+        groups = "in pairs of nodes" if self.protection == "copy" else f"in groups of {self.group_size} nodes"
+        return f"{often}, {'unprotected' if self.protection == 'none' else f'protected by {self.protection} {groups}'}"
 
 
 # The exit code of a coordinator whose job cannot go on; any other but 0 is a crash, after which it is started again.
@@ -205,7 +214,8 @@ class JobConfig:
     """One training job. Batch sizes count sequences, lengths count tokens (bytes).
 
     `degraded_share_limit`: at most this share of a step's samples goes through degraded layers.
-    `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `takeover`: whether
+    `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `sharded_optimizer`: each
+    holder of a unit has the moments of its share alone (ZeRO-1, arXiv 1910.02054). `takeover`: whether
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
     what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
     `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state
@@ -241,6 +251,7 @@ class JobConfig:
     health: HealthConfig = field(default_factory=HealthConfig)
     checkpoint: CheckpointConfig | None = None
     snapshots: SnapshotConfig | None = None
+    sharded_optimizer: bool = False
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = QUALITIES["auto"].degraded_share_limit
     projected_share_limit: float = QUALITIES["auto"].projected_share_limit
@@ -264,6 +275,8 @@ class JobConfig:
         for name in ("degraded_share_limit", "projected_share_limit"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if self.sharded_optimizer and self.takeover == "background":
+            raise ValueError("with sharded_optimizer no state moves in the background: takeover is auto or direct")
         self.cluster()
 
     def cluster(self) -> Cluster:

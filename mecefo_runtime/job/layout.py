@@ -14,6 +14,8 @@ from functools import lru_cache
 from math import lcm
 from typing import Any
 
+from mecefo_runtime.job.share import WHOLE, Share
+
 EMBEDDING = "embedding"
 HEAD = "head"
 
@@ -56,6 +58,13 @@ class Cluster:
     def node_of(self, rank: int) -> int:
         """The node that hosts `rank`."""
         return rank // self.gpus_per_node
+
+    def nodes_by_stage(self) -> tuple[frozenset[int], ...]:
+        """For every stage the nodes that have a rank of it when nothing has failed."""
+        nodes: list[set[int]] = [set() for _ in range(self.pipeline)]
+        for rank in range(self.num_ranks):
+            nodes[self.cell_of(rank)[1]].add(self.node_of(rank))
+        return tuple(map(frozenset, nodes))
 
     def ranks_of(self, node: int) -> range:
         """The ranks that `node` hosts."""
@@ -311,8 +320,9 @@ def split_evenly(total: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`unit` goes from rank `source` to rank `destination`."""
+    """`share` of `unit` goes from rank `source` to rank `destination`."""
 
     unit: str
     source: int
     destination: int
+    share: Share = WHOLE

@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from mecefo_runtime.job.layout import Layout, Transfer
+from mecefo_runtime.job.share import WHOLE as WHOLE
+from mecefo_runtime.job.share import Share as Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +26,6 @@ class Version:
     lineage: str = ""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Share:
-    """The part `index` of `of` equal parts of a unit's flat storage."""
-
-    index: int = 0
-    of: int = 1
-
-    def extent(self, num_elements: int) -> tuple[int, int]:
-        """Its first element and the one behind its last; the shares of one size cover every element once."""
-        return self.index * num_elements // self.of, (self.index + 1) * num_elements // self.of
-
-
-WHOLE = Share()
 NOTHING_HELD: Mapping[int, Iterable[str]] = MappingProxyType({})
 
 
@@ -73,6 +63,14 @@ class CheckpointSource:
 Source = PeerSource | SnapshotSource | ParitySource | CheckpointSource
 # The cheapest first: as it is, computed, from the disk.
 _BY_COST: tuple[type[Source], ...] = (PeerSource, SnapshotSource, ParitySource, CheckpointSource)
+SourceKind = Literal["peer", "snapshot", "parity", "checkpoint"]
+# In the same order.
+SOURCE_KINDS: tuple[SourceKind, ...] = ("peer", "snapshot", "parity", "checkpoint")
+
+
+def kind_of(source: Source) -> SourceKind:
+    """What `source` is called in a log."""
+    return SOURCE_KINDS[_BY_COST.index(type(source))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,23 +129,24 @@ def plan_pieces(
 ) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
     """What must move before `layout` can run, where ranks have `held` already; `offers` are of one version.
 
-    Sources take turns, so that none gives much more than another. Returns (pieces, units that cannot be put together).
+    Sources take turns, so that none gives much more than another; a rank is its own source of what it offers itself.
+    Returns (pieces, units that cannot be put together).
     """
     load = {offer.source: 0 for offer in offers}
     pieces: list[Piece] = []
     missing: set[str] = set()
     for rank in sorted(layout.ranks()):
-        others = [offer for offer in offers if offer.source != PeerSource(rank)]
+        own = PeerSource(rank)
         has = frozenset(held.get(rank, ()))
         for unit in layout.units(rank):
             if unit in has:
                 continue
-            shares = _shares_of(unit, others)
+            shares = _shares_of(unit, offers)
             if not shares:
                 missing.add(unit)
             for share, sources in shares.items():
-                source = min(sources, key=load.__getitem__)
-                load[source] += 1
+                source = own if own in sources else min(sources, key=load.__getitem__)
+                load[source] += source != own
                 pieces.append(Piece(unit, source, rank, share))
     return tuple(pieces), tuple(sorted(missing))
 
@@ -182,7 +181,7 @@ def _cost(shares: Mapping[Share, Sequence[Source]]) -> tuple[int, int]:
 def transfers(pieces: Iterable[Piece]) -> tuple[Transfer, ...]:
     """Those of `pieces` that one rank sends another."""
     return tuple(
-        Transfer(piece.unit, piece.source.rank, piece.destination)
+        Transfer(piece.unit, piece.source.rank, piece.destination, piece.share)
         for piece in pieces
-        if isinstance(piece.source, PeerSource)
+        if isinstance(piece.source, PeerSource) and piece.source.rank != piece.destination
     )

@@ -23,13 +23,16 @@ import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
-from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig
+from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig, SnapshotConfig
 from mecefo_runtime.job.layout import LayoutError
+from mecefo_runtime.job.protection import NUM_PARITIES
 from mecefo_runtime.launch.keeper import listen, start_keeper, start_standby
+from mecefo_runtime.launch.snapshot_keeper import keep_snapshots
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.planners import names, stops_on_loss, with_fixed_settings
 from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
+from mecefo_runtime.system.process import ProcessId, die_with_parent
 from mecefo_runtime.system.wire import LOOPBACK, new_token
 
 USAGE_ERROR = 4
@@ -38,6 +41,7 @@ STORE_TIMEOUT_SECONDS = 60.0
 COORDINATOR_TIMEOUT_SECONDS = 60.0
 _MAX_TIMEOUT_SECONDS = 3600.0
 _DEFAULTS = JobConfig()
+_SNAPSHOTS = SnapshotConfig()
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -56,6 +60,7 @@ class LauncherEnvironment:
     store_host: str
     store_port: int
     is_store_ours: bool
+    has_agent: bool
 
     @property
     def node(self) -> int:
@@ -80,6 +85,8 @@ class LauncherEnvironment:
                 store_port=int(environment["MASTER_PORT"]),
                 # torchrun's agent has a store at that address already; other launchers only name the place for one.
                 is_store_ours=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                # Who starts all ranks again, and is their parent.
+                has_agent="TORCHELASTIC_RUN_ID" in environment,
             )
         except KeyError as error:
             raise LaunchError(
@@ -109,6 +116,8 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
     pipeline = int(options["pipeline"])
     if place.num_ranks % pipeline:
         raise LaunchError(f"{place.num_ranks} ranks do not make pipelines of {pipeline} stages: change --pipeline")
+    if options["snapshot_every"] is not None and not place.has_agent:
+        raise LaunchError("--snapshot-every needs torchrun: snapshots are for ranks that are started again")
     folder, every = options["checkpoint_folder"], options["checkpoint_every"]
     if (folder is None) != (every is None):
         raise LaunchError("--checkpoint-folder and --checkpoint-every belong together")
@@ -125,6 +134,7 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
             pipeline=pipeline,
             # A restarted attempt goes on where the one before it left something to go on from.
             checkpoint=None if folder is None else CheckpointConfig(str(Path(folder).resolve()), every, resume=True),
+            snapshots=_snapshots_of(place, options),
             **{name: options[name] for name in chosen},
         )
         require_device(job.device)
@@ -133,6 +143,19 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
     except (LayoutError, DataError, DeviceError, MismatchedCheckpoint, ValueError) as error:
         raise LaunchError(str(error)) from error
     return with_fixed_settings(job)
+
+
+def _snapshots_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> SnapshotConfig | None:
+    if options["snapshot_every"] is None:
+        return None
+    # A single node has nobody to protect its memory.
+    usual = _SNAPSHOTS.protection if place.num_ranks > place.ranks_per_node else "none"
+    return SnapshotConfig(
+        options["snapshot_every"],
+        memory_bytes=int(options["snapshot_memory_gib"] * (1 << 30)),
+        protection=options["snapshot_protection"] or usual,
+        group_size=options["snapshot_group"],
+    )
 
 
 def launch(
@@ -155,6 +178,10 @@ def launch(
         "MECEFO_HOST": host,
         "MECEFO_JOB": json.dumps(job.to_dict()),
     }
+    launcher = ProcessId.of(os.getppid())
+    if place.has_agent:
+        # It starts us from its main thread, and nobody starts us again when it is gone.
+        die_with_parent(launcher.pid)
     meeting: dict[str, str] = {}
     if place.rank == 0:
         listener = listen(host)
@@ -164,6 +191,7 @@ def launch(
         listener.close()
     # Under another name for each attempt: the store of torchrun outlives its attempts.
     key = f"mecefo/{place.attempt}"
+    of_node = f"{key}/snapshots/{place.node}"
     try:
         store = TCPStore(
             place.store_host,
@@ -175,10 +203,14 @@ def launch(
         if place.rank == 0:
             store.set(key, json.dumps(meeting))
         meeting = json.loads(store.get(key))
+        environment |= {"MECEFO_COORDINATOR": meeting["coordinator"], "MECEFO_TOKEN": meeting["token"]}
+        if job.snapshots is not None:
+            if place.rank % place.ranks_per_node == 0:
+                store.set(of_node, keep_snapshots(environment, host, log, launcher))
+            environment["MECEFO_SNAPSHOTS"] = store.get(of_node).decode()
     except RuntimeError as error:
         address = f"{place.store_host}:{place.store_port}"
         raise LaunchError(f"cannot meet the other ranks at {address}: {str(error).splitlines()[0]}") from error
-    environment |= {"MECEFO_COORDINATOR": meeting["coordinator"], "MECEFO_TOKEN": meeting["token"]}
     if place.rank > 0:
         start_standby(environment, job, meeting["coordinator"], log)
     return run_worker(environment)
@@ -221,6 +253,22 @@ def _timeout_option(name: str, least_seconds: float, default_seconds: float, tex
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default=_DEFAULTS.precision, show_default=True)
 @click.option("--checkpoint-folder", type=click.Path(), help="Write checkpoints here, and begin with the newest.")
 @click.option("--checkpoint-every", type=click.IntRange(1), metavar="STEPS", help="How often.")
+@click.option(
+    "--snapshot-every", type=click.IntRange(1), metavar="STEPS", help="Snapshots in memory, which outlive the ranks."
+)
+@click.option(
+    "--snapshot-protection",
+    type=click.Choice(list(NUM_PARITIES)),
+    help=f"Among nodes. Default: {_SNAPSHOTS.protection}.",
+)
+@click.option("--snapshot-group", type=click.IntRange(2), default=_SNAPSHOTS.group_size, show_default=True)
+@click.option(
+    "--snapshot-memory-gib",
+    type=click.FloatRange(0, min_open=True),
+    default=_SNAPSHOTS.memory_bytes / (1 << 30),
+    show_default=True,
+    help="Of a node, at most.",
+)
 @_timeout_option("heartbeat", 0.5, _DEFAULTS.heartbeat_timeout_seconds, "A rank that is silent for so long is lost.")
 @_timeout_option("collective", 1.0, _DEFAULTS.collective_timeout_seconds, "For an operation between ranks.")
 @_timeout_option("coordinator", 1.0, COORDINATOR_TIMEOUT_SECONDS, "For a coordinator, where a rank needs one.")

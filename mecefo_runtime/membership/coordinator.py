@@ -31,7 +31,6 @@ from mecefo_runtime.comm.messages import (
     Formed,
     FromCoordinator,
     FromRank,
-    FromSnapshotProcess,
     FromSupervisor,
     Hello,
     Parked,
@@ -39,26 +38,30 @@ from mecefo_runtime.comm.messages import (
     Probed,
     Put,
     RankExited,
-    SnapshotOffers,
-    SnapshotsHello,
     SupervisorHello,
     Take,
     Trouble,
     Unhealthy,
     Value,
     from_rank,
-    from_snapshot_process,
     from_supervisor,
     to_wire,
 )
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
 from mecefo_runtime.job.predicted_costs import predict_costs
+from mecefo_runtime.job.protection import SnapshotOffers
 from mecefo_runtime.job.state_source import Source, Version
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import CannotGoOn, Rules
-from mecefo_runtime.planners import find, stops_on_loss, with_fixed_settings
+from mecefo_runtime.planners import find, goes_back_to, stops_on_loss, with_fixed_settings
+from mecefo_runtime.snapshots.messages import (
+    FromSnapshotProcess,
+    SnapshotsHello,
+    ToSnapshotProcess,
+    from_snapshot_process,
+)
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
 
@@ -82,7 +85,7 @@ class Coordinator:
     """Serves one job on `listener` until it has ended.
 
     Raises:
-        ValueError: the job lacks what its strategy fixes (`with_fixed_settings`).
+        ValueError: the job lacks what its strategy fixes (`with_fixed_settings`), or the snapshots that it needs.
     """
 
     def __init__(
@@ -95,11 +98,14 @@ class Coordinator:
     ) -> None:
         if job != with_fixed_settings(job):
             raise ValueError(f"the job's settings are not those that the strategy {job.strategy} fixes")
+        if goes_back_to(job.strategy) == "snapshots" and job.snapshots is None:
+            raise ValueError(f"the strategy {job.strategy} needs a job that keeps snapshots")
         self._checkpoint = checkpoint or CoordinatorCheckpoint()
         self._listener = listener
         self._token = token
         self._emitter = emitter
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._snapshot_writers: dict[int, asyncio.StreamWriter] = {}
         self._rendezvous: dict[str, str] = {}
         self._waiting: dict[str, list[int]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -120,7 +126,10 @@ class Coordinator:
                 max_fruitless_restarts=job.max_fruitless_restarts,
                 evicts_corrupt=job.health.nonfinite == "evict",
                 rating_origin=job.rating_origin,
+                has_checkpoints=job.checkpoint is not None,
                 has_snapshots=job.snapshots is not None,
+                protects_snapshots=job.snapshots is not None and job.snapshots.protection != "none",
+                shards_optimizer=job.sharded_optimizer,
             ),
             job.steps,
             self,
@@ -160,6 +169,12 @@ class Coordinator:
         if writer is not None:
             writer.write(encode(to_wire(message)))
 
+    def tell_snapshots(self, node: int, message: ToSnapshotProcess) -> None:
+        """Queue `message` for the snapshot process of `node`, if it is there."""
+        writer = self._snapshot_writers.get(node)
+        if writer is not None:
+            writer.write(encode(to_wire(message)))
+
     def hang_up(self, rank: int) -> None:
         """Close the connection of `rank`."""
         writer = self._writers.pop(rank, None)
@@ -184,7 +199,7 @@ class Coordinator:
             except (OSError, ValueError):
                 return
             if isinstance(hello, SnapshotsHello):
-                await self._serve_snapshots(reader, hello.node)
+                await self._serve_snapshots(reader, writer, hello.node)
             elif isinstance(hello, SupervisorHello):
                 await self._serve_supervisor(reader, hello.node)
             elif isinstance(hello, Hello):
@@ -213,11 +228,17 @@ class Coordinator:
         self._membership.on_supervisor_lost(node)
         self._settle()
 
-    async def _serve_snapshots(self, reader: asyncio.StreamReader, node: int) -> None:
+    async def _serve_snapshots(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: int) -> None:
+        if node in self._snapshot_writers:
+            # Another process of the node is faster than the news of the end of the one before.
+            self._membership.on_snapshots(node, None)
+        self._snapshot_writers[node] = writer
         async for message in _messages(reader, from_snapshot_process):
             if isinstance(message, SnapshotOffers):
                 self._membership.on_snapshots(node, message)
-        self._membership.on_snapshots(node, None)
+        if self._snapshot_writers.get(node) is writer:
+            del self._snapshot_writers[node]
+            self._membership.on_snapshots(node, None)
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Hello) -> None:
         rank = hello.rank

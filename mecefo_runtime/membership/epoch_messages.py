@@ -7,6 +7,7 @@ from typing import Any
 
 from mecefo_runtime.comm.messages import Form
 from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.snapshot_interval import Failures
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.member_table import Member
 from mecefo_runtime.membership.regroup import RegroupPlan
@@ -23,11 +24,13 @@ def form_message(
     tells_commits: bool,
     ratings: Costs | None,
     snapshot_processes: Mapping[int, str],
+    failures: Failures,
 ) -> Form:
     """The message that makes `members`, by rank, form `epoch`; the same for all.
 
     `tells_commits`: the leader is to tell the coordinator of every step that is committed. `ratings`: by what the
-    members pad their compute. `snapshot_processes`: the addresses of those that are there, by node.
+    members pad their compute. `snapshot_processes`: the addresses of those that are there, by node. `failures`: what
+    has been lost so far.
     """
     return Form(
         epoch=epoch,
@@ -48,6 +51,7 @@ def form_message(
         history=plan.decision.history,
         ratings=ratings,
         snapshot_processes=snapshot_processes,
+        failures=failures,
     )
 
 

@@ -9,27 +9,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup, SnapshotOffers
+from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.job.protection import rebuildable
-from mecefo_runtime.job.state_source import CheckpointSource, Offer, ParitySource, SnapshotSource, Source, Version
+from mecefo_runtime.job.snapshot_interval import Failures
+from mecefo_runtime.job.state_source import (
+    NOTHING_HELD,
+    CheckpointSource,
+    ParitySource,
+    SnapshotSource,
+    Source,
+    Version,
+    plan_pieces,
+)
 from mecefo_runtime.job.step_report import StepVerdict
-from mecefo_runtime.membership.commit import Decision, decide
-from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
+from mecefo_runtime.membership.commit import Decision, decide, newest_history
 from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
+from mecefo_runtime.membership.kept_snapshots import KeptSnapshots
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, plan_epoch
+from mecefo_runtime.membership.rungs import totals
+from mecefo_runtime.state.damaged_transfers import DamagedTransfers
+
+ALL_LOST = "every rank that held state was lost"
 
 
 class Epochs:
     """The epoch that is, and the one that is to follow; who is connected the `MemberTable` knows.
 
     `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of the
-    newer one once it has been told; `entered` is who was in the last one that began. `must_restore`: the next one
-    begins with stored state, but from none of `refused`, which were found to be damaged. `damaged` is what members were
-    sent in vain since an epoch began.
+    newer one once it has been told; `entered` is who was in the last one that began. `restore_reason`: the next one
+    begins with stored state, for that reason, but from none of `refused`, which were found to be damaged. `damaged` is
+    what members were sent in vain since an epoch began. `kept` is what snapshot processes have.
     """
 
     def __init__(
@@ -53,6 +66,8 @@ class Epochs:
         self._lineage = ""
         self._resume_step = 1
         self._rejoining: list[int] = []
+        self._num_losses = 0
+        self._first_told_seconds: float | None = None
         self.stage = Stage.GATHERING
         self.reason = "start"
         self.number = 0
@@ -61,12 +76,11 @@ class Epochs:
         self.entered: frozenset[int] = frozenset()
         self.layout: Layout | None = None
         # Until an epoch has begun with it: what ranks hold meanwhile is partly from before and partly from there.
-        self.must_restore = False
+        self.restore_reason: str | None = None
         self.refused: dict[tuple[Version, Source], str] = {}
-        # What the snapshot process of each node that has one said last.
-        self.kept: dict[int, SnapshotOffers] = {}
+        self.kept = KeptSnapshots()
         self.damaged = DamagedTransfers()
-        self._restoring: Version | None = None
+        self._plan: RegroupPlan | None = None
 
     @property
     def awaited(self) -> int:
@@ -125,9 +139,10 @@ class Epochs:
         if not is_again:
             # Those who were lost will be back; the others never were away.
             self.entered &= frozenset(self._connected)
+            is_anybody_left = any(member.status != "fresh" for member in self._connected.values())
+            self.restore_reason = "the strategy ends all ranks after a loss" if is_anybody_left else ALL_LOST
         self.stage, self.reason = Stage.GATHERING, "loss"
         self.members = frozenset()
-        self.must_restore = True
         self._called_seconds = self._clock()
 
     def forget(self) -> None:
@@ -144,7 +159,7 @@ class Epochs:
         self.target = max([self.number, *(member.target for member in self._connected.values())])
         self.members = self.entered = frozenset(learned.members)
         self.layout = learned.layout
-        self._lineage, self.must_restore = learned.lineage, False
+        self._lineage, self.restore_reason = learned.lineage, None
 
     # ---- the next one ----
 
@@ -160,19 +175,28 @@ class Epochs:
         if self.number:
             self._effects.emit("isolated", epoch=self.target)
         survivors = self._look_at_survivors()
-        decision = decide(survivors.stateful, self._rules.health)
-        if self.must_restore:
-            decision = Decision(0, history=decision.history)
-        elif decision.judgement is not None and decision.judgement.verdict is not StepVerdict.COMMIT:
+        if self.restore_reason is not None:
+            # Some may have gone back already, and others not: which step is in flight no longer matters.
+            decision = Decision(0, history=newest_history(survivors.stateful))
+        else:
+            decision = decide(survivors.stateful, self._rules.health)
+        if decision.judgement is not None and decision.judgement.verdict is not StepVerdict.COMMIT:
             step, reason = decision.committed_step + (decision.commit is None), decision.judgement.reason
             self._effects.emit("warning", step=step, message=f"judged without a leader: {reason}")
-        if self.number and decision.committed_step >= self._steps:
+        if self.number and decision.committed_step >= self._steps and self._is_whole(survivors, decision):
             return Goodbye(decision.commit)
         if self.number and has_completed:
             # Of a job that is done these are the ranks that slept while the others came to the end.
             return Goodbye()
         self._tell(plan_epoch(self._rules, survivors, decision, self.reason), survivors.costs)
         return None
+
+    def _is_whole(self, survivors: Survivors, decision: Decision) -> bool:
+        """Whether the survivors have all parameters after the last step."""
+        if not self._rules.shards_optimizer:
+            return True
+        held = {unit for report in survivors.stateful.values() for unit in report.holdings}
+        return decision.commit is None and self.layout is not None and held >= set(self.layout.holders())
 
     def _look_at_survivors(self) -> Survivors:
         newcomers = self._connected.newcomers() if self.number else sorted(self._connected)
@@ -183,10 +207,14 @@ class Epochs:
             # One that was told and never begun has left no state.
             layout=self.layout if self.number else None,
             regroup_seconds=self._regroup_seconds,
-            must_restore=self.must_restore,
+            restore_reason=self.restore_reason,
             refused=self.refused,
-            snapshots=self.snapshots,
+            snapshots=self.kept.offers(self.refused),
+            newer_snapshots=self.kept.offers(self.refused, are_agreed=False),
             damaged=self.damaged,
+            agreed=self.kept.newest_agreed,
+            no_snapshot=self.kept.why_no_snapshot() if self._rules.has_snapshots else None,
+            no_parity=self.kept.why_no_parity(),
         )
 
     def _tell(self, plan: RegroupPlan, costs: Costs) -> None:
@@ -195,7 +223,7 @@ class Epochs:
         self._rejoining = sorted(set(plan.members) - self.entered) if self.number else []
         self._resume_step = plan.decision.committed_step + 1
         self.members, self.layout = frozenset(plan.members), plan.layout
-        self._restoring, self.must_restore = plan.returns_to, plan.returns_to is not None
+        self._plan, self.restore_reason = plan, plan.passed_over.get("peer") if plan.returns_to is not None else None
         if plan.returns_to is not None or not self._lineage:
             # What was saved before must not be completed by what is saved from now on.
             self._lineage = os.urandom(8).hex()
@@ -207,9 +235,10 @@ class Epochs:
             reason=self.reason,
             lineage=self._lineage,
             # Where all ranks end after a loss, nobody is left then to say how far the job had come.
-            tells_commits=self._rules.stops_on_loss or self._rules.has_snapshots,
+            tells_commits=self._rules.stops_on_loss or self._rules.has_checkpoints or self._rules.has_snapshots,
             ratings=None if self._rules.rating_origin is None else costs,
-            snapshot_processes=self._snapshot_processes,
+            snapshot_processes=self._processes_of(plan.members),
+            failures=self._count_failures(),
         )
         self._known_costs = costs
         self._connected.agree_on(costs)
@@ -219,8 +248,25 @@ class Epochs:
         step = plan.decision.committed_step or None
         told = {"group_backend": message.device_way, **layout_fields(plan, costs)}
         self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
-        if plan.returns_to is not None:
-            self._tell_restore(plan, plan.returns_to.step)
+        if plan.stored_sources:
+            self._tell_restore(plan, plan.decision.committed_step)
+
+    def _processes_of(self, members: Sequence[int]) -> dict[int, str]:
+        """Where the snapshots of `members` are kept: of a node without any, nothing of the next one will be."""
+        nodes = {self._rules.cluster.node_of(rank) for rank in members}
+        return {node: address for node, address in self.kept.addresses.items() if node in nodes}
+
+    def is_whole(self, version: Version) -> bool:
+        """Whether all that this epoch needs of the state at `version` can be had from snapshots."""
+        offers = [one for one in self.kept.offers(self.refused) if one.version == version]
+        return self.layout is not None and not plan_pieces(self.layout, offers, NOTHING_HELD)[1]
+
+    def _count_failures(self) -> Failures:
+        """What has been lost since the first epoch that this coordinator told."""
+        if self._first_told_seconds is None:
+            self._first_told_seconds = self._clock()
+        self._num_losses += self.reason == "loss"
+        return Failures(self._num_losses, self._clock() - self._first_told_seconds)
 
     def _tell_restore(self, plan: RegroupPlan, step: int) -> None:
         folders = [source.folder for source in plan.stored_sources if isinstance(source, CheckpointSource)]
@@ -234,28 +280,12 @@ class Epochs:
             rebuilt = {source.lost_node for source in sources if isinstance(source, ParitySource)}
             self._effects.emit("snapshot_restored", step=step, nodes=sorted(nodes), rebuilt_nodes=sorted(rebuilt))
 
-    @property
-    def snapshots(self) -> tuple[Offer, ...]:
-        """All that can be had from snapshot processes, of versions up to the newest that ranks have agreed on.
-
-        What went wrong with the state while a newer one was copied would be in it.
-        """
-        as_they_are = [offer for node in sorted(self.kept) for offer in self.kept[node].offers]
-        parities = {node: kept.parities for node, kept in self.kept.items()}
-        found = (*as_they_are, *rebuildable(parities, self._snapshot_processes))
-        agreed = [kept.agreed for kept in self.kept.values() if kept.agreed is not None]
-        newest = {version.lineage: version.step for version in sorted(agreed, key=lambda version: version.step)}
-        return tuple(offer for offer in found if offer.version.step <= newest.get(offer.version.lineage, 0))
-
-    @property
-    def _snapshot_processes(self) -> dict[int, str]:
-        return {node: kept.address for node, kept in sorted(self.kept.items())}
-
     def refuse(self, source: Source, error: str) -> None:
         """A member found that `source`, with which the epoch was to begin, is damaged or gone."""
         # Of this version: what is saved there from now on is another one.
-        if self._restoring is not None:
-            self.refused[self._restoring, source] = error
+        if self._plan is not None:
+            version = self._plan.returns_to or Version(self._plan.decision.committed_step, self._lineage)
+            self.refused[version, source] = error
 
     # ---- its beginning ----
 
@@ -271,11 +301,12 @@ class Epochs:
         """Every member is in: the new epoch has begun."""
         reports = [formed for rank in self.members if (formed := self._connected[rank].formed) is not None]
         self.stage = Stage.TRAINING
-        self._learn_ratings(reports, is_first=not self.number)
+        is_first = not self.number
+        self._learn_ratings(reports, is_first=is_first)
         self.number = self.target
         self.entered = self.members
         self._regroup_seconds = self._clock() - self._called_seconds
-        self.must_restore = False
+        self.restore_reason = None
         self.damaged = DamagedTransfers()
         for rank in self.members:
             # The last step may be over before the last news of its epoch's beginning is here.
@@ -290,9 +321,18 @@ class Epochs:
             group_seconds=max(report.group_seconds for report in reports),
             transfer_seconds=max(report.transfer_seconds for report in reports),
             transfer_bytes=max(report.transfer_bytes for report in reports),
+            **self._told_of_state(reports, is_first=is_first),
         )
         if self._rejoining:
             self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.number, ranks=self._rejoining)
+
+    def _told_of_state(self, reports: Sequence[Formed], *, is_first: bool) -> dict[str, Any]:
+        """Where the state came from, for the log; nothing of an epoch in which the job begins."""
+        plan = self._plan
+        if plan is None or (is_first and plan.returns_to is None):
+            return {}
+        sources = totals(report.received for report in reports)
+        return {"rung": plan.rung, "sources": sources, "passed_over": dict(plan.passed_over)}
 
     def _learn_ratings(self, reports: Sequence[Formed], *, is_first: bool) -> None:
         """What the members agreed on on their way in stands for the rest of the job."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mecefo_runtime.comm.messages import Formed, FromCoordinator, Hello, RankReport, RankStatus
 from mecefo_runtime.job.costs import Costs, median_costs
 from mecefo_runtime.membership.commit import lacks_step
+from mecefo_runtime.snapshots.messages import ToSnapshotProcess
 
 
 class Effects(Protocol):
@@ -18,6 +19,9 @@ class Effects(Protocol):
 
     def send(self, rank: int, message: FromCoordinator) -> None:
         """Queue `message` for `rank`; if it cannot be delivered, `Membership.on_lost` will be called."""
+
+    def tell_snapshots(self, node: int, message: ToSnapshotProcess) -> None:
+        """Queue `message` for the snapshot process of `node`; if that is gone, `Membership.on_snapshots` is called."""
 
     def hang_up(self, rank: int) -> None:
         """Close the connection of `rank`; `Membership.on_lost` will not be called for it."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mecefo_runtime.comm.messages import Formed, Hello, Parked, Probed, SnapshotOffers, Stop, Trouble, Unhealthy
+from mecefo_runtime.comm.messages import Formed, Hello, Parked, Probed, Stop, Trouble, Unhealthy
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.protection import SnapshotOffers
+from mecefo_runtime.membership.kept_snapshots import Reprotection
 from mecefo_runtime.membership.member_table import Effects, Member, Stage
 from mecefo_runtime.membership.regroup import BALANCE, Rules
 from mecefo_runtime.membership.transitions import Transitions
@@ -57,6 +59,9 @@ class Membership:
         self._gathering = transitions.gathering
         self._restart = transitions.restart
         self._epochs = transitions.epochs
+        self._reprotection: Reprotection | None = None
+        if rules.protects_snapshots:
+            self._reprotection = Reprotection(transitions.epochs.kept, effects, clock)
 
     @property
     def stage(self) -> Stage:
@@ -115,6 +120,10 @@ class Membership:
             return
         known = self._connected.get(rank)
         member = Member.of(hello, now)
+        node = self._rules.cluster.node_of(rank)
+        if hello.snapshots is not None and node not in self._epochs.kept.by_node:
+            # Faster than what the process says itself.
+            self._epochs.kept.learn(node, hello.snapshots)
         if self._restart.is_under_way and report.status != "fresh":
             # It slept while the others ended.
             self._restart.stop(rank)
@@ -165,16 +174,21 @@ class Membership:
         """A node's supervisor is gone, and with it, most likely, the node."""
         self._losses.supervisor_went(node)
         # Most likely its snapshots are gone, too; if not, their process says so again.
-        self._epochs.kept.pop(node, None)
-        self._transitions.proceed()
+        self.on_snapshots(node, None)
 
     def on_snapshots(self, node: int, kept: SnapshotOffers | None) -> None:
         """What the snapshot process of `node` keeps; None: it is gone."""
-        if kept is None:
-            self._epochs.kept.pop(node, None)
-        else:
-            self._epochs.kept[node] = kept
+        was_there = node in self._epochs.kept.by_node
+        self._epochs.kept.learn(node, kept)
+        if self._reprotection is not None and kept is None and was_there:
+            self._reprotection.open()
         self._transitions.proceed()
+        self._protect_again()
+
+    def _protect_again(self) -> None:
+        """Make good what was lost of snapshots, while ranks train and need none of them."""
+        if self._reprotection is not None and self.stage is Stage.TRAINING:
+            self._reprotection.look(self._epochs.is_whole)
 
     def on_lost(self, rank: int, how: str, attempt: int | None = None) -> None:
         """A rank is gone; `how` is `supervisor`, `connection` or `heartbeat`. `attempt` guards against late news."""
@@ -275,6 +289,7 @@ class Membership:
         member.bytes_per_second = formed.bytes_per_second or member.bytes_per_second
         if self._epochs.are_all_in():
             self._transitions.enter()
+            self._protect_again()
 
     def on_background_done(self, epoch: int) -> None:
         """What was fetched while training went on is there: the layout that needs it can begin."""

@@ -16,7 +16,7 @@ from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.background import Background, plan_background
 from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS, HealthConfig
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit
+from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, unit_order
 from mecefo_runtime.job.state_source import (
     Offer,
     PeerSource,
@@ -29,8 +29,10 @@ from mecefo_runtime.job.state_source import (
 )
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision
-from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
+from mecefo_runtime.membership.rungs import Rung, lowest_rung, passed_over
+from mecefo_runtime.membership.sharded import plan_shares
 from mecefo_runtime.planners import NoLayout, Planner, Situation
+from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 
 # Of a step's time, how much a rank may spend on state in the background. More would delay the step.
 BACKGROUND_SHARE = 0.5
@@ -53,7 +55,9 @@ class Rules:
     step; when `max_fruitless_restarts` of them in a row have come to no step that had not been committed before, the
     job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go. `rating_origin`: ranks pad their
     compute by the costs that they agreed on at the start, and this is what the log says of these; None: they do not.
-    `has_snapshots`: nodes keep snapshots of the state, and a job of which every rank is lost starts again from these.
+    `has_checkpoints`, `has_snapshots`: state is saved so; a job of which every rank is lost starts again from that.
+    `protects_snapshots`: nodes protect each other's. `shards_optimizer`: each holder of a unit has its share of the
+    optimizer state alone.
     """
 
     cluster: Cluster
@@ -68,7 +72,10 @@ class Rules:
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
     evicts_corrupt: bool = False
     rating_origin: Mapping[str, Any] | None = None
+    has_checkpoints: bool = False
     has_snapshots: bool = False
+    protects_snapshots: bool = False
+    shards_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +83,10 @@ class Survivors:
     """Who is there: `reports` of the members that are left, by rank, and the ranks of `newcomers`, who have nothing.
 
     `layout` is what ran last, None before the job began; `regroup_seconds` is how long the last regroup took, 0 where
-    there was none. `must_restore`: stored state is what the epoch begins with, from a checkpoint or from `snapshots`;
-    not from one of the sources `refused`, which were found to be damaged, as the values say. What has been sent in vain
-    is `damaged`.
+    there was none. `restore_reason`: stored state is what the epoch begins with, for that reason, from a checkpoint or
+    from `snapshots`; not from one of the sources `refused`, which were found to be damaged, as the values say. On the
+    versions of `newer_snapshots` ranks have not agreed. What has been sent in vain is `damaged`. Of `agreed` all ranks
+    had a snapshot once: `no_snapshot` says why not all of it is there, `no_parity` why the rest cannot be rebuilt.
     """
 
     reports: Mapping[int, RankReport]
@@ -86,10 +94,14 @@ class Survivors:
     costs: Costs
     layout: Layout | None
     regroup_seconds: float = 0.0
-    must_restore: bool = False
+    restore_reason: str | None = None
     refused: Mapping[tuple[Version, Source], str] = field(default_factory=dict)
     snapshots: tuple[Offer, ...] = ()
+    newer_snapshots: tuple[Offer, ...] = ()
     damaged: DamagedTransfers = field(default_factory=DamagedTransfers)
+    agreed: Version | None = None
+    no_snapshot: str | None = None
+    no_parity: str | None = None
 
     @property
     def stateful(self) -> dict[int, RankReport]:
@@ -102,7 +114,8 @@ class RegroupPlan:
     """An epoch to be formed.
 
     `pieces` move before it begins, `background` while it trains. `returns_to`: everybody begins with this older version
-    and gets all of it; None: with that of the last committed step.
+    and gets all of it; None: with that of the last committed step. `starts_anew`: with none at all. `passed_over` says
+    by rung why no better one serves.
     """
 
     members: tuple[int, ...]
@@ -111,6 +124,13 @@ class RegroupPlan:
     pieces: tuple[Piece, ...] = ()
     background: Background = field(default_factory=Background)
     returns_to: Version | None = None
+    starts_anew: bool = False
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rung(self) -> Rung:
+        """The lowest rung from which state comes."""
+        return "start" if self.starts_anew else lowest_rung(piece.source for piece in self.pieces)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -119,8 +139,9 @@ class RegroupPlan:
 
     @property
     def stored_sources(self) -> tuple[Source, ...]:
-        """Where the older version comes from, each source once."""
-        return tuple(dict.fromkeys(piece.source for piece in self.pieces)) if self.returns_to is not None else ()
+        """Where what does not come from living ranks comes from, each source once."""
+        sources = dict.fromkeys(piece.source for piece in self.pieces)
+        return tuple(source for source in sources if not isinstance(source, PeerSource))
 
 
 def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
@@ -131,7 +152,9 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     """
     members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
     if not members:
-        raise CannotGoOn(f"every rank that held state is lost{newest_said(rules, survivors.refused)}")
+        above = passed_over(None, "", survivors.no_snapshot, survivors.no_parity, survivors.refused, ())
+        gone = "".join(f"; no {kind}: {reason}" for kind, reason in above.items() if reason)
+        raise CannotGoOn(f"every rank that held state is lost{gone}{newest_said(rules, survivors.refused)}")
     # A unit that a rank gave away has no gradients there: once the step in flight is committed, it is a step behind.
     holdings = {
         rank: frozenset(report.holdings if decision.commit else (*report.holdings, *report.given_away))
@@ -151,12 +174,14 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     except NoLayout as error:
         raise CannotGoOn(f"{error}{newest_said(rules, survivors.refused)}") from error
     target.check(rules.cluster, members)
-    if survivors.must_restore:
-        return _go_back(rules, survivors, decision, members, target, "state has to come from what was saved")
+    if survivors.restore_reason is not None:
+        return _go_back(rules, survivors, decision, members, target, survivors.restore_reason)
     if survivors.layout is not None and not survivors.stateful:
         return _go_back(rules, survivors, decision, members, target, "every rank that held state is lost")
     if not decision.committed_step:
         return RegroupPlan(members, target, decision)
+    if rules.shards_optimizer:
+        return _with_shares(rules, survivors, decision, members, target)
     lineage = next((report.lineage for report in survivors.stateful.values()), "")
     version = Version(decision.committed_step, lineage)
     offers = [Offer.whole(version, PeerSource(r), units) for r, units in survivors.damaged.offers(holdings).items()]
@@ -178,6 +203,25 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     if not pieces or reason == BALANCE or rules.takeover == "direct" or survivors.damaged:
         return direct
     return _cheaper(rules, survivors, direct, holdings)
+
+
+def _with_shares(
+    rules: Rules, survivors: Survivors, decision: Decision, members: tuple[int, ...], target: Layout
+) -> RegroupPlan:
+    # Of the version that the living have, a snapshot is as good as they are: it was copied from such state.
+    snapshots = (*survivors.snapshots, *survivors.newer_snapshots)
+    withheld = survivors.damaged.deliveries
+    decided, pieces, missing = plan_shares(target, survivors.stateful, decision, snapshots, withheld)
+    if missing:
+        what = f"of {', '.join(missing)} nobody living holds all shares"
+        return _go_back(rules, survivors, decision, members, target, what)
+    plan = RegroupPlan(members, target, decided, pieces)
+    if not plan.stored_sources:
+        return plan
+    lost = sorted({piece.unit for piece in pieces if piece.source in plan.stored_sources}, key=unit_order)
+    what = f"of {', '.join(lost)} a lost rank had a share of the optimizer state"
+    reasons = survivors.no_snapshot, survivors.no_parity, survivors.refused
+    return replace(plan, passed_over=passed_over(plan.rung, what, *reasons, ()))
 
 
 def _plan(rules: Rules, situation: Situation) -> Layout:
@@ -289,21 +333,39 @@ def _go_back(
 ) -> RegroupPlan:
     """State is lost: everybody goes back to the newest version that is whole somewhere."""
     durable = rules.newest_checkpoint(survivors.refused)
-    if durable is None and rules.stops_on_loss and not survivors.refused and not survivors.snapshots:
+    rejected = rules.rejected_checkpoints(0 if durable is None else durable.step)
+
+    def above(rung: Rung | None) -> dict[str, str]:
+        agreed, no_snapshot = survivors.agreed, survivors.no_snapshot
+        if no_snapshot is None and agreed is not None and durable is not None and durable.step >= agreed.step:
+            no_snapshot = f"that of step {agreed.step} is older"
+        no_checkpoint = [] if rung is None else rejected or ["there is none"]
+        return passed_over(rung, what, no_snapshot, survivors.no_parity, survivors.refused, no_checkpoint)
+
+    has_lost_snapshots = survivors.agreed is not None or survivors.snapshots
+    if durable is None and rules.stops_on_loss and not survivors.refused and not has_lost_snapshots:
         # All of them are fresh: as when the job began. What a save left half written counts for nothing.
-        return RegroupPlan(members, target, replace(decision, committed_step=0, commit=None))
-    offers = [offer for offer in survivors.snapshots if (offer.version, offer.source) not in survivors.refused]
+        begin = replace(decision, committed_step=0, commit=None)
+        return RegroupPlan(members, target, begin, starts_anew=True, passed_over=above("start"))
+    offers = list(survivors.snapshots)
     if durable is not None:
         offers.append(Offer.whole(durable.version, durable.source, target.holders()))
     choice = choose_version(target, offers)
     if choice is not None:
         at_version = replace(decision, committed_step=choice.version.step, commit=None)
-        return RegroupPlan(members, target, at_version, choice.pieces, returns_to=choice.version)
-    if rejected := [*survivors.refused.values(), *rules.rejected_checkpoints(0)]:
-        raise CannotGoOn(f"{what}, and no checkpoint can be used: {'; '.join(rejected)}")
-    raise CannotGoOn(
-        f"{what}, and there is no checkpoint. More replicas (--data-parallel) or checkpoints would have kept a copy"
-    )
+        plan = RegroupPlan(members, target, at_version, choice.pieces, returns_to=choice.version)
+        return replace(plan, passed_over=above(plan.rung))
+    reasons = above(None)
+    unusable = "; ".join([*filter(None, [reasons.get("checkpoint")]), *rejected])
+    advice = "Checkpoints" if rules.stops_on_loss else "More replicas (--data-parallel) or checkpoints"
+    advice = "" if unusable else f". {advice} would have kept a copy"
+    if "snapshot" in reasons or "parity" in reasons:
+        reasons["checkpoint"] = unusable or "there is none"
+        said = "; ".join(f"no {rung}: {reason}" for rung, reason in reasons.items())
+        raise CannotGoOn(f"no state is left to go on with: {said}{advice}")
+    if unusable:
+        raise CannotGoOn(f"{what}, and no checkpoint can be used: {unusable}")
+    raise CannotGoOn(f"{what}, and there is no checkpoint{advice}")
 
 
 def newest_said(rules: Rules, refused: Collection[tuple[Version, Source]]) -> str:

@@ -14,7 +14,7 @@ from mecefo_runtime.comm.messages import Evicted, Goodbye, Stop
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.membership.commit import RuleBroken
 from mecefo_runtime.membership.connectivity import Connectivity, Pair
-from mecefo_runtime.membership.epochs import Epochs
+from mecefo_runtime.membership.epochs import ALL_LOST, Epochs
 from mecefo_runtime.membership.gathering import Gathering, GatheringOutcome
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.pending_losses import PendingLosses
@@ -23,6 +23,8 @@ from mecefo_runtime.membership.restart import Restart
 
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5
+# How long an epoch of all ranks that were started waits for snapshot processes, once all ranks are there.
+SNAPSHOTS_TIMEOUT_SECONDS = 10.0
 
 
 class Transitions:
@@ -56,10 +58,11 @@ class Transitions:
         self.gathering = Gathering(rules.cluster.num_ranks, clock, heartbeat_timeout_seconds, begun_epoch)
         self.restart = Restart(rules.cluster.num_ranks, rules.max_fruitless_restarts, self.connected, effects)
         self.epochs = Epochs(rules, steps, self.connected, effects, clock, predicted_costs)
-        self.epochs.must_restore = must_resume
+        self.epochs.restore_reason = "the job begins with what was saved before" if must_resume else None
         self.epochs.reason = "loss" if begun_epoch else "start"
         self._is_successor = False
         self._rejoin_seconds: float | None = None
+        self._snapshots_seconds: float | None = None
         self.retry_seconds: float | None = None
         self.failure: str | None = None
 
@@ -85,8 +88,11 @@ class Transitions:
         """When `tick` should be called at the latest, in the clock's seconds."""
         due = [member.last_heard_seconds + self._heartbeat_timeout_seconds for member in self.connected.values()]
         gathering_seconds = self.gathering.deadline_seconds if self.epochs.stage is Stage.GATHERING else None
+        # Once it is past, what is lacking is something else, for which nobody has to be woken again and again.
+        is_waiting = self._snapshots_seconds is not None and self._snapshots_seconds > self._clock()
+        snapshots_seconds = self._snapshots_seconds if is_waiting else None
         losses_seconds = self.losses.deadline_seconds() if self.losses else None
-        others = (gathering_seconds, self._rejoin_seconds, self.retry_seconds, losses_seconds)
+        others = (gathering_seconds, snapshots_seconds, self._rejoin_seconds, self.retry_seconds, losses_seconds)
         due += [seconds for seconds in (*others, self.links.deadline_seconds) if seconds is not None]
         return min(due, default=None)
 
@@ -102,8 +108,10 @@ class Transitions:
         """Take the next step if what it waits for is there."""
         if self.epochs.stage is Stage.GATHERING:
             if not self.restart.is_under_way:
-                self._act_on(self.gathering.look(self.connected, has_losses=bool(self.losses)))
-            elif not self.losses and self.restart.is_complete():
+                outcome = self.gathering.look(self.connected, has_losses=bool(self.losses))
+                if outcome is not GatheringOutcome.NEW or not self._awaits_snapshots():
+                    self._act_on(outcome)
+            elif not self.losses and self.restart.is_complete() and not self._awaits_snapshots():
                 self.restart.is_under_way = False
                 self.epochs.number_next()
                 self._decide()
@@ -176,6 +184,23 @@ class Transitions:
 
     # ---- out of gathering ----
 
+    def _awaits_snapshots(self) -> bool:
+        """Whether the first epoch, of the job or after all its ranks ended, has to wait for snapshot processes.
+
+        Whoever is not known when it is told takes no part in protecting what it keeps.
+        """
+        num_missing = self._rules.cluster.nodes - len(self.epochs.kept.by_node)
+        if not self._rules.has_snapshots or self.gathering.begun_epoch or num_missing <= 0:
+            return False
+        if self._snapshots_seconds is None:
+            self._snapshots_seconds = self._clock() + SNAPSHOTS_TIMEOUT_SECONDS
+        if self._clock() < self._snapshots_seconds:
+            return True
+        self._snapshots_seconds = None
+        message = f"{num_missing} nodes have no snapshot process yet: until the next epoch begins they protect nothing"
+        self._effects.emit("warning", message=message)
+        return False
+
     def _act_on(self, outcome: GatheringOutcome) -> None:
         if outcome is GatheringOutcome.NEW:
             self._start()
@@ -189,7 +214,9 @@ class Transitions:
     def _start(self) -> None:
         """Nobody was in an epoch when it said hello: the first one begins, or everybody who held state is lost."""
         self.epochs.target = max((member.target for member in self.connected.values()), default=0)
-        self.epochs.must_restore |= self.gathering.begun_epoch > 0
+        # A launcher that starts all ranks again starts a coordinator with them, which knows of nothing.
+        if self.gathering.begun_epoch > 0 or self.epochs.kept.offers():
+            self.epochs.restore_reason = ALL_LOST
         if self.gathering.has_completed:
             self._end(Goodbye())
         elif self.epochs.target:
@@ -264,6 +291,7 @@ class Transitions:
             self._give_up(reason)
             return
         self._stop_waiting()
+        self._snapshots_seconds = None
         self.epochs.end_all(is_again=self.restart.is_under_way)
         self.restart.begin(self.epochs.number, self.links.cut_off)
         self.losses.clear()
@@ -285,12 +313,12 @@ class Transitions:
         if self._rules.stops_on_loss and len(self.connected) < self._cluster.num_ranks:
             self._start_again()
             return
-        if self._rules.has_snapshots and not self.connected and not has_completed and self._is_state_kept():
-            # Nobody is left who could take over, but what they had is.
-            self._start_again()
-            return
         if not self.connected and self.silent & self.epochs.members and not has_completed:
             self._begin_again()
+            return
+        if not self.connected and not has_completed and self._is_state_kept():
+            # Nobody is left who could take over, but what they had is.
+            self._start_again()
             return
         try:
             farewell = self.epochs.form(has_completed=has_completed)
@@ -306,7 +334,12 @@ class Transitions:
                 self._end(farewell)
 
     def _is_state_kept(self) -> bool:
-        return bool(self.epochs.snapshots) or self._rules.newest_checkpoint(self.epochs.refused) is not None
+        try:
+            refused = self.epochs.refused
+            return bool(self.epochs.kept.offers(refused)) or self._rules.newest_checkpoint(refused) is not None
+        except CannotGoOn:
+            # Another job's: the attempt to go on says so.
+            return False
 
     def _evict_sleepers(self) -> bool:
         sleepers = self.connected.sleepers(self.epochs.members)

@@ -2,8 +2,8 @@
 
 An underscore in the file's name is a hyphen in the strategy's. A planner module has one function, `plan(situation) ->
 Layout`, pure and deterministic, and a docstring whose first line says what it does. It raises `NoLayout` when no
-replica can be made whole. What else belongs to a strategy is said by constants: see `stops_on_loss` and
-`fixed_settings`.
+replica can be made whole. What else belongs to a strategy is said by constants: see `stops_on_loss`,
+`goes_back_to` and `fixed_settings`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
@@ -71,6 +71,14 @@ def stops_on_loss(name: str | None) -> bool:
     The planner's module says so by `STOPS_ON_LOSS`.
     """
     return name is not None and name in names() and getattr(_module(name), "STOPS_ON_LOSS", False) is True
+
+
+def goes_back_to(name: str) -> Literal["checkpoint", "snapshots"] | None:
+    """Which of the two settings of a job a strategy cannot do without; None: neither, or an unknown name.
+
+    The planner's module says so by `GOES_BACK_TO`.
+    """
+    return getattr(_module(name), "GOES_BACK_TO", None) if name in names() else None
 
 
 def fixed_settings(name: str) -> Mapping[str, Any]:

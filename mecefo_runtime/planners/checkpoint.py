@@ -11,6 +11,7 @@ from mecefo_runtime.planners import Situation
 from mecefo_runtime.planners._takeover import plan_takeover
 
 STOPS_ON_LOSS = True
+GOES_BACK_TO = "checkpoint"
 
 
 def plan(situation: Situation) -> Layout:

@@ -2,7 +2,7 @@
 
 P is the XOR of a row's data stripes. Q is their sum with the coefficients 1, 2, 4, ... in GF(2^8) with the polynomial
 x^8 + x^4 + x^3 + x^2 + 1 (H. P. Anvin, "The mathematics of RAID-6", https://kernel.org/pub/linux/kernel/people/hpa/).
-Stripes are flat uint8 arrays of one length, a multiple of `ALIGNMENT`: eight bytes are multiplied by 2 at a time.
+Stripes are flat uint8 arrays of one length.
 """
 
 from __future__ import annotations
@@ -14,21 +14,15 @@ from numpy.typing import NDArray
 
 Stripe = NDArray[np.uint8]
 
-ALIGNMENT = 8
+# What is worked on at a time: it stays in the cache, and is long beside what a call costs.
+BLOCK_BYTES = 1 << 20
 # With more, coefficients repeat.
 MAX_DATA_STRIPES = 255
-_POLYNOMIAL = 0x1D
-_LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
-_HIGH_BITS = np.uint64(0x0101010101010101)
+_POLYNOMIAL = np.uint8(0x1D)
 
 
 class Unrecoverable(ValueError):
     """More stripes of a row are lost than its code can rebuild."""
-
-
-def padded_length(num_bytes: int) -> int:
-    """The length of a stripe that has room for so many bytes."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def encode_p(data: Sequence[Stripe]) -> Stripe:
@@ -51,9 +45,11 @@ def _encode(data: Sequence[Stripe], *, doubles: bool) -> Stripe:
 
 def add_stripe(parity: Stripe, stripe: Stripe, *, doubles: bool) -> None:
     """One more stripe into a parity that begins as zeros, the last one first (Horner): Q `doubles`, P does not."""
-    if doubles:
-        _double(parity)
-    np.bitwise_xor(parity, stripe, out=parity)
+    for first in range(0, len(parity), BLOCK_BYTES):
+        block = parity[first : first + BLOCK_BYTES]
+        if doubles:
+            _double(block)
+        np.bitwise_xor(block, stripe[first : first + BLOCK_BYTES], out=block)
 
 
 def rebuild(
@@ -108,13 +104,10 @@ def _sum(data: Mapping[int, Stripe], num_data: int, like: Stripe) -> Stripe:
 
 def _double(stripe: Stripe) -> None:
     """Multiply by 2 in place: shift every byte, and reduce those that overflow."""
-    words = stripe.view(np.uint64)
-    scratch = np.right_shift(words, 7)
-    np.bitwise_and(scratch, _HIGH_BITS, out=scratch)
-    np.multiply(scratch, np.uint64(_POLYNOMIAL), out=scratch)
-    np.bitwise_and(words, _LOW_BITS, out=words)
-    np.left_shift(words, 1, out=words)
-    np.bitwise_xor(words, scratch, out=words)
+    overflows = np.less(stripe.view(np.int8), 0).view(np.uint8)
+    np.multiply(overflows, _POLYNOMIAL, out=overflows)
+    np.add(stripe, stripe, out=stripe)
+    np.bitwise_xor(stripe, overflows, out=stripe)
 
 
 def _multiply(stripe: Stripe, factor: int) -> Stripe:
@@ -127,7 +120,7 @@ def _powers() -> list[int]:
     found = [1]
     while len(found) < MAX_DATA_STRIPES:
         doubled = found[-1] << 1
-        found.append(doubled ^ (0x100 | _POLYNOMIAL) if doubled & 0x100 else doubled)
+        found.append(doubled ^ (0x100 | int(_POLYNOMIAL)) if doubled & 0x100 else doubled)
     return found
 
 

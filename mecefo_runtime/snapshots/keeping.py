@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from mecefo_runtime.checkpoint.saving import Saving, load_pieces
-from mecefo_runtime.comm.messages import Form
+from mecefo_runtime.comm.groups import Groups
+from mecefo_runtime.comm.messages import Form, Hello, Received
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.state_source import Piece, Version
+from mecefo_runtime.job.snapshot_interval import NO_SNAPSHOT_COSTS, SnapshotCosts, SnapshotInterval
+from mecefo_runtime.job.state_source import (
+    ParitySource,
+    PeerSource,
+    Piece,
+    SnapshotSource,
+    SourceKind,
+    Version,
+    kind_of,
+)
+from mecefo_runtime.snapshots.peer import SnapshotPeer
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.snapshots.writing import SnapshotWriter
 from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.units import UnitState
 from mecefo_runtime.system.events import Emitter
 
@@ -19,7 +32,7 @@ from mecefo_runtime.system.events import Emitter
 class Keeping:
     """Both of one rank, as far as the job has them: `snapshots` is where its node's process is, empty: nowhere.
 
-    `announce` hears of a step's phase `checkpoint`.
+    `announce` hears of a step's phases `checkpoint` and `snapshot`.
     """
 
     def __init__(
@@ -33,6 +46,8 @@ class Keeping:
     ) -> None:
         self._rank = rank
         self._cluster = job.cluster()
+        self._refuses_nonfinite = job.health.nonfinite != "commit"
+        self._address = snapshots
         self._token = token
         self._emitter = emitter
         self._announce = announce
@@ -41,7 +56,20 @@ class Keeping:
         self._saving = None if job.checkpoint is None else Saving(job, emitter)
         self._snapshots: SnapshotWriter | None = None
         if job.snapshots is not None and snapshots:
-            self._snapshots = SnapshotWriter(snapshots, token, rank, job.snapshots.every_steps, self._warn)
+            told = job.snapshots.every_steps, job.snapshots.mtbf_seconds, self._cluster.num_ranks
+            self._interval = SnapshotInterval(*told)
+            self._snapshots = SnapshotWriter(snapshots, token, rank, self._interval.steps, self._warn, announce)
+
+    def greet(self, hello: Hello) -> Hello:
+        """`hello`, with what the node's snapshot process, if there is one, has left of earlier ranks."""
+        if self._snapshots is None:
+            return hello
+        try:
+            with SnapshotPeer(self._address, self._token) as peer:
+                return replace(hello, snapshots=peer.offers())
+        except OSError as error:
+            self._warn(f"the node's snapshot process cannot be asked what it keeps: {error}")
+            return hello
 
     @property
     def activities(self) -> tuple[StateActivity, ...]:
@@ -58,17 +86,44 @@ class Keeping:
         """The step of this rank's newest complete snapshot, 0: it has none."""
         return 0 if self._snapshots is None else self._snapshots.stored_step
 
+    @property
+    def snapshot_costs(self) -> SnapshotCosts:
+        """What a snapshot takes here, as far as it has been measured."""
+        return NO_SNAPSHOT_COSTS if self._snapshots is None else self._snapshots.costs
+
     def restore(
-        self, pieces: Sequence[Piece], version: Version | None, units: Mapping[str, UnitState]
-    ) -> tuple[float, int]:
-        """Get what of `pieces`, all for this rank, is stored somewhere; returns (seconds, bytes).
+        self, form: Form, pieces: Sequence[Piece], units: Mapping[str, UnitState], moved: tuple[float, int] = (0.0, 0)
+    ) -> tuple[float, int, tuple[Received, ...]]:
+        """Get what of `pieces`, all for this rank, is stored somewhere.
+
+        What peers sent has arrived: that took `moved` (seconds, bytes sent and received). Returns (seconds, bytes, from
+        where the pieces came) of both.
 
         Raises:
             mecefo_runtime.state.stored.StoredStateRefused: it is damaged or gone.
         """
-        of_snapshots = fetch_pieces(pieces, version, units, self._token)
-        of_checkpoints = load_pieces(pieces, units)
-        return of_snapshots[0] + of_checkpoints[0], of_snapshots[1] + of_checkpoints[1]
+        version = _version_of(form)
+        by_kind: dict[SourceKind, list[Piece]] = {}
+        for piece in (piece for piece in pieces if piece.source != PeerSource(self._rank)):
+            by_kind.setdefault(kind_of(piece.source), []).append(piece)
+        received = []
+        if sent := by_kind.pop("peer", []):
+            received.append(Received("peer", len(sent), sum(_num_bytes(piece, units) for piece in sent), moved[0]))
+        stored_seconds, stored_bytes = 0.0, 0
+        for kind, wanted in by_kind.items():
+            if kind == "checkpoint":
+                seconds, num_bytes = load_pieces(wanted, units)
+            else:
+                seconds, num_bytes = fetch_pieces(wanted, version, units, self._token)
+            stored_seconds, stored_bytes = stored_seconds + seconds, stored_bytes + num_bytes
+            received.append(Received(kind, len(wanted), num_bytes, seconds))
+        # With such a version no step has been committed: something may have corrupted the state before it was copied.
+        if form.returns_to is None and self._refuses_nonfinite:
+            sources = {piece.unit: piece.source for piece in pieces}
+            for unit, source in sources.items():
+                if isinstance(source, SnapshotSource | ParitySource) and units[unit].is_corrupted():
+                    raise StoredStateRefused(source, f"{unit} from node {source.node}'s snapshots is corrupted")
+        return moved[0] + stored_seconds, moved[1] + stored_bytes, tuple(received)
 
     def enter(self, form: Form, state: ModelState) -> None:
         """An epoch begins with `state`."""
@@ -76,24 +131,39 @@ class Keeping:
         if self._snapshots is not None:
             node_of = self._cluster.node_of
             of_node = tuple(rank for rank in form.members if node_of(rank) == node_of(self._rank))
-            self._snapshots.enter(state, form.lineage, of_node, form.snapshot_processes)
+            self._interval.enter(form.failures, form.resume_step)
+            self._snapshots.every_steps = self._interval.steps
+            is_from_memory = any(isinstance(piece.source, SnapshotSource | ParitySource) for piece in form.pieces)
+            restored = _version_of(form) if is_from_memory else None
+            self._snapshots.enter(state, form.lineage, of_node, form.snapshot_processes, restored)
 
-    def on_committed(self, step: int, *, can_save: bool, snapshot_step: int) -> None:
+    def on_committed(
+        self, step: int, groups: Groups, can_save: bool, snapshot_step: int, snapshot_costs: SnapshotCosts
+    ) -> None:
         """`step` is committed: begin what is due, if nobody is still writing a checkpoint.
 
-        `snapshot_step` is the newest of which all have a snapshot, 0: there is none.
+        `snapshot_step` is the newest of which all have a snapshot, 0: there is none; `snapshot_costs` are the greatest
+        of all ranks.
+
+        Raises:
+            mecefo_runtime.comm.operations.EpochBroken: who has a share of what is to be written is gone.
         """
         form, state = self._form, self._state
         assert form is not None and state is not None
         is_leader = self._rank == form.leader
         if self._snapshots is not None:
             self._snapshots.agree(snapshot_step)
+            has_changed = self._interval.on_committed(step, snapshot_step, snapshot_costs)
+            self._snapshots.every_steps = self._interval.steps
+            if has_changed and is_leader:
+                told = {"every_steps": self._interval.steps, "mtbf_seconds": self._interval.mtbf_seconds}
+                self._emitter.emit("snapshot_interval", step=step, **told, **asdict(snapshot_costs))
         if self._saving is None:
             return
         self._saving.tell(is_leader=is_leader)
         if self._saving.is_due(step) and can_save:
             self._announce(step, "checkpoint")
-            self._saving.save(step, form.layout, state.units, self._rank, form.lineage)
+            self._saving.save(step, form.layout, state, groups, form.lineage)
         elif self._saving.is_due(step) and is_leader:
             self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
 
@@ -106,6 +176,16 @@ class Keeping:
 
     def _warn(self, message: str) -> None:
         self._emitter.emit("warning", message=message)
+
+
+def _version_of(form: Form) -> Version:
+    """The version that an epoch begins with."""
+    return form.returns_to or Version(form.resume_step - 1, form.lineage)
+
+
+def _num_bytes(piece: Piece, units: Mapping[str, UnitState]) -> int:
+    unit = units[piece.unit]
+    return unit.num_elements(piece.share) * unit.storage.element_size()
 
 
 def of_rank(pieces: Iterable[Piece], rank: int) -> tuple[Piece, ...]:

@@ -1,10 +1,11 @@
-"""The messages between a rank, or another node, and a node's snapshot process."""
+"""The messages between a node's snapshot process and its ranks, those of other nodes, and the coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mecefo_runtime.job.protection import SnapshotOffers
 from mecefo_runtime.job.state_source import Share, Version
 from mecefo_runtime.system.wire import Message
 from mecefo_runtime.system.wire_messages import reader
@@ -66,18 +67,27 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Say what the node keeps at `version`, as soon as all of its ranks have stored theirs."""
+    """Say what the node keeps at `version`, as soon as it is complete: its ranks' snapshots, in `generation` 0.
+
+    In a later one, also what it has taken over from lost nodes.
+    """
 
     version: Version
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Send `num_bytes` from byte `first` on of what the node keeps at `version`; behind its end there are zeros."""
+    """Send `num_bytes` from byte `first` on of what the node keeps at `version`; behind its end there are zeros.
+
+    `is_checked`: not if they were changed since they were stored.
+    """
 
     version: Version
     first: int
     num_bytes: int
+    generation: int = 0
+    is_checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +100,15 @@ class ReadParity:
     index: int
     first: int
     num_bytes: int
+    generation: int = 0
 
 
-ToSnapshots = Reserve | Store | Keep | Fetch | Describe | Read | ReadParity
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Say what can be had here: the answer is `SnapshotOffers`."""
+
+
+ToSnapshots = Offers | Reserve | Store | Keep | Fetch | Describe | Read | ReadParity
 
 
 # ---- from a snapshot process ----
@@ -121,6 +137,14 @@ class Stored:
 
     version: Version
     unprotected: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """What a rank has written of `version` is not kept; the text says why."""
+
+    version: Version
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +184,53 @@ class Described:
     parts: tuple[KeptPart, ...]
 
 
-FromSnapshots = Welcome | Reserved | Stored | Fetched | Refused | Described
+FromSnapshots = Welcome | Reserved | Stored | NotStored | Fetched | Refused | Described | SnapshotOffers
 
 to_snapshots: Callable[[Message], ToSnapshots] = reader(ToSnapshots)
 from_snapshots: Callable[[Message], FromSnapshots] = reader(FromSnapshots)
+
+
+# ---- from a snapshot process to the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotsHello:
+    """The snapshot process of `node` is there."""
+
+    node: int
+
+
+FromSnapshotProcess = SnapshotsHello | SnapshotOffers
+
+
+# ---- from the coordinator to a snapshot process ----
+
+
+@dataclass(frozen=True, slots=True)
+class Reencode:
+    """Protect `version` among `processes`, by node, as a new `generation`: nodes of the generation `base` are lost.
+
+    `holders` have all that they had in `base`; what the other members of their groups had is rebuilt, and kept, by
+    `rebuilders`, who have their parities. Nothing of `base` goes before a `Settle`.
+    """
+
+    version: Version
+    base: int
+    generation: int
+    processes: Mapping[int, str]
+    holders: tuple[int, ...]
+    rebuilders: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Every node has its parities of this `generation` of `version`: other generations are not needed any more."""
+
+    version: Version
+    generation: int
+
+
+ToSnapshotProcess = Reencode | Settle
+
+to_snapshot_process: Callable[[Message], ToSnapshotProcess] = reader(ToSnapshotProcess)
+from_snapshot_process: Callable[[Message], FromSnapshotProcess] = reader(FromSnapshotProcess)

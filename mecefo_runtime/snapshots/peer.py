@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from mecefo_runtime.job.protection import SnapshotOffers
+from mecefo_runtime.snapshots.checksums import crc32
 from mecefo_runtime.snapshots.messages import (
     Describe,
     Described,
     Fetch,
     Fetched,
     FromSnapshots,
+    Offers,
     Read,
     ReadParity,
     Refused,
@@ -29,7 +31,7 @@ ANSWER_TIMEOUT_SECONDS = 30.0
 def open_connection(address: str, token: str, timeout_seconds: float) -> Connection:
     """A connection to the snapshot process at `address`, which has answered; its time-out is set.
 
-    A listener may outlive its process, and the kernel goes on to take connections for it.
+    For a process that is stopped, the kernel goes on to take connections.
 
     Raises:
         OSError: nobody answers within the time.
@@ -66,6 +68,19 @@ class SnapshotPeer:
         with suppress(OSError):
             self._connection.close()
 
+    def offers(self) -> SnapshotOffers:
+        """What can be had there."""
+        answer = self._ask(Offers())
+        if not isinstance(answer, SnapshotOffers):
+            raise WireError(f"offers are expected, not {type(answer).__name__}")
+        return answer
+
+    def wait_for_end(self) -> None:
+        """Return when the process is gone."""
+        self._connection.set_timeout(None)
+        with suppress(OSError):
+            self._connection.receive()
+
     def describe(self, wanted: Describe) -> Described:
         """What it keeps at a version, as soon as it has all of it."""
         answer = self._ask(wanted)
@@ -79,10 +94,10 @@ class SnapshotPeer:
         if not isinstance(answer, Fetched) or answer.num_bytes != len(memory):
             raise WireError(f"{len(memory)} bytes are expected, not {answer}")
         self._connection.receive_into(memory)
-        if zlib.crc32(memory) != answer.crc32:
+        if crc32(memory) != answer.crc32:
             raise WireError("what was sent arrived damaged")
 
-    def _ask(self, wanted: Describe | Fetch | Read | ReadParity) -> FromSnapshots:
+    def _ask(self, wanted: Offers | Describe | Fetch | Read | ReadParity) -> FromSnapshots:
         self._connection.send(to_wire(wanted))
         answer: FromSnapshots = from_snapshots(self._connection.receive())
         if isinstance(answer, Refused):

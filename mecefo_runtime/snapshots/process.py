@@ -1,7 +1,7 @@
 """A node's snapshot process: owns the memory that its ranks write snapshots to, and outlives them.
 
-It trusts who has the run's token. One thread serves each connection; the shelf is behind one lock, and checksums are
-computed and bytes are sent outside Python's.
+It trusts who has the run's token. One thread serves each connection. What is kept is looked up behind one lock;
+checksums are computed and bytes are sent outside of it, and of Python's.
 """
 
 from __future__ import annotations
@@ -11,71 +11,88 @@ import os
 import queue
 import socket
 import threading
-import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
-from mecefo_runtime.comm.messages import SnapshotOffers, SnapshotsHello
 from mecefo_runtime.job.config import JobConfig, SnapshotConfig
-from mecefo_runtime.job.protection import groups_of
+from mecefo_runtime.job.protection import SnapshotOffers
 from mecefo_runtime.job.state_source import Offer, SnapshotSource, Version
+from mecefo_runtime.snapshots.checksums import checksum_of, checksums_of
 from mecefo_runtime.snapshots.codes import Unrecoverable
+from mecefo_runtime.snapshots.contents import Contents
+from mecefo_runtime.snapshots.inspection import SnapshotInspection
 from mecefo_runtime.snapshots.messages import (
     Describe,
     Described,
     Fetch,
     Fetched,
     Keep,
+    NotStored,
+    Offers,
     Read,
     ReadParity,
+    Reencode,
     Refused,
     Reserve,
     Reserved,
+    SnapshotsHello,
     Store,
     Stored,
+    ToSnapshotProcess,
     Welcome,
     to_snapshots,
 )
-from mecefo_runtime.snapshots.parity import Members, Parity, encode, find_part, rebuild_part
-from mecefo_runtime.snapshots.shelf import NotHeld, Shelf, ShelfFull, is_outdated
-from mecefo_runtime.system.process import begin_session
+from mecefo_runtime.snapshots.protecting import Protector
+from mecefo_runtime.snapshots.reports import Reports
+from mecefo_runtime.snapshots.shelf import NotHeld, ShelfFull, Snapshot, is_outdated
+from mecefo_runtime.system.process import begin_session, give_way
 from mecefo_runtime.system.wire import Connection, Message, WireError, limit_send_time, token_matches
 from mecefo_runtime.system.wire_messages import to_wire
 
 # A peer that encodes waits for what this node's ranks are still writing.
 DESCRIBE_TIMEOUT_SECONDS = 20.0
 HELLO_TIMEOUT_SECONDS = 10.0
-RECONNECT_SECONDS = 0.05
-# What can be had is told again so often, though nothing has changed.
-REPORT_SECONDS = 1.0
-CONNECT_TIMEOUT_SECONDS = 0.5
+
+
+def no_announcement(step: int, phase: str) -> None:
+    """Nobody wants to hear of a phase."""
 
 
 class SnapshotProcess:
     """Serves the ranks of `node`, and whoever restores from here, on `listener`.
 
-    `pid` is this process's: ranks open its memory by it. `on_change` hears of every change of what can be had.
+    `pid` is this process's: ranks open its memory by it. `announce` hears when a version's parity is begun, with its
+    step and `encode`. Nodes that are `apart` protect each other in different groups, as far as that can be.
     """
 
-    def __init__(self, listener: socket.socket, token: str, node: int, pid: int, config: SnapshotConfig) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        node: int,
+        pid: int,
+        config: SnapshotConfig,
+        announce: Callable[[int, str], None] = no_announcement,
+        apart: Sequence[Collection[int]] = (),
+    ) -> None:
         self._listener = listener
         self._token = token
         self._node = node
         self._pid = pid
         self._config = config
-        self._shelf = Shelf(config.memory_bytes)
-        self.on_change: Callable[[], None] = lambda: None
+        self._contents = Contents(config.memory_bytes)
+        self._reports: Reports | None = None
+        # Once the coordinator knows of it, its ranks have the CPU first.
+        self.gives_way = False
         self._changed = threading.Condition()
         # How many connections each rank has: a new process of it may be there before the old one's is gone.
         self._writing: Counter[int] = Counter()
-        # The ranks of this node that write a version, and those who wait to hear that it is complete.
-        self._ranks: dict[Version, tuple[int, ...]] = {}
+        self._protector = Protector(node, token, config, self._contents, self._changed, announce, apart)
+        # Ranks that wait to hear that a version is complete.
         self._waiting: dict[Version, list[Connection]] = {}
-        self._parities: dict[Version, Parity] = {}
-        self._unreachable: dict[int, float] = {}
-        self._to_protect: queue.SimpleQueue[tuple[Version, Mapping[int, str]]] = queue.SimpleQueue()
+        self._to_protect: queue.SimpleQueue[Store | Reencode] = queue.SimpleQueue()
         host, port = listener.getsockname()[:2]
         self.address = f"{host}:{port}"
         threading.Thread(target=self._protect, name="parity", daemon=True).start()
@@ -89,18 +106,54 @@ class SnapshotProcess:
                 return
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
+    def attend(self, coordinator: str, token: str) -> None:
+        """The job's ranks have this `token` from now on, and its coordinator, which hears what can be had, is there."""
+        self._token = self._protector.token = token
+        hello = {"token": token, **to_wire(SnapshotsHello(self._node))}
+        if self._reports is None:
+            self._reports = Reports(coordinator, hello, self.kept, self.obey)
+            threading.Thread(target=self._give_way, args=(self._reports,), daemon=True).start()
+        else:
+            self._reports.attend(coordinator, hello)
+
+    def _give_way(self, reports: Reports) -> None:
+        # Not before: ranks protect nothing in an epoch that was formed before the coordinator knew of this process.
+        reports.has_told.wait()
+        if self.gives_way:
+            give_way()
+
+    def _note(self) -> None:
+        if self._reports is not None:
+            self._reports.note()
+
     def kept(self) -> SnapshotOffers:
         """What can be had here."""
         source = SnapshotSource(self._node, self.address)
         with self._changed:
-            offers = tuple(Offer(version, source, shares) for version, shares in self._shelf.offers().items())
-            parities = tuple(parity.held() for parity in self._parities.values())
-            return SnapshotOffers(self.address, self._shelf.kept, offers, parities)
+            contents = self._contents
+            offers = tuple(Offer(version, source, shares) for version, shares in contents.offers().items())
+            failed = self._protector.failed
+            return SnapshotOffers(self.address, contents.shelf.kept, offers, contents.held(), failed)
+
+    def obey(self, order: ToSnapshotProcess) -> None:
+        """Do what the coordinator says."""
+        if isinstance(order, Reencode):
+            self._to_protect.put(order)
+            return
+        with self._changed:
+            self._contents.settle(order.version, order.generation)
+        self._note()
+
+    def inspect(self) -> SnapshotInspection:
+        """What an observer may see of it."""
+        return SnapshotInspection(self._contents.shelf, self._changed)
 
     # ---- connections ----
 
     def _serve(self, sock: socket.socket) -> None:
         sock.settimeout(HELLO_TIMEOUT_SECONDS)
+        # What is sent after its announcement must not wait until that is acknowledged, which takes 40 ms.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock)
         ranks: set[int] = set()
         try:
@@ -124,199 +177,167 @@ class SnapshotProcess:
         message = to_snapshots(raw)
         try:
             match message:
+                case Offers():
+                    connection.send(to_wire(self.kept()))
                 case Reserve(rank, num_bytes):
                     connection.send(to_wire(self._reserve(rank, num_bytes, ranks)))
                 case Store():
                     self._store(connection, message)
                 case Keep(version):
                     self._keep(version)
-                case Describe(version):
-                    connection.send(to_wire(self._describe(version)))
+                case Describe(version, generation):
+                    connection.send(to_wire(self._describe(version, generation)))
                 case Fetch() | Read() | ReadParity():
-                    content = memoryview(self._read(message))
-                    connection.send(to_wire(Fetched(len(content), zlib.crc32(content))))
-                    connection.send_bytes(content)
+                    pieces = self._read(message)
+                    connection.send(to_wire(Fetched(sum(map(len, pieces)), checksum_of(pieces))))
+                    for piece in pieces:
+                        connection.send_bytes(piece)
         except (ShelfFull, NotHeld, Unrecoverable) as error:
-            connection.send(to_wire(Refused(str(error))))
+            reason = str(error)
+            answer = NotStored(message.version, reason) if isinstance(message, Store) else Refused(reason)
+            connection.send(to_wire(answer))
 
     # ---- what ranks write ----
 
     def _reserve(self, rank: int, num_bytes: int, ranks: set[int]) -> Reserved:
         with self._changed:
-            number, region = self._shelf.reserve(rank, num_bytes, +self._writing)
+            contents = self._contents
+            contents.forget_spare()
+            number, region = contents.shelf.reserve(rank, num_bytes, +self._writing, contents.parity_bytes)
             if rank not in ranks:
                 ranks.add(rank)
                 self._writing[rank] += 1
         return Reserved(number, self._pid, region.descriptor, num_bytes)
 
     def _store(self, connection: Connection, stored: Store) -> None:
-        version = stored.version
+        version, contents = stored.version, self._contents
         with self._changed:
-            self._shelf.store(stored.region, stored.buffer, stored.sequence, version, stored.parts)
-            self._ranks[version] = stored.ranks
+            written = contents.shelf.written(stored.region, stored.buffer, stored.parts)
+        snapshot = Snapshot(stored.sequence, version, stored.parts, tuple(map(checksums_of, written)))
+        with self._changed:
+            contents.shelf.store(stored.region, stored.buffer, snapshot)
+            contents.ranks[version] = stored.ranks
             self._waiting.setdefault(version, []).append(connection)
             self._changed.notify_all()
-            is_complete = self._is_complete(version)
-        self.on_change()
+            is_complete = contents.is_complete(version)
+        self._note()
         if is_complete:
-            self._to_protect.put((version, stored.processes))
+            self._to_protect.put(stored)
 
     def _keep(self, version: Version) -> None:
         with self._changed:
-            if version == self._shelf.kept:
+            if version == self._contents.shelf.kept:
                 # Another rank of this node has said so.
                 return
-            self._shelf.keep(version, +self._writing)
-            kept = set(self._shelf.offers())
-            for known in (self._ranks, self._waiting, self._parities):
-                for outdated in [one for one in known if one not in kept and is_outdated(one, version)]:
-                    del known[outdated]
-        self.on_change()
+            self._contents.keep(version, +self._writing)
+            for outdated in [one for one in self._waiting if is_outdated(one, version)]:
+                if outdated not in self._contents.ranks:
+                    del self._waiting[outdated]
+            self._changed.notify_all()
+        self._note()
 
     # ---- what others read ----
 
-    def _describe(self, version: Version) -> Described:
+    def _describe(self, version: Version, generation: int) -> Described:
         with self._changed:
-            # Ranks that have begun a newer one will not complete this one any more.
+            contents = self._contents
+            # What is here of other courses of training already is older.
+            older = {known for known in self._known(generation) if known.lineage != version.lineage}
             self._changed.wait_for(
-                lambda: self._is_complete(version) or any(is_outdated(version, newer) for newer in self._ranks),
+                lambda: contents.is_complete(version, generation) or self._is_given_up(version, generation, older),
                 DESCRIBE_TIMEOUT_SECONDS,
             )
-            return self._shelf.describe(version, self._ranks_of(version))
+            return contents.describe(version, generation)
 
-    def _read(self, wanted: Fetch | Read | ReadParity) -> bytes | bytearray | memoryview:
-        if isinstance(wanted, Fetch):
-            return self._fetch(wanted)
-        with self._changed:
-            if isinstance(wanted, Read):
-                ranks = self._ranks_of(wanted.version)
-                return self._shelf.read_bytes(wanted.version, ranks, wanted.first, wanted.num_bytes)
-            parity = self._parities.get(wanted.version)
-            place = (wanted.row, wanted.index)
-            if parity is None or parity.group.nodes != wanted.nodes or place not in parity.stripes:
-                raise NotHeld(f"a parity of step {wanted.version.step} is not here")
-            # Not checked here: what is rebuilt from it is.
-            return parity.stripes[place].data[wanted.first : wanted.first + wanted.num_bytes]
+    def _is_given_up(self, version: Version, generation: int, older: Collection[Version]) -> bool:
+        """Whether what is not complete will not be any more."""
+        failed = self._protector.failed
+        if failed is not None and failed.version == version and failed.generation >= generation > 0:
+            return True
+        return any(is_outdated(version, newer) for newer in self._known(generation) - set(older))
 
-    def _fetch(self, wanted: Fetch) -> bytes | bytearray | memoryview:
-        with self._changed:
-            parity = self._parities.get(wanted.version)
-            try:
-                return self._shelf.read(wanted.version, wanted.unit, wanted.share)
-            except NotHeld:
-                if parity is None or (found := find_part(parity, wanted.unit, wanted.share)) is None:
-                    raise
-        node, part = found
-        with self._members(parity.addresses) as members:
-            return rebuild_part(parity, node, part, members)
+    def _known(self, generation: int) -> set[Version]:
+        """What may be newer than a version, so that nobody goes on with that one."""
+        # Ranks that have begun a newer one will not complete it; it is protected anew until all ranks have another.
+        kept = self._contents.shelf.kept
+        return set(self._contents.ranks) if not generation else {kept} if kept is not None else set()
 
-    def _is_complete(self, version: Version) -> bool:
-        """Whether all ranks of this node have stored theirs."""
+    def _read(self, wanted: Fetch | Read | ReadParity) -> Sequence[memoryview]:
+        """What is wanted, in pieces: where it lies, as far as it does."""
+        if not isinstance(wanted, Fetch):
+            return self._protector.read(wanted)
+        version, unit, share = wanted.version, wanted.unit, wanted.share
         try:
-            self._shelf.describe(version, self._ranks_of(version))
+            with self._changed:
+                found = self._contents.find(version, unit, share)
         except NotHeld:
-            return False
-        return True
-
-    def _ranks_of(self, version: Version) -> tuple[int, ...]:
-        if version not in self._ranks:
-            raise NotHeld(f"of step {version.step} there is nothing here")
-        return self._ranks[version]
+            rebuilt = self._protector.rebuilt(version, unit, share)
+            if rebuilt is None:
+                raise
+            return [rebuilt]
+        return [found.checked()]
 
     # ---- protection ----
 
-    def _members(self, addresses: Mapping[int, str]) -> Members:
-        return Members(self._node, addresses, self._token, self._read, self._unreachable)
-
     def _protect(self) -> None:
         while True:
-            version, processes = self._to_protect.get()
-            unprotected = self._why_unprotected(version, processes)
+            wanted = self._to_protect.get()
+            if isinstance(wanted, Reencode):
+                self._protector.protect_again(wanted)
+                self._note()
+                continue
+            version = wanted.version
+            unprotected = self._protector.protect(version, wanted.processes)
             with self._changed:
                 waiting = self._waiting.pop(version, [])
-            self.on_change()
+            # First: what all ranks agree on must be known to be here when one of them is lost the next moment.
+            if self._reports is not None:
+                self._reports.tell()
             for connection in waiting:
                 with suppress(OSError):
                     connection.send(to_wire(Stored(version, unprotected)))
 
-    def _why_unprotected(self, version: Version, processes: Mapping[int, str]) -> str | None:
-        """Compute this node's parities of `version`; returns why there are none that should be."""
-        config = self._config
-        if config.protection == "none":
-            return None
-        groups = groups_of({*processes, self._node}, config.protection, config.group_size, config.nodes_per_rack)
-        group = next(group for group in groups if self._node in group.nodes)
-        if not group.num_parities:
-            return "no other node has a snapshot process"
-        # Those that are named now are there, whatever was found before.
-        self._unreachable.clear()
-        try:
-            with self._changed:
-                own = self._shelf.describe(version, self._ranks_of(version))
-            with self._members(processes) as members:
-                parity = encode(version, group, own, members)
-        except (OSError, NotHeld) as error:
-            return str(error) or type(error).__name__
-        with self._changed:
-            num_bytes = self._shelf.num_bytes + sum(one.num_bytes for one in self._parities.values())
-            if num_bytes + parity.num_bytes > config.memory_bytes:
-                return f"{parity.num_bytes} bytes are needed for parity, of {config.memory_bytes} {num_bytes} are taken"
-            self._parities[version] = parity
-        return None
+
+class Observer(Protocol):
+    """Who sees what a snapshot process does and keeps, as hooks see a rank (`mecefo_runtime.training.hooks`)."""
+
+    def announce(self, step: int, phase: str) -> None:
+        """The parity of the snapshot of `step` is begun; it waits until this returns."""
+
+    def expose(self, subject: SnapshotInspection) -> None:
+        """What the process keeps can be seen by `subject`."""
 
 
-class _Reports:
-    """Tells the coordinator what can be had, whenever that changes, and again when there is another coordinator."""
+def start_snapshot_process(
+    environment: Mapping[str, str],
+    node: int,
+    listener: socket.socket,
+    observe: Callable[[], Observer | None] = lambda: None,
+) -> SnapshotProcess:
+    """Make this process the snapshot process of `node`, in a session of its own; it is to `serve`.
 
-    def __init__(self, address: str, hello: Message, kept: Callable[[], SnapshotOffers]) -> None:
-        self._address = address
-        self._hello = hello
-        self._kept = kept
-        self._has_changed = threading.Event()
-        threading.Thread(target=self._run, name="reports", daemon=True).start()
-
-    def note(self) -> None:
-        """Something has changed."""
-        self._has_changed.set()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                connection = Connection.open(self._address, self._hello, CONNECT_TIMEOUT_SECONDS)
-            except OSError:
-                time.sleep(RECONNECT_SECONDS)
-                continue
-            is_over = threading.Event()
-            threading.Thread(target=self._await_end, args=(connection, is_over), daemon=True).start()
-            self._has_changed.set()
-            while not is_over.is_set():
-                self._has_changed.wait(REPORT_SECONDS)
-                self._has_changed.clear()
-                with suppress(OSError):
-                    connection.send(to_wire(self._kept()))
-            with suppress(OSError):
-                connection.close()
-
-    def _await_end(self, connection: Connection, is_over: threading.Event) -> None:
-        # The coordinator tells snapshot processes nothing: what can be read is its end.
-        with suppress(WireError):
-            connection.receive()
-        is_over.set()
-        self._has_changed.set()
-
-
-def run_snapshot_process(environment: Mapping[str, str], node: int, listener: socket.socket) -> int:
-    """Keep the snapshots of `node` until whoever started this process ends it, or is gone.
-
-    Variables: MECEFO_JOB (JSON), MECEFO_COORDINATOR (`host:port`), MECEFO_TOKEN.
+    Variables: MECEFO_JOB (JSON), MECEFO_COORDINATOR (`host:port`), MECEFO_TOKEN. `observe` is called here.
     """
     job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
     assert job.snapshots is not None
     # A session of its own: whoever ends those of the ranks does not end this one.
     begin_session(is_idle=job.priority == "idle")
-    token = environment["MECEFO_TOKEN"]
-    process = SnapshotProcess(listener, token, node, os.getpid(), job.snapshots)
-    hello = {"token": token, **to_wire(SnapshotsHello(node))}
-    process.on_change = _Reports(environment["MECEFO_COORDINATOR"], hello, process.kept).note
-    process.serve()
+    observer = observe()
+    given = job.snapshots, no_announcement if observer is None else observer.announce, job.cluster().nodes_by_stage()
+    process = SnapshotProcess(listener, environment["MECEFO_TOKEN"], node, os.getpid(), *given)
+    process.gives_way = job.priority != "idle"
+    if observer is not None:
+        observer.expose(process.inspect())
+    process.attend(environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"])
+    return process
+
+
+def run_snapshot_process(
+    environment: Mapping[str, str],
+    node: int,
+    listener: socket.socket,
+    observe: Callable[[], Observer | None] = lambda: None,
+) -> int:
+    """Keep the snapshots of `node`, as `start_snapshot_process` says, until whoever started this process ends it."""
+    start_snapshot_process(environment, node, listener, observe).serve()
     return 0

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
 
 from mecefo_runtime.job.state_source import ParitySource, Piece, SnapshotSource, Version
 from mecefo_runtime.snapshots.messages import Fetch
@@ -17,7 +16,7 @@ from mecefo_runtime.system.devices import host_bytes
 
 
 def fetch_pieces(
-    pieces: Iterable[Piece], version: Version | None, units: Mapping[str, UnitState], token: str
+    pieces: Iterable[Piece], version: Version, units: Mapping[str, UnitState], token: str
 ) -> tuple[float, int]:
     """Get what of `pieces` lies in snapshots of `version` into `units`; returns (seconds, bytes fetched).
 
@@ -31,7 +30,6 @@ def fetch_pieces(
         if isinstance(piece.source, SnapshotSource | ParitySource):
             by_source.setdefault(piece.source, []).append(piece)
     for source, wanted in by_source.items():
-        assert version is not None
         num_bytes += _fetch(source, version, wanted, units, token)
     return time.monotonic() - began, num_bytes
 
@@ -48,21 +46,14 @@ def _fetch(
     try:
         with SnapshotPeer(source.address, token) as peer:
             for piece in pieces:
-                storage = units[piece.unit].storage
-                first, end = piece.share.extent(storage.numel())
-                _fetch_into(peer, Fetch(version, piece.unit, piece.share), storage[first:end])
-                num_bytes += storage[first:end].nbytes
+                unit = units[piece.unit]
+                content = torch.empty(unit.num_elements(piece.share), dtype=unit.storage.dtype)
+                peer.read_into(host_bytes(content).cast("B"), Fetch(version, piece.unit, piece.share))
+                unit.load(piece.share, content)
+                num_bytes += content.nbytes
     except OSError as error:
         reason = str(error) or type(error).__name__
     # Outside the except block: a traceback would keep what it refers to alive.
     if reason is not None:
         raise StoredStateRefused(source, f"node {source.node}'s snapshots: {reason}")
     return num_bytes
-
-
-def _fetch_into(peer: SnapshotPeer, wanted: Fetch, target: Tensor) -> None:
-    # What is to be on a GPU comes by way of the host.
-    host = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
-    peer.read_into(host_bytes(host).cast("B"), wanted)
-    if host is not target:
-        target.copy_(host)

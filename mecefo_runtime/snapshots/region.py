@@ -11,7 +11,10 @@ import os
 import struct
 
 _HEADER_BYTES = mmap.PAGESIZE
-_SEQUENCE = struct.Struct("<Q")
+# How a sequence number stands in the header.
+SEQUENCE = struct.Struct("<Q")
+# As the kernel shows it, behind "/memfd:".
+MEMORY_NAME = "snapshots"
 NUM_BUFFERS = 2
 # Parts begin where any element may.
 ALIGNMENT = 64
@@ -44,7 +47,7 @@ class Region:
         Raises:
             OSError: there is not so much.
         """
-        descriptor = os.memfd_create("snapshots", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, size_of(num_bytes))
             return cls(descriptor, num_bytes)
@@ -69,17 +72,26 @@ class Region:
     def begin(self, buffer: int) -> int:
         """Begin to write to `buffer`; returns the sequence number of what will be there."""
         sequence = self.sequence(buffer) + 1
-        _SEQUENCE.pack_into(self._memory, buffer * _SEQUENCE.size, sequence)
+        SEQUENCE.pack_into(self._memory, buffer * SEQUENCE.size, sequence)
         return sequence
 
     def sequence(self, buffer: int) -> int:
         """The number of what was last begun to be written to `buffer`; 0: nothing was."""
-        return int(_SEQUENCE.unpack_from(self._memory, buffer * _SEQUENCE.size)[0])
+        return int(SEQUENCE.unpack_from(self._memory, buffer * SEQUENCE.size)[0])
 
     def buffer(self, number: int) -> memoryview:
         """The bytes of a buffer."""
-        first = _HEADER_BYTES + number * aligned(self.num_bytes)
+        first, _ = self.offsets(number)
         return memoryview(self._memory)[first : first + self.num_bytes]
+
+    def offsets(self, buffer: int) -> tuple[int, int]:
+        """Where in the file the bytes of a buffer begin, and where its sequence number is."""
+        return _HEADER_BYTES + buffer * aligned(self.num_bytes), buffer * SEQUENCE.size
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it, as it is mapped."""
+        return memoryview(self._memory)
 
     def close(self) -> None:
         """Of whoever created it: let go of the file; the memory goes when nobody looks at it any more."""

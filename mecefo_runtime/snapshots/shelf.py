@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mecefo_runtime.job.state_source import Share, Version
+from mecefo_runtime.snapshots.checksums import checksums_of
 from mecefo_runtime.snapshots.messages import Described, KeptPart, Part
 from mecefo_runtime.snapshots.region import NUM_BUFFERS, Region, aligned, size_of
 
-# A damaged chunk is found, and told, without reading the rest.
-CHUNK_BYTES = 1 << 20
+_ZEROS = memoryview(bytes(1 << 16))
 
 
 class ShelfFull(Exception):
@@ -32,6 +31,21 @@ class Snapshot:
     checksums: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """Where `part`, which `rank` has copied, lies in this process's file `descriptor`: from byte `offset` on.
+
+    It is that as long as the number at byte `sequence_offset` of the file is `sequence`.
+    """
+
+    rank: int
+    part: Part
+    descriptor: int
+    offset: int
+    sequence: int
+    sequence_offset: int
+
+
 @dataclass(slots=True)
 class _Place:
     rank: int
@@ -45,6 +59,24 @@ class _Place:
             for number, snapshot in enumerate(self.snapshots)
             if snapshot is not None and self.region.sequence(number) == snapshot.sequence
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A part: its bytes, the CRC-32 that each chunk of them had, and what it is."""
+
+    memory: memoryview
+    checksums: tuple[int, ...]
+    what: str
+
+    def checked(self) -> memoryview:
+        """Its bytes, which are what was stored.
+
+        Raises:
+            NotHeld: they were changed since.
+        """
+        check(self.memory, self.checksums, self.what)
+        return self.memory
 
 
 class Shelf:
@@ -61,18 +93,20 @@ class Shelf:
         """Memory that is taken."""
         return sum(size_of(place.region.num_bytes) for place in self._places.values())
 
-    def reserve(self, rank: int, num_bytes: int, connected: Collection[int]) -> tuple[int, Region]:
+    def reserve(
+        self, rank: int, num_bytes: int, connected: Collection[int], parity_bytes: int = 0
+    ) -> tuple[int, Region]:
         """Memory for two snapshots of `num_bytes` of `rank`, and its number. Ranks that are `connected` may write.
 
-        What `rank` had before stays until all ranks have a newer version.
+        What `rank` had before stays until all ranks have a newer version. `parity_bytes` of the limit are taken, too.
 
         Raises:
             ShelfFull: that would be more than the limit, or than the machine has.
         """
         self._drop_outdated(set(connected) - {rank})
         needed_bytes = size_of(num_bytes)
-        if self.num_bytes + needed_bytes > self._limit_bytes:
-            free_bytes = self._limit_bytes - self.num_bytes
+        free_bytes = self._limit_bytes - self.num_bytes - parity_bytes
+        if needed_bytes > free_bytes:
             raise ShelfFull(f"{needed_bytes} bytes are needed, {free_bytes} of {self._limit_bytes} are free")
         try:
             region = Region.create(num_bytes)
@@ -82,23 +116,33 @@ class Shelf:
         self._places[number] = _Place(rank, region)
         return number, region
 
-    def store(self, number: int, buffer: int, sequence: int, version: Version, parts: Sequence[Part]) -> None:
-        """What lies in a buffer now is a snapshot of `version`.
+    def written(self, number: int, buffer: int, parts: Sequence[Part]) -> list[memoryview]:
+        """The bytes of `parts` of a buffer, whoever writes to it.
+
+        Raises:
+            NotHeld: there is no such memory.
+        """
+        memory = self._place(number, buffer).region.buffer(buffer)
+        if any(part.first < 0 or part.num_bytes < 0 or part.first + part.num_bytes > len(memory) for part in parts):
+            raise NotHeld(f"a part lies outside of buffer {buffer} of region {number}")
+        return [memory[part.first : part.first + part.num_bytes] for part in parts]
+
+    def store(self, number: int, buffer: int, snapshot: Snapshot) -> None:
+        """What was `written` to a buffer is `snapshot`.
 
         Raises:
             NotHeld: there is no such memory, or it has been begun to be written over.
         """
+        place = self._place(number, buffer)
+        if place.region.sequence(buffer) != snapshot.sequence:
+            raise NotHeld(f"buffer {buffer} of region {number} is being written again")
+        place.snapshots[buffer] = snapshot
+
+    def _place(self, number: int, buffer: int) -> _Place:
         place = self._places.get(number)
         if place is None or not 0 <= buffer < NUM_BUFFERS:
             raise NotHeld(f"there is no buffer {buffer} of region {number}")
-        memory = place.region.buffer(buffer)
-        if any(part.first < 0 or part.num_bytes < 0 or part.first + part.num_bytes > len(memory) for part in parts):
-            raise NotHeld(f"a part lies outside of buffer {buffer} of region {number}")
-        checksums = tuple(checksums_of(memory[part.first : part.first + part.num_bytes]) for part in parts)
-        snapshot = Snapshot(sequence, version, tuple(parts), checksums)
-        if place.region.sequence(buffer) != sequence:
-            raise NotHeld(f"buffer {buffer} of region {number} is being written again")
-        place.snapshots[buffer] = snapshot
+        return place
 
     def keep(self, version: Version, connected: Collection[int]) -> None:
         """All ranks have `version`: older ones, and those of another lineage, go."""
@@ -124,11 +168,30 @@ class Shelf:
                     units.setdefault(part.unit, set()).add(part.share)
         return {version: {u: frozenset(shares) for u, shares in units.items()} for version, units in found.items()}
 
-    def read(self, version: Version, unit: str, share: Share) -> memoryview:
-        """The bytes of a part; they are what was stored.
+    def stored_parts(self) -> dict[Version, tuple[StoredPart, ...]]:
+        """Where all that can be had lies."""
+        found: dict[Version, list[StoredPart]] = {}
+        for place in self._places.values():
+            for buffer, snapshot in place.whole():
+                first, sequence_offset = place.region.offsets(buffer)
+                found.setdefault(snapshot.version, []).extend(
+                    StoredPart(
+                        rank=place.rank,
+                        part=part,
+                        descriptor=place.region.descriptor,
+                        offset=first + part.first,
+                        sequence=snapshot.sequence,
+                        sequence_offset=sequence_offset,
+                    )
+                    for part in snapshot.parts
+                )
+        return {version: tuple(parts) for version, parts in found.items()}
+
+    def find(self, version: Version, unit: str, share: Share) -> Found:
+        """Where a part is.
 
         Raises:
-            NotHeld: it is not here, or it was changed since.
+            NotHeld: it is not here.
         """
         for place in self._places.values():
             for buffer, snapshot in place.whole():
@@ -137,8 +200,7 @@ class Shelf:
                 for part, checksums in zip(snapshot.parts, snapshot.checksums, strict=True):
                     if (part.unit, part.share) == (unit, share):
                         memory = place.region.buffer(buffer)[part.first : part.first + part.num_bytes]
-                        check(memory, checksums, f"{unit} of step {version.step}, from rank {place.rank}")
-                        return memory
+                        return Found(memory, checksums, f"{unit} of step {version.step}, from rank {place.rank}")
         raise NotHeld(f"share {share.index + 1} of {share.of} of {unit} at step {version.step} is not here")
 
     def describe(self, version: Version, ranks: Collection[int]) -> Described:
@@ -154,19 +216,13 @@ class Shelf:
             first += aligned(len(memory))
         return Described(first, tuple(parts))
 
-    def read_bytes(self, version: Version, ranks: Collection[int], first: int, num_bytes: int) -> bytearray:
-        """So many bytes of that sequence from `first` on; behind its end there are zeros.
+    def memories(self, version: Version, ranks: Collection[int]) -> list[memoryview]:
+        """The bytes of that sequence, as each of `ranks` has stored them (see `pieces_of`).
 
         Raises:
             NotHeld: one of `ranks` has not stored that version.
         """
-        found, begin = bytearray(num_bytes), 0
-        for _, _, memory in self._of(version, ranks):
-            low, high = max(first, begin), min(first + num_bytes, begin + len(memory))
-            if low < high:
-                found[low - first : high - first] = memory[low - begin : high - begin]
-            begin += aligned(len(memory))
-        return found
+        return [memory for _, _, memory in self._of(version, ranks)]
 
     def _of(self, version: Version, ranks: Collection[int]) -> list[tuple[_Place, Snapshot, memoryview]]:
         found = {
@@ -195,13 +251,28 @@ def is_outdated(version: Version, newer: Version) -> bool:
     return version.lineage != newer.lineage or version.step < newer.step
 
 
+def pieces_of(memories: Iterable[memoryview], first: int, num_bytes: int) -> list[memoryview]:
+    """So many bytes from `first` on of `memories`, one behind the other, each beginning where a part may.
+
+    Behind the end there are zeros.
+    """
+    found, begin, end = [], 0, first + num_bytes
+    for memory in memories:
+        low, high = max(first, begin), min(end, begin + len(memory))
+        if low < high:
+            found.append(memory[low - begin : high - begin])
+        behind, begin = begin + len(memory), begin + aligned(len(memory))
+        found += _zeros(min(end, begin) - max(first, behind))
+    return [*found, *_zeros(end - max(first, begin))]
+
+
+def _zeros(num_bytes: int) -> list[memoryview]:
+    """So many, if it is more than none, in pieces."""
+    return [_ZEROS[: min(len(_ZEROS), num_bytes - first)] for first in range(0, num_bytes, len(_ZEROS))]
+
+
 def _used(snapshot: Snapshot) -> int:
     return max((part.first + part.num_bytes for part in snapshot.parts), default=0)
-
-
-def checksums_of(memory: memoryview) -> tuple[int, ...]:
-    """The CRC-32 of each chunk."""
-    return tuple(zlib.crc32(memory[first : first + CHUNK_BYTES]) for first in range(0, len(memory), CHUNK_BYTES))
 
 
 def check(memory: memoryview, checksums: Sequence[int], what: str) -> None:

@@ -7,13 +7,15 @@ stays until the new epoch has begun, for the regroup may fail.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.job.share import WHOLE, Share
+from mecefo_runtime.state.model_state import ModelState, shares_of
 from mecefo_runtime.state.units import UnitState
 
 
@@ -28,7 +30,7 @@ class Holdings:
         self._units: Mapping[str, UnitState] = {}
         # What this rank gave away in the last regroup. Until a step is committed it is as good as what others hold, and
         # they may be lost before they are done.
-        self._given_away: Mapping[str, UnitState] = {}
+        self._given_away: Mapping[tuple[str, Share], UnitState] = {}
         # Units that this rank has made room for and does not have yet.
         self._awaited: frozenset[str] = frozenset()
         self._state: ModelState | None = None
@@ -47,14 +49,26 @@ class Holdings:
         awaited = self._awaited.difference(received)
         return {name: unit for name, unit in self._units.items() if name not in awaited and name not in distrusted}
 
-    def given_away(self, distrusted: Collection[str]) -> dict[str, UnitState]:
+    def report(self, distrusted: Collection[str], received: Collection[str]) -> dict[str, Any]:
+        """What a `RankReport` says of it, by its fields."""
+        units, given_away = self.units(distrusted, received), self.given_away(distrusted)
+        holdings = tuple(name for name, unit in units.items() if unit.has_all_parameters)
+        if not self._job.sharded_optimizer:
+            return {"holdings": holdings, "given_away": tuple(name for name, _ in given_away)}
+        shares: dict[str, tuple[Share, ...]] = {}
+        for name, share in given_away:
+            shares[name] = (*shares.get(name, ()), share)
+        held = {name: unit.share for name, unit in units.items()}
+        return {"holdings": holdings, "shares": held, "given_away_shares": shares}
+
+    def given_away(self, distrusted: Collection[str]) -> dict[tuple[str, Share], UnitState]:
         """What it had before the last regroup, and has no gradients for."""
         given_away = self._given_away.items()
-        return {name: unit for name, unit in given_away if name not in self._awaited and name not in distrusted}
+        return {key: unit for key, unit in given_away if key[0] not in self._awaited and key[0] not in distrusted}
 
-    def trusted(self, distrusted: Collection[str]) -> dict[str, UnitState]:
-        """Both of these."""
-        return self.given_away(distrusted) | self.units(distrusted)
+    def trusted(self, distrusted: Collection[str]) -> dict[tuple[str, Share], UnitState]:
+        """Both of these, by unit and share."""
+        return self.given_away(distrusted) | {(n, unit.share): unit for n, unit in self.units(distrusted).items()}
 
     def build(
         self,
@@ -65,7 +79,7 @@ class Holdings:
         stats_size: int,
         *,
         restores: bool,
-    ) -> tuple[ModelState, dict[str, UnitState]]:
+    ) -> tuple[ModelState, dict[tuple[str, Share], UnitState]]:
         """Build the state of an epoch; returns it and what others may be sent.
 
         Gradients and units that no longer count are freed before anything new is made. `incoming` are the units that
@@ -76,26 +90,37 @@ class Holdings:
         self._release()
         held = self.trusted(distrusted)
         names = background.units(layout, self._rank)
+        shares = shares_of(self._job, layout, self._rank)
+        fitting = {key: unit for key, unit in held.items() if key[0] in names and key[1] == shares.get(key[0], WHOLE)}
+        to_come: Collection[str] = names
         if restores:
-            held = {name: unit for name, unit in held.items() if name in names}
-            self._units = self._given_away = {}
-            to_come: Collection[str] = names
+            held = fitting
+            self._units, self._given_away = {}, {}
         else:
-            self._units = {name: unit for name, unit in self._units.items() if name in held}
+            fitting = {key: unit for key, unit in fitting.items() if key[0] not in incoming}
+            self._units = {name: unit for name, unit in self._units.items() if (name, unit.share) in held}
             to_come = {*incoming, *_fetched(background, self._rank)}
-            held = {name: unit for name, unit in held.items() if name not in incoming}
-        state = ModelState(self._job, layout, self._rank, held, stats_size, background, self._device, to_come=to_come)
-        return state, held
+            if not self._job.sharded_optimizer:
+                held = {key: unit for key, unit in held.items() if key[0] not in incoming}
+        previous = {name: unit for (name, _), unit in fitting.items()}
+        given = (self._job, layout, self._rank, previous, stats_size, background, self._device)
+        return ModelState(*given, to_come=to_come), held
 
     def adopt(
-        self, state: ModelState, background: Background, held: Mapping[str, UnitState], *, restored: bool
+        self,
+        state: ModelState,
+        background: Background,
+        held: Mapping[tuple[str, Share], UnitState],
+        *,
+        restored: bool,
     ) -> None:
         """The epoch that `state` was built for has begun: it is complete, but for what comes in the background."""
         # First what is not there yet, for those who look meanwhile.
         self._awaited = frozenset(_fetched(background, self._rank))
         self._state, self._units = state, state.units
         # After a restore it would be of another step than what the others have.
-        self._given_away = {} if restored else {name: unit for name, unit in held.items() if name not in state.units}
+        has_now = {(name, unit.share) for name, unit in state.units.items()}
+        self._given_away = {} if restored else {key: unit for key, unit in held.items() if key not in has_now}
 
     def receive(self, received: Collection[str]) -> None:
         """These units have come in the background."""

@@ -7,15 +7,17 @@ the same holders are reduced by one operation.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import HEAD, Layout
+from mecefo_runtime.job.share import WHOLE, Share, share_of
 from mecefo_runtime.state.unit_optimizer import UnitOptimizer
 from mecefo_runtime.state.units import CPU, UnitState
 
@@ -35,9 +37,10 @@ class Bucket:
 class ModelState:
     """All units of one rank under one layout, with gradients and optimizer; the rank computes with `computed`.
 
-    `stats_size` elements ride behind the head's gradients. Units that the rank held before are kept as they are. New
-    ones are built on `device`: as at step 0, but for those `to_come`, which will be received or loaded. Before a step's
-    gradients are reduced, `enter_step` must be called.
+    Of each unit it has all parameters, and the optimizer state of its share. `stats_size` elements ride behind the
+    head's gradients. Units that the rank held before are kept as they are. New ones are built on `device`: as at step
+    0, but for those `to_come`, which will be received or loaded. Before a step's gradients are reduced, `enter_step`
+    must be called.
     """
 
     def __init__(
@@ -59,9 +62,14 @@ class ModelState:
         self.computed = layout.units(rank)
         names = self._background.units(layout, rank)
         self.units: dict[str, UnitState] = {}
+        shares = shares_of(config, layout, rank)
         for name in names:
-            unit = previous.get(name)
-            self.units[name] = unit or UnitState(name, config, device, is_to_come=name in to_come)
+            unit, share = previous.get(name), shares.get(name, WHOLE)
+            if unit is None or unit.share != share:
+                unit = UnitState(name, config, device, is_to_come=name in to_come, share=share)
+            if name in to_come:
+                unit.has_all_parameters = True
+            self.units[name] = unit
         self._first_steps = {shadow.unit: shadow.step for shadow in self._background.of(rank)}
         self.holders: dict[str, tuple[int, ...]] = {}
         self.buckets: tuple[Bucket, ...] = ()
@@ -120,6 +128,11 @@ class ModelState:
         """Whether this rank reduces the head, and with it the step stats, in the present step."""
         return HEAD in self.holders
 
+    @property
+    def shares(self) -> dict[str, Share]:
+        """Of each unit that this rank reduces in the present step, the share that it updates."""
+        return {name: self.units[name].share for name in self.holders}
+
     def gradient_norm(self) -> Tensor:
         """The norm of this rank's own gradients, before they are reduced: a scalar on the device."""
         size = self.gradients.numel() - self.stats.numel()
@@ -154,6 +167,78 @@ class ModelState:
         if clip_ratio < 1.0:
             self.gradients.mul_(clip_ratio)
         self.optimizer.step(learning_rate, self.holders)
+        for unit in self.units.values():
+            unit.has_all_parameters = unit.share == WHOLE
+
+    def gather_parameters(self, groups: Groups) -> None:
+        """After the optimizer's step: get the parameters that other holders have updated.
+
+        Raises:
+            mecefo_runtime.comm.operations.EpochBroken: one of them is gone.
+        """
+        for bucket in self.buckets:
+            units = [self.units[name] for name in bucket.units]
+            if all(unit.has_all_parameters for unit in units):
+                continue
+            for unit, share, parameters in _gather(groups, bucket, units, lambda unit: (unit.owned_parameters,)):
+                first, end = share.extent(unit.num_parameters)
+                unit.parameters[first:end] = parameters
+            for unit in units:
+                unit.has_all_parameters = True
+
+    def gather_storages(self, groups: Groups, wanted: Collection[str]) -> dict[str, Tensor]:
+        """The storages of the units `wanted` as if nobody shared the optimizer; all holders take part.
+
+        Raises:
+            mecefo_runtime.comm.operations.EpochBroken: one of them is gone.
+        """
+        found: dict[str, Tensor] = {}
+        for bucket in self.buckets:
+            units = [self.units[name] for name in bucket.units]
+            if len(bucket.holders) == 1 or units[0].share == WHOLE:
+                continue
+            moments = _gather(groups, bucket, units, lambda unit: (unit.first_moments, unit.second_moments))
+            for unit, share, content in moments:
+                if unit.unit not in wanted:
+                    continue
+                n = unit.num_parameters
+                if unit.unit not in found:
+                    found[unit.unit] = torch.empty(unit.num_elements(WHOLE))
+                    found[unit.unit][:n] = unit.parameters
+                    found[unit.unit][3 * n :] = unit.step_counts
+                first, end = share.extent(n)
+                found[unit.unit][n + first : n + end], found[unit.unit][2 * n + first : 2 * n + end] = content.chunk(2)
+        return found
+
+
+def _gather(
+    groups: Groups, bucket: Bucket, units: Sequence[UnitState], part: Callable[[UnitState], tuple[Tensor, ...]]
+) -> Iterator[tuple[UnitState, Share, Tensor]]:
+    """What each holder of `bucket` has as its `part` of each unit: so many elements per parameter of its share."""
+    num_holders = len(bucket.holders)
+    num_tensors = len(part(units[0]))
+    # Of one size, for all of them; shares differ by one element.
+    sent = torch.zeros(num_tensors * sum(-(-unit.num_parameters // num_holders) for unit in units))
+    offset = 0
+    for unit in units:
+        for tensor in part(unit):
+            sent[offset : offset + tensor.numel()] = tensor
+            offset += tensor.numel()
+    received = groups.all_gather(sent, bucket.holders)
+    for holder in bucket.holders:
+        share, offset = share_of(holder, bucket.holders), 0
+        for unit in units:
+            first, end = share.extent(unit.num_parameters)
+            size = num_tensors * (end - first)
+            yield unit, share, received[holder][offset : offset + size]
+            offset += size
+
+
+def shares_of(config: JobConfig, layout: Layout, rank: int) -> dict[str, Share]:
+    """Of each unit that `rank` holds the share whose optimizer state it has; empty: it has that of all of them."""
+    if not config.sharded_optimizer:
+        return {}
+    return {name: share_of(rank, ranks) for name, ranks in layout.holders().items() if rank in ranks}
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:

@@ -131,22 +131,23 @@ class Traffic:
 
     # ---- state ----
 
-    def moved_bytes(self, unit: str, actual_bytes: int) -> int:
-        """Bytes of a unit's parameters and moments, which are `actual_bytes` here."""
+    def moved_bytes(self, unit: str, actual_bytes: int, num_shares: int = 1) -> int:
+        """Bytes of one of `num_shares` of a unit's parameters and moments, which are `actual_bytes` here."""
         costs = self._device_costs
-        return actual_bytes if costs is None else round(_MOVED_SHARE * _state_bytes(unit, costs))
+        return actual_bytes if costs is None else round(_MOVED_SHARE * _state_bytes(unit, costs) / num_shares)
 
-    def post_state(self, unit: str, actual_bytes: int, destination: int) -> float:
-        """When a unit that is sent now is there; 0.0 where nobody waits for links."""
+    def post_state(self, unit: str, actual_bytes: int, destination: int, num_shares: int = 1) -> float:
+        """When a share of a unit that is sent now is there; 0.0 where nobody waits for links."""
         if self.link is None:
             return 0.0
-        return self.link.post(self.moved_bytes(unit, actual_bytes), destination, "state", time.monotonic())
+        moved_bytes = self.moved_bytes(unit, actual_bytes, num_shares)
+        return self.link.post(moved_bytes, destination, "state", time.monotonic())
 
-    def state_arrives(self, unit: str, actual_bytes: int, source: int, due_seconds: float) -> float:
-        """When a unit is here that its sender says is due then."""
+    def state_arrives(self, unit: str, actual_bytes: int, source: int, num_shares: int, due_seconds: float) -> float:
+        """When a share of a unit is here that its sender says is due then."""
         if self.link is None:
             return 0.0
-        return self.link.arrive(self.moved_bytes(unit, actual_bytes), source, "state", due_seconds)
+        return self.link.arrive(self.moved_bytes(unit, actual_bytes, num_shares), source, "state", due_seconds)
 
     def transfer_bytes_per_second(self, measured: float) -> float:
         """How fast state moves where it moves so fast without regard to links."""

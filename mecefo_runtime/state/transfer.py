@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import EpochBroken, Operation, wait_all
 from mecefo_runtime.job.layout import Transfer
+from mecefo_runtime.job.share import WHOLE, Share
+from mecefo_runtime.job.state_source import PeerSource, Piece
 from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.state.units import UnitState
+from mecefo_runtime.system.devices import host_bytes
 
 # Tags of state messages start here: activations use the lower ones.
 STATE_TAG = 1 << 20
@@ -43,25 +47,30 @@ class UnitTransfers:
         self._traffic = traffic
         self._first_tag = first_tag
         self._threads: ThreadPoolExecutor | None = None
-        self._sending: list[tuple[Transfer, int, float, Operation, Future[int]]] = []
-        self._receiving: list[tuple[Transfer, UnitState, Tensor, tuple[Operation, Operation]]] = []
+        # What is sent and received has to live as long: of a share it is a tensor of its own.
+        self._sending: list[tuple[Transfer, int, float, Operation, Tensor, Future[int]]] = []
+        self._receiving: list[tuple[Transfer, UnitState, Tensor, Tensor, tuple[Operation, Operation]]] = []
 
     def send(self, number: int, transfer: Transfer, unit: UnitState) -> None:
-        """Start sending `unit`; computing its checksum starts too."""
+        """Start sending its share of `unit`; computing its checksum starts too."""
         tag = self._first_tag + 2 * number
-        due_seconds = self._traffic.post_state(transfer.unit, unit.storage.nbytes, transfer.destination)
-        work = self._groups.send(unit.storage, transfer.destination, tag)
-        self._sending.append((transfer, tag + 1, due_seconds, work, self._start_checksum(unit)))
+        content = unit.packed(transfer.share)
+        due_seconds = self._traffic.post_state(transfer.unit, content.nbytes, transfer.destination, transfer.share.of)
+        work = self._groups.send(content, transfer.destination, tag)
+        self._sending.append((transfer, tag + 1, due_seconds, work, content, self._start_checksum(content)))
 
     def receive(self, number: int, transfer: Transfer, unit: UnitState) -> None:
         """Start receiving into `unit`."""
         tag = self._first_tag + 2 * number
         checksum = torch.empty(2, dtype=torch.int64)
+        content = unit.storage
+        if not transfer.share == unit.share == WHOLE:
+            content = unit.storage.new_empty(unit.num_elements(transfer.share))
         works = (
-            self._groups.start_receive(unit.storage, transfer.source, tag),
+            self._groups.start_receive(content, transfer.source, tag),
             self._groups.start_receive(checksum, transfer.source, tag + 1),
         )
-        self._receiving.append((transfer, unit, checksum, works))
+        self._receiving.append((transfer, unit, content, checksum, works))
 
     def finish(self) -> tuple[tuple[str, ...], tuple[Transfer, ...]]:
         """Wait for all that was started; returns (the units that arrived whole, what arrived damaged).
@@ -83,38 +92,40 @@ class UnitTransfers:
         # They have to live until they are sent.
         checksums = [
             torch.tensor([checksum.result(), round(due_seconds * 1e9)], dtype=torch.int64)
-            for _, _, due_seconds, _, checksum in self._sending
+            for _, _, due_seconds, _, _, checksum in self._sending
         ]
-        for (transfer, tag, _, work, _), checksum in zip(self._sending, checksums, strict=True):
+        for (transfer, tag, _, work, _, _), checksum in zip(self._sending, checksums, strict=True):
             works += [self._groups.send(checksum, transfer.destination, tag), work]
         arrived: list[Future[int]] = []
         until_seconds = 0.0
-        for transfer, unit, checksum, unit_works in self._receiving:
+        for transfer, _, content, checksum, unit_works in self._receiving:
             wait_all(unit_works)
-            arrived.append(self._start_checksum(unit))
-            due_seconds, num_bytes = int(checksum[1]) / 1e9, unit.storage.nbytes
-            here_seconds = self._traffic.state_arrives(transfer.unit, num_bytes, transfer.source, due_seconds)
+            arrived.append(self._start_checksum(content))
+            due_seconds, moved = int(checksum[1]) / 1e9, (content.nbytes, transfer.source, transfer.share.of)
+            here_seconds = self._traffic.state_arrives(transfer.unit, *moved, due_seconds)
             until_seconds = max(until_seconds, here_seconds)
         wait_all(works)
         self._traffic.wait(self._groups, until_seconds)
         whole, damaged = [], []
-        for (transfer, _, expected, _), actual in zip(self._receiving, arrived, strict=True):
-            if actual.result() == int(expected[0]):
-                whole.append(transfer.unit)
-            else:
+        for (transfer, unit, content, expected, _), actual in zip(self._receiving, arrived, strict=True):
+            if actual.result() != int(expected[0]):
                 damaged.append(transfer)
+                continue
+            if content is not unit.storage:
+                unit.load(transfer.share, content)
+            whole.append(transfer.unit)
         return tuple(whole), tuple(damaged)
 
-    def _start_checksum(self, unit: UnitState) -> Future[int]:
+    def _start_checksum(self, content: Tensor) -> Future[int]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(min(MAX_CHECKSUM_THREADS, os.cpu_count() or 1), "checksum")
-        return self._threads.submit(unit.checksum)
+        return self._threads.submit(lambda: zlib.crc32(host_bytes(content)))
 
 
 def move_units(
     groups: Groups,
     units: Mapping[str, UnitState],
-    previous: Mapping[str, UnitState],
+    previous: Mapping[tuple[str, Share], UnitState],
     transfers: Sequence[Transfer],
     traffic: Traffic = FREE,
 ) -> tuple[float, int]:
@@ -132,8 +143,8 @@ def move_units(
     moving = UnitTransfers(groups, STATE_TAG, traffic)
     for number, transfer in enumerate(transfers):
         if transfer.source == groups.rank:
-            unit = previous.get(transfer.unit) or units.get(transfer.unit)
-            if unit is None:
+            unit = previous.get((transfer.unit, transfer.share)) or units.get(transfer.unit)
+            if unit is None or unit.share != transfer.share:
                 raise EpochBroken(f"asked to send {transfer.unit}, which this rank does not hold")
             moving.send(number, transfer, unit)
         elif transfer.destination == groups.rank:
@@ -141,8 +152,21 @@ def move_units(
             moving.receive(number, transfer, unit)
         else:
             continue
-        moved_bytes += traffic.moved_bytes(transfer.unit, unit.storage.nbytes)
+        num_bytes = unit.num_elements(transfer.share) * unit.storage.element_size()
+        moved_bytes += traffic.moved_bytes(transfer.unit, num_bytes, transfer.share.of)
     _, damaged = moving.finish()
     if damaged:
         raise StateCorrupt(damaged)
     return time.monotonic() - began, moved_bytes
+
+
+def keep_own(
+    rank: int,
+    pieces: Iterable[Piece],
+    units: Mapping[str, UnitState],
+    previous: Mapping[tuple[str, Share], UnitState],
+) -> None:
+    """Those of `pieces` of which this rank is its own source, from `previous` into `units`."""
+    for piece in pieces:
+        if piece.source == PeerSource(rank):
+            units[piece.unit].load(piece.share, previous[piece.unit, piece.share].packed(piece.share))

@@ -19,17 +19,25 @@ class UnitOptimizer:
         groups: dict[bool, list[Tensor]] = {True: [], False: []}
         moments: dict[Tensor, dict[str, Tensor]] = {}
         # Of every slice of every unit: the tensor that the optimizer knows, and its gradient.
+        # Elements whose moments another holder has are not among them.
         self._slices: list[tuple[str, Slice, Tensor, Tensor]] = []
+        # Of each slice of which this holder has no moment: its step count, which all holders have alike.
+        self._counts_alone: list[tuple[str, Slice, Tensor]] = []
+        self._first_owned = {name: unit.first_owned for name, unit in units.items()}
         for name, unit in units.items():
             for index, part in enumerate(unit.slices):
-                flat = unit.parameters[part.first : part.end]
+                first, end = max(part.first, unit.first_owned), min(part.end, unit.end_owned)
+                if first >= end:
+                    self._counts_alone.append((name, part, unit.step_counts[index]))
+                    continue
+                flat = unit.parameters[first:end]
                 groups[part.is_decayed].append(flat)
                 moments[flat] = {
                     "step": unit.step_counts[index],
-                    "exp_avg": unit.first_moments[part.first : part.end],
-                    "exp_avg_sq": unit.second_moments[part.first : part.end],
+                    "exp_avg": unit.first_moments[first - unit.first_owned : end - unit.first_owned],
+                    "exp_avg_sq": unit.second_moments[first - unit.first_owned : end - unit.first_owned],
                 }
-                self._slices.append((name, part, flat, gradients[name][part.first : part.end]))
+                self._slices.append((name, part, flat, gradients[name][first:end]))
         self._left_out: set[tuple[str, Slice]] = set()
         self._adamw = EagerAdamW(
             [
@@ -49,20 +57,28 @@ class UnitOptimizer:
     def step(self, learning_rate: float, names: Collection[str]) -> None:
         """One step of the units `names`; the others, and what is left out, stay as they are."""
         for name, part, flat, gradient in self._slices:
-            flat.grad = gradient if name in names and (name, part) not in self._left_out else None
+            flat.grad = gradient if self._is_updated(name, part, names) else None
+        for name, part, count in self._counts_alone:
+            if self._is_updated(name, part, names):
+                count += 1
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
 
+    def _is_updated(self, name: str, part: Slice, names: Collection[str]) -> bool:
+        return name in names and (name, part) not in self._left_out
+
     def updater(self, name: str, element: int) -> tuple[torch.optim.Optimizer, Tensor, int]:
         """Who updates `element` of a unit's parameters: the optimizer, the tensor as it knows it, its place there."""
         for unit, part, flat, _ in self._slices:
-            if unit == name and part.first <= element < part.end:
-                return self._adamw, flat, element - part.first
+            first = max(part.first, self._first_owned[unit])
+            if unit == name and first <= element < first + flat.numel():
+                return self._adamw, flat, element - first
         raise LookupError(f"{name} has no element {element}")
 
     def release(self) -> None:
         """Let go of all tensors."""
         self._slices.clear()
+        self._counts_alone.clear()
         self._adamw.state.clear()
         self._adamw.param_groups.clear()

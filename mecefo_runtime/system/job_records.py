@@ -22,6 +22,7 @@ class JobStarted(Record):
     samples_per_step: int | None = None
     dilation_ratio: float | None = None
     emulation: Mapping[str, Any] | None = None
+    snapshots: str | None = None
     runtime: str = "mecefo"
     command: Any = None
     started_in: str | None = None
@@ -119,6 +120,9 @@ class Regrouped(Record):
     group_seconds: float = 0.0
     transfer_seconds: float = 0.0
     transfer_bytes: int | None = None
+    rung: str | None = None
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    passed_over: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,42 @@ class SnapshotRestored(Record):
 
     nodes: tuple[int, ...] = ()
     rebuilt_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsUnprotected(Record):
+    """The snapshot processes of `nodes` are lost: of what all ranks have, of `step`, `losses_left` more may be lost."""
+
+    KIND: ClassVar[str] = "snapshots_unprotected"
+
+    nodes: tuple[int, ...]
+    losses_left: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsProtected(Record):
+    """What all ranks have, of `step`, is protected again, `seconds` later; by an encoding anew if `is_reencoded`."""
+
+    KIND: ClassVar[str] = "snapshots_protected"
+
+    seconds: float
+    is_reencoded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotIntervalChosen(Record):
+    """From this step on all ranks take a snapshot after every `every_steps` steps.
+
+    By what one takes those whom it takes longest, and the mean time between losses.
+    """
+
+    KIND: ClassVar[str] = "snapshot_interval"
+
+    every_steps: int = 0
+    stopped_seconds: float = 0.0
+    complete_seconds: float = 0.0
+    step_seconds: float = 0.0
+    mtbf_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

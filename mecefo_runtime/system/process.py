@@ -19,6 +19,8 @@ _PR_SET_NAME = 15
 # /proc/PID/stat, counted from the state, which follows the command name in parentheses (proc(5)).
 _START_TIME_FIELD = 19
 _LEAST_SHARE = 19
+# Weight 110 beside 1024 (sched(7)).
+_SMALL_SHARE = 10
 _DEAD_STATES = frozenset("ZX")
 # glibc has no function for it before 2.41.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -109,14 +111,27 @@ def ask_for_short_slices(slice_seconds: float) -> bool:
 
 
 def begin_session(*, is_idle: bool = False) -> None:
-    """Make this process the leader of a new session; `is_idle`: all that is in it has what others leave of the CPU.
+    """Make this process the leader of a new session.
 
-    Linux shares the CPU among sessions first (autogroups, sched(7)), so that a session has to give way, too.
+    `is_idle`: all that is in it has what others leave of the CPU.
     """
     os.setsid()
     if is_idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         _set_session_nice(os.getpid(), _LEAST_SHARE)
+
+
+def give_way() -> None:
+    """Have beside others a tenth of what each of them has of the CPU, with all threads that there are: it does come on.
+
+    Linux shares the CPU among sessions first (autogroups, sched(7)), so that the session, which this process must lead,
+    has to give way, too.
+    """
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            nice = os.getpriority(os.PRIO_PROCESS, int(thread.name)) + _SMALL_SHARE
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), min(nice, _LEAST_SHARE))
+    _set_session_nice(os.getpid(), _SMALL_SHARE)
 
 
 def _set_session_nice(pid: int, nice: int) -> None:

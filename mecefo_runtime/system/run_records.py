@@ -87,12 +87,13 @@ class OfIncident(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(OfIncident):
-    """A rank of the target is held."""
+    """A rank of the target is held, or the snapshot process of a node."""
 
     KIND: ClassVar[str] = "held"
 
     phase: str | None = None
     held_rank: int | None = None
+    held_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,7 @@ class Injected(OfIncident):
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     held_ranks: tuple[int, ...] = ()
+    held_nodes: tuple[int, ...] = ()
     processes: tuple[Any, ...] = ()
     links: tuple[tuple[int, ...], ...] = ()
 
@@ -161,11 +163,12 @@ class UndoFailed(OfIncident):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released(OfIncident):
-    """Held ranks were let go."""
+    """Held ranks were let go, or the snapshot processes of nodes."""
 
     KIND: ClassVar[str] = "released"
 
     ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

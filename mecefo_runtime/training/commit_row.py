@@ -6,18 +6,20 @@ By place: what there is one of in a step, then a part for each member, in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
+from mecefo_runtime.job.snapshot_interval import NO_SNAPSHOT_COSTS, NUM_SNAPSHOT_COSTS, SnapshotCosts
 from mecefo_runtime.job.step_report import PART_SIZE, PartHealth, StepStats, StepTotals, StepVerdict
 from mecefo_runtime.training.health import Judgement
 
 WANTS_BOUNDARY, IS_BUSY, VERDICT, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _PARTS = range(9)
-# How well a member's part went, when it came to the exchange, by its device and by the clock, and of which step its
-# newest snapshot is.
-_MEMBER_SIZE = PART_SIZE + 3
+# How well a member's part went, when it came to the exchange, by its device and by the clock, of which step its newest
+# snapshot is, and what snapshots cost it.
+_MEMBER_SIZE = PART_SIZE + 3 + NUM_SNAPSHOT_COSTS
+_SNAPSHOT_STEP = PART_SIZE + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Outcome:
     """How a step went, the same for all members but for the leader's `judgement`.
 
     `all_called`: every member has seen the call to park at this boundary. `can_save`: nobody is still writing a
-    checkpoint. `snapshot_step`: the newest step of which all have a snapshot, 0: there is none.
+    checkpoint. `snapshot_step`: the newest step of which all have a snapshot, 0: there is none; `snapshot_costs`: what
+    one takes those whom it takes longest.
     """
 
     verdict: StepVerdict
@@ -33,6 +36,7 @@ class Outcome:
     can_save: bool
     judgement: Judgement | None = None
     snapshot_step: int = 0
+    snapshot_costs: SnapshotCosts = NO_SNAPSHOT_COSTS
 
 
 def neutral_row(num_members: int) -> list[float]:
@@ -59,13 +63,20 @@ def totals_of(row: Sequence[float]) -> StepTotals:
     return StepTotals(row[_SQUARED_NORM], stats, StepVerdict(int(row[VERDICT])))
 
 
-def put_part(row: list[float], place: int, part: PartHealth, began: tuple[float, float], snapshot_step: int) -> None:
+def put_part(
+    row: list[float],
+    place: int,
+    part: PartHealth,
+    began: tuple[float, float],
+    snapshot_step: int,
+    snapshot_costs: SnapshotCosts,
+) -> None:
     """Put in the part of the member at `place`, which came to the exchange when it `began`.
 
     `snapshot_step` is that of its newest complete snapshot; 0: it has none.
     """
     first = _PARTS + _MEMBER_SIZE * place
-    row[first : first + _MEMBER_SIZE] = [*part.encode(), *began, snapshot_step]
+    row[first : first + _MEMBER_SIZE] = [*part.encode(), *began, snapshot_step, *astuple(snapshot_costs)]
 
 
 def to_judge(row: Sequence[float], members: Sequence[int]) -> tuple[float, float, dict[int, PartHealth]]:
@@ -91,5 +102,11 @@ def outcome_of(row: Sequence[float], num_members: int, judgement: Judgement | No
         can_save=row[IS_BUSY] == 0,
         judgement=judgement,
         # What every member has.
-        snapshot_step=int(min(row[_PARTS + PART_SIZE + 2 :: _MEMBER_SIZE])),
+        snapshot_step=int(min(row[_PARTS + _SNAPSHOT_STEP :: _MEMBER_SIZE])),
+        snapshot_costs=SnapshotCosts.greatest(
+            [
+                SnapshotCosts(*row[first : first + NUM_SNAPSHOT_COSTS])
+                for first in range(_PARTS + _SNAPSHOT_STEP + 1, len(row), _MEMBER_SIZE)
+            ]
+        ),
     )

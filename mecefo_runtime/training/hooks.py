@@ -1,7 +1,8 @@
 """What the runtime lets others see and hold: it announces every (step, phase) before it enters it.
 
 A job names its hooks as `module:function` (environment `MECEFO_HOOKS`, comma-separated); the function gets the rank's
-identity and returns a `Hook`. Without hooks an announcement costs an empty loop.
+identity and returns a `Hook`. Without hooks an announcement costs an empty loop. A node's snapshot process has them,
+too: its `rank` is None, and it announces only that it encodes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Protocol
 
+from mecefo_runtime.snapshots.inspection import SnapshotInspection
 from mecefo_runtime.training.inspection import Inspection
 
 
@@ -19,19 +21,20 @@ class Hook(Protocol):
         """The rank is about to enter `phase` of `step`.
 
         Outside of steps: `regroup`, before it forms the groups of a new epoch that will go on with `step`, and
-        `transfer`, before it moves state for it.
+        `transfer`, before it moves state for it. Of the snapshot of `step`: `snapshot`, when some of this rank's share
+        is copied and some is not, and, in a snapshot process, `encode`, when its parity is begun and not complete.
         """
         ...
 
-    def expose(self, subject: Inspection) -> None:
-        """A new epoch begins, in which the rank trains with what `subject` shows."""
+    def expose(self, subject: Inspection | SnapshotInspection) -> None:
+        """A new epoch begins, in which the rank trains with what `subject` shows; or a process keeps what it shows."""
         ...
 
 
 class Hooks:
-    """All hooks of a rank."""
+    """All hooks of a rank, or, where that is None, of the node's snapshot process."""
 
-    def __init__(self, names: str, *, rank: int, node: int, attempt: int) -> None:
+    def __init__(self, names: str, *, rank: int | None, node: int, attempt: int) -> None:
         self._hooks: list[Hook] = []
         for name in filter(None, names.split(",")):
             module, _, function = name.partition(":")
@@ -44,7 +47,7 @@ class Hooks:
         for hook in self._hooks:
             hook.announce(step, phase)
 
-    def expose(self, subject: Inspection) -> None:
-        """Show every hook what the rank trains with."""
+    def expose(self, subject: Inspection | SnapshotInspection) -> None:
+        """Show every hook what the rank trains with, or what the process keeps."""
         for hook in self._hooks:
             hook.expose(subject)

@@ -35,6 +35,8 @@ class Inspection:
     def tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
         """The parameters, their gradients, or AdamW's moments (`NAME.exp_avg`, `NAME.exp_avg_sq`), by name.
 
+        Of moments those that are all here.
+
         Gradients are this rank's own until the step's reduction, and the reduced ones after it.
         """
         found: dict[str, Tensor] = {}
@@ -46,21 +48,25 @@ class Inspection:
                     assert parameter.grad is not None
                     found[name] = parameter.grad
                 else:
-                    first = parameter.data.storage_offset() - unit.parameters.storage_offset()
-                    place = slice(first, first + parameter.numel())
-                    found[f"{name}.exp_avg"] = unit.first_moments[place].view(parameter.shape)
-                    found[f"{name}.exp_avg_sq"] = unit.second_moments[place].view(parameter.shape)
+                    first = parameter.data.storage_offset() - unit.parameters.storage_offset() - unit.first_owned
+                    if first >= 0 and first + parameter.numel() <= unit.first_moments.numel():
+                        place = slice(first, first + parameter.numel())
+                        found[f"{name}.exp_avg"] = unit.first_moments[place].view(parameter.shape)
+                        found[f"{name}.exp_avg_sq"] = unit.second_moments[place].view(parameter.shape)
         return found
 
     def updater(self, name: str) -> tuple[Optimizer, Tensor, int]:
         """Who updates a parameter: its optimizer, the tensor as that one knows it, the parameter's first element there.
 
         Raises:
-            LookupError: there is no such parameter here.
+            LookupError: there is no such parameter here, or others update a part of it.
         """
         for unit_name, unit in self._state.units.items():
             parameter = dict(unit.module.named_parameters(prefix=unit_name)).get(name)
             if parameter is not None:
                 first = int(parameter.storage_offset() - unit.parameters.storage_offset())
-                return self._state.optimizer.updater(unit_name, first)
+                optimizer, tensor, place = self._state.optimizer.updater(unit_name, first)
+                if place + parameter.numel() > tensor.numel():
+                    break
+                return optimizer, tensor, place
         raise LookupError(f"no unit of this rank has a parameter {name}")

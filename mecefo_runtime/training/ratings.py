@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
+from mecefo_runtime.job.share import Share
 from mecefo_runtime.job.step_time import commit_seconds
 
 
@@ -46,9 +47,19 @@ class Ratings:
             + has_head * costs.head_backward_seconds
         )
 
-    def update_seconds(self, units: Iterable[str]) -> float | None:
-        """The optimizer's step on `units`; of embedding and head as of a layer, by their bytes."""
-        return None if self._costs is None else self._costs.layer_update_seconds * self.in_layers(units, self._costs)
+    def update_seconds(self, units: Mapping[str, Share]) -> float | None:
+        """The optimizer's step on those shares of `units`; of embedding and head as of a layer, by their bytes."""
+        if self._costs is None:
+            return None
+        num_layers = sum(self.in_layers([unit], self._costs) / share.of for unit, share in units.items())
+        return self._costs.layer_update_seconds * num_layers
+
+    def gather_seconds(self, holders: Mapping[str, Collection[int]]) -> float | None:
+        """Getting from the other `holders` of each unit what they have updated: half of what an all-reduce moves."""
+        if self._costs is None or self._costs.layer_reduction_seconds is None:
+            return None
+        units = [unit for unit, ranks in holders.items() if len(ranks) > 1]
+        return self._costs.layer_reduction_seconds / 2 * self.in_layers(units, self._costs)
 
     def checksum_seconds(self, units: Iterable[str]) -> float | None:
         """A checksum over each of `units`."""

@@ -18,6 +18,7 @@ from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.snapshot_interval import SnapshotCosts
 from mecefo_runtime.job.step_report import (
     NO_HISTORY,
     HealthHistory,
@@ -104,8 +105,8 @@ class StepHost(Protocol):
         """Whether a checkpoint is still being written."""
 
     @property
-    def snapshot_step(self) -> int:
-        """The step of this rank's newest complete snapshot, 0: it has none."""
+    def snapshots(self) -> tuple[int, SnapshotCosts]:
+        """The step of this rank's newest complete snapshot, 0: it has none; and what one takes."""
 
     def announce(self, step: int, phase: str) -> None:
         """The rank is about to enter `phase` of `step`."""
@@ -245,6 +246,12 @@ class Stepper:
         self.progress = replace(self.progress, ready=ready)
         return self._agree(epoch, ready, (now_seconds, clock_seconds))
 
+    def gather(self, epoch: Epoch) -> None:
+        """After a commit: get the parameters that other holders have updated; raises `EpochBroken` if one is gone."""
+        if self._job.sharded_optimizer:
+            with self._pacer.segment(epoch.ratings.gather_seconds(epoch.state.holders)):
+                epoch.state.gather_parameters(epoch.groups)
+
     def apply(self, state: ModelState, step: int, totals: StepTotals) -> None:
         """The optimizer step that `totals` ask for."""
         if totals.verdict is StepVerdict.SKIP:
@@ -360,7 +367,7 @@ class Stepper:
         for activity in epoch.activities:
             activity.finish()
         self._host.announce(step, "optimizer")
-        with self._pacer.segment(epoch.ratings.update_seconds(epoch.state.holders)):
+        with self._pacer.segment(epoch.ratings.update_seconds(epoch.state.shares)):
             self.apply(epoch.state, step, totals)
         self.finish(epoch.number, step, totals)
         self._host.announce(step, "commit")
@@ -387,5 +394,5 @@ class Stepper:
         squared_norm = sum(norm for unit, norm in norms.items() if holders[unit][0] == self._rank)
         is_heard = stats is not None and holders["head"][0] == self._rank
         commit_row.put_totals(row, squared_norm, stats if is_heard else None)
-        commit_row.put_part(row, epoch.members.index(self._rank), ready.part, began, self._host.snapshot_step)
+        commit_row.put_part(row, epoch.members.index(self._rank), ready.part, began, *self._host.snapshots)
         return commit_row.to_tensor(row)

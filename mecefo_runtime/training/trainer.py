@@ -31,6 +31,7 @@ from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.comm.probe import PeersUnreachable, ProbeServer
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.snapshot_interval import SnapshotCosts
 from mecefo_runtime.job.step_report import LateCommit, StepVerdict
 from mecefo_runtime.model.data import Corpus, read_corpus
 from mecefo_runtime.snapshots.keeping import Keeping, of_rank
@@ -38,7 +39,7 @@ from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.traffic import Traffic
-from mecefo_runtime.state.transfer import StateCorrupt, move_units
+from mecefo_runtime.state.transfer import StateCorrupt, keep_own, move_units
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
 from mecefo_runtime.training.calibrate import measure_apart, measure_transfer
@@ -100,9 +101,9 @@ class Trainer:
         self._figures = RankFigures(rank, identity.node, str(self._device), self._pacer)
         self._probe_server = ProbeServer(identity.host)
         gpu = nccl_device(self._device)
-        hello = Hello(rank, identity.attempt, self._probe_server.address, RankReport(), costs=costs, nccl_device=gpu)
+        said = Hello(rank, identity.attempt, self._probe_server.address, RankReport(), costs=costs, nccl_device=gpu)
         self._client = CoordinatorClient(
-            coordinator, hello, job.heartbeat_timeout_seconds, self, job.coordinator_timeout_seconds
+            coordinator, self._keeping.greet(said), job.heartbeat_timeout_seconds, self, job.coordinator_timeout_seconds
         )
         self._stepper = Stepper(job, rank, self._pacer, self)
 
@@ -130,7 +131,7 @@ class Trainer:
             # A rank that slept while the others came to the end has nothing that counts.
             is_done = self.committed_step == self._job.steps
             held = self._holdings.trusted(self._stepper.distrusted) if is_done else {}
-            checksums = {name: unit.checksum() for name, unit in held.items()}
+            checksums = {name: unit.checksum() for (name, _), unit in held.items() if unit.has_all_parameters}
             self._pacer.settle()
             self._emitter.emit(
                 "rank_finished",
@@ -196,7 +197,8 @@ class Trainer:
             if form.transfers:
                 self.announce(form.resume_step, "transfer")
             moved = move_units(groups, state.units, held, form.transfers, self._traffic)
-            restored = self._keeping.restore(pieces, form.returns_to, state.units)
+            keep_own(self._rank, pieces, state.units, held)
+            transferred = self._keeping.restore(form, pieces, state.units, moved)
             with self._pacer.segment(None):
                 degraded = DegradedLayers(layout, self._rank, state, self._job, background)
             ratings = Ratings(form.ratings, layout, self._rank, reduces_by_link=self._traffic.link is not None)
@@ -236,8 +238,7 @@ class Trainer:
         if agreed is not None:
             self._client.agree_on(agreed)
         self._pacer.set_now(time.monotonic())
-        costs = group_seconds, moved[0] + restored[0], moved[1] + restored[1], bytes_per_second, agreed
-        self._client.send(Formed(self.report(), *costs))
+        self._client.send(Formed(self.report(), group_seconds, *transferred, bytes_per_second, agreed))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
             # The old leader may have died before it could say so.
@@ -280,7 +281,6 @@ class Trainer:
         """What this rank has."""
         progress, epoch = self._stepper.progress, self._epoch
         received = frozenset[str]() if epoch is None else epoch.fetching.received
-        distrusted = self._stepper.distrusted
         return RankReport(
             status=self._status,
             epoch=self._client.epoch,
@@ -288,13 +288,12 @@ class Trainer:
             totals=progress.totals,
             ready=progress.ready,
             history=progress.history,
-            holdings=tuple(self._holdings.units(distrusted, received)),
-            given_away=tuple(self._holdings.given_away(distrusted)),
-            distrusted=tuple(sorted(distrusted)),
+            distrusted=tuple(sorted(self._stepper.distrusted)),
             is_background_done=self._is_background_done(),
             members=self._members,
             lineage=self._lineage,
             layout=self._layout,
+            **self._holdings.report(self._stepper.distrusted, received),
         )
 
     def _is_background_done(self) -> bool:
@@ -313,9 +312,9 @@ class Trainer:
         return self._keeping.is_saving
 
     @property
-    def snapshot_step(self) -> int:
-        """The step of this rank's newest complete snapshot, 0: it has none."""
-        return self._keeping.snapshot_step
+    def snapshots(self) -> tuple[int, SnapshotCosts]:
+        """The step of this rank's newest complete snapshot, 0: it has none; and what one takes."""
+        return self._keeping.snapshot_step, self._keeping.snapshot_costs
 
     def announce(self, step: int, phase: str) -> None:
         """Tell the hooks."""
@@ -374,7 +373,8 @@ class Trainer:
             self._emit_committed(record, repeated=False)
             if self._tells_commits:
                 self._client.send(Committed(step))
-        self._keeping.on_committed(step, can_save=outcome.can_save, snapshot_step=outcome.snapshot_step)
+        self._stepper.gather(epoch)
+        self._keeping.on_committed(step, epoch.groups, outcome.can_save, outcome.snapshot_step, outcome.snapshot_costs)
         if self._rank == epoch.leader and step == self._background_step:
             self._client.send(BackgroundDone(epoch.number))
 

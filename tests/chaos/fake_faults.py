@@ -30,6 +30,7 @@ class _Fault:
     affects = "the newest checkpoint"
     needs = ()
     has_lifetime = False
+    acts_inside = False
     default_lifetime = None
     Parameters = NoParameters
 

@@ -97,17 +97,17 @@ class TestAgents:
         return tuple((step, phase) for wanted, step, phase in self._holds if wanted == rank)
 
     def connected(self, session: AgentSession) -> None:
-        self._job.hellos.append((session.rank, session.node, session.attempt))
-        session.send(Holds(self._holds_of(session.rank)))
+        self._job.hellos.append((session.place, session.node, session.attempt))
+        session.send(Holds(self._holds_of(session.place)))
 
     def on_message(self, session: AgentSession, message: FromAgent) -> None:
         if not isinstance(message, At):
             self._job.answers.append(to_wire(message))
-            self._waiting[session.rank] = self._waiting.get(session.rank, 0) - isinstance(message, Began | Refused)
-            if not self._waiting[session.rank]:
-                session.send(Release(self._holds_of(session.rank)))
+            self._waiting[session.place] = self._waiting.get(session.place, 0) - isinstance(message, Began | Refused)
+            if not self._waiting[session.place]:
+                session.send(Release(self._holds_of(session.place)))
             return
-        held = Held(session.rank, message.step, message.phase, self._printed(), session)
+        held = Held(session.place, message.step, message.phase, self._printed(), session)
         self._job.held.append(held)
         # Once.
         self._holds = [place for place in self._holds if place != held.place]
@@ -118,9 +118,9 @@ class TestAgents:
         if begins is STAY:
             return
         begun = [session.send(from_injector(begin)) for begin in begins]
-        self._waiting[session.rank] = len(begun)
+        self._waiting[session.place] = len(begun)
         if not begun:
-            session.send(Release(self._holds_of(session.rank)))
+            session.send(Release(self._holds_of(session.place)))
 
     def closed(self, session: AgentSession) -> None:
         return

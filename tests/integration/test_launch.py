@@ -187,6 +187,7 @@ def test_a_log_that_cannot_be_written_is_refused_before_ranks_wait_for_a_coordin
         ({"WORLD_SIZE": "four"}, (), "makes no sense"),
         ({"WORLD_SIZE": "4"}, ("--data", "/no/such/text"), "/no/such/text"),
         ({"WORLD_SIZE": "4"}, ("--checkpoint-every", "5"), "belong together"),
+        ({"WORLD_SIZE": "4"}, ("--snapshot-every", "5"), "needs torchrun"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(tmp_path, environment, options, message):

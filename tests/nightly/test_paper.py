@@ -1,4 +1,4 @@
-"""`chaos paper mecefo --emulate` with 32 real ranks."""
+"""`chaos paper mecefo --emulate` with 32 real ranks, and `chaos paper reft --draws --runs`."""
 
 from __future__ import annotations
 
@@ -23,3 +23,15 @@ def test_what_is_emulated_is_what_is_forecast_for_the_same_ranks(tmp_path, capsy
     # Both within what a busy machine adds.
     assert abs(run.settled_drop_ratio() - run.predicted_drop_ratio) < 0.1
     assert run.num_events > 3 and 1 < run.mean_down < 10
+
+
+def test_what_is_really_lost_survives_as_the_products_code_says_and_every_rung_serves(tmp_path, capsys):
+    measured = ["--draws", "60", "--runs", "1", "--seed", "5", "--results", str(tmp_path)]
+    code = run_cli(["paper", "reft", *measured, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == document["exit_code"] == 0
+    draws, runs = document["measured"]["draws"], document["measured"]["runs"]
+    assert len(draws) == 60 and {draw["outcome"] for draw in draws} == {"restored", "refused"}
+    assert all((draw["outcome"] == "restored") == draw["survives"] for draw in draws)
+    assert {run["served"] for run in runs} == {"peer", "snapshot", "parity", "checkpoint", "stop"}
+    assert all(run["served"] == run["expected"] for run in runs)

@@ -252,7 +252,7 @@ class KillSmp(_KillAtOnce):
 
     kind: ClassVar[str] = "kill-smp"
     scope: ClassVar[Scope] = "node"
-    needs: ClassVar[tuple[str, ...]] = ("snapshots",)
+    needs: ClassVar[tuple[str, ...]] = ("own-runtime", "snapshots")
     undo_summary: ClassVar[str] = "nothing to undo; the node starts another one, which has no snapshots yet"
 
     def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:

@@ -30,7 +30,7 @@ from chaos.spec.quantities import SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
 
-EFFECT = "chaos.in_process.pace:SlowPace"
+EFFECT = "chaos.in_process.slow:SlowPace"
 CYCLE_MODULE = "chaos.host.duty_cycle"
 # The stopped share must be seen to be what was asked for, up to so much of it, or of the whole where it is small.
 TOLERANCE_RATIO = 0.15

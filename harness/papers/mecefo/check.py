@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.papers.mecefo.claims import NUM_RANKS, PAPER, PERPLEXITY, PROCESSES
 from harness.papers.mecefo.emulation import INTERVAL_STEPS
-from harness.papers.mecefo.findings import OPEN, Finding, findings
+from harness.papers.mecefo.findings import OPEN, findings
 from harness.papers.mecefo.forecasted import (
     HOURS,
     NUM_SEEDS,
@@ -22,7 +22,8 @@ from harness.papers.mecefo.perplexity import Convergence
 from harness.papers.mecefo.results import Results
 from harness.papers.mecefo.setting import METHODS, cells, device_of
 from harness.papers.mecefo.undilated import Undilated
-from harness.papers.mecefo.verdicts import Gate, Row, exit_code_of, gates_of, row_of
+from harness.papers.mecefo.verdicts import Gate, Row, gates_of, row_of
+from harness.papers.verdicts import Finding, exit_code_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Check:
     @property
     def exit_code(self) -> int:
         """0, 1 or 5: see `exit_code_of`."""
-        return exit_code_of(self.gates)
+        return exit_code_of(gate.passed for gate in self.gates)
 
     def to_dict(self) -> dict[str, Any]:
         """One JSON document; ratios are of 1, seconds are the device's unless they are called real."""

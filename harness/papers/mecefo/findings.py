@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from harness.papers.mecefo.claims import GRADIENT_ERROR, PROCESSES, RESILIENCE
 from harness.papers.mecefo.forecasts import Forecasts
 from harness.papers.mecefo.memory import Memory
 from harness.papers.mecefo.perplexity import Convergence
 from harness.papers.mecefo.setting import MICROBATCHES, SHAPES, Cell
-from harness.papers.mecefo.verdicts import Row, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A claim, what we find, and the verdict."""
-
-    claim: str
-    paper: str
-    ours: str
-    verdict: Verdict
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """What cannot be decided here, and what would decide it."""
-
-    question: str
-    what_decides: str
+from harness.papers.mecefo.verdicts import Row
+from harness.papers.verdicts import Finding, Open
 
 
 def findings(

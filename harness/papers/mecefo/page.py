@@ -21,18 +21,17 @@ from harness.papers.mecefo.text import (
     undilated_title,
 )
 from harness.papers.mecefo.verdicts import Row
+from harness.papers.views import styles
 from harness.report.drawing import WIDE, Frame, figure, legend, rect, rule, scale, text, ticks
 from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
-_REPORT = Path(__file__).parents[2] / "report"
 _LABEL, _ROW, _BAR = 236, 30, 9
 _RIGHT = 60
 
 
 def render(check: Check) -> str:
     """The whole page."""
-    styles = "".join((_REPORT / name).read_text() for name in ("palette.css", "figures.css"))
     return template(Path(__file__).parent, _TEMPLATE).render(
         check=check,
         paper=PAPER,
@@ -40,7 +39,7 @@ def render(check: Check) -> str:
         undilated_title=undilated_title(check.undilated),
         undilated_columns=UNDILATED_COLUMNS,
         undilated_rows=undilated_cells(check.undilated),
-        styles=Markup(styles),
+        styles=styles(),
         gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
         plots=list(_plots(check.rows)),
         blocks=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from harness.papers.mecefo.check import Check
@@ -12,13 +12,14 @@ from harness.papers.mecefo.setting import Cell
 from harness.papers.mecefo.undilated import NUM_RANKS as NUM_UNDILATED_RANKS
 from harness.papers.mecefo.undilated import Undilated
 from harness.papers.mecefo.verdicts import Gate, Row
+from harness.papers.verdicts import gate_word
+from harness.papers.views import NOT_KNOWN, finding_lines, open_lines, table
 
 _COLUMNS = (
     *("method", "paper", "forecast", "with events", "tokens/s"),
     *("emulated", "least to greatest", "n", "same ranks", "with events", "verdict"),
 )
 UNDILATED_COLUMNS = ("method", "drop", "least to greatest", "n")
-NOT_KNOWN = "-"
 
 
 def check_text(check: Check) -> str:
@@ -43,17 +44,12 @@ def _lines(check: Check) -> Iterator[str]:
             yield f"  {row.cell.key}: {row.verdict}, {row.reason}"
     yield ""
     yield f"memory and perplexity ({check.convergence.command}, {check.convergence.date or 'date not told'})"
-    yield from table(
-        ("claim", "paper", "here", "verdict"), [(f.claim, f.paper, f.ours, f.verdict) for f in check.findings]
-    )
+    yield from finding_lines(check.findings)
     yield ""
     yield undilated_title(check.undilated)
-    yield from table(UNDILATED_COLUMNS, undilated_cells(check.undilated))
+    yield from table(UNDILATED_COLUMNS, undilated_cells(check.undilated), left=range(len(UNDILATED_COLUMNS)))
     yield ""
-    yield "cannot be decided here"
-    for one in OPEN:
-        yield f"  {one.question}"
-        yield f"    what would decide it: {one.what_decides}"
+    yield from open_lines(OPEN)
     yield ""
     yield from check.notes
 
@@ -81,10 +77,9 @@ def undilated_cells(undilated: Undilated) -> list[tuple[str, ...]]:
 
 def gate_line(gate: Gate) -> str:
     """One gate in a line."""
-    word = {True: "pass", False: "FAIL", None: "undecided"}[gate.passed]
     value = NOT_KNOWN if gate.value is None else f"{gate.value:.2%}"
     tail = f" ({gate.reason})" if gate.reason else ""
-    return f"{word:<9} {gate.name}: {value}, limit {gate.limit:.2%}, n {gate.num_seeds}{tail}"
+    return f"{gate_word(gate.passed):<9} {gate.name}: {value}, limit {gate.limit:.2%}, n {gate.num_seeds}{tail}"
 
 
 def blocks(check: Check) -> Iterator[tuple[str, list[Row]]]:
@@ -131,14 +126,3 @@ def row_cells(row: Row) -> tuple[str, ...]:
         )
     paper = NOT_KNOWN if row.paper is None else f"{row.paper.drop_ratio:z.2%}"
     return row.cell.method, paper, *forecast, *emulated, row.verdict
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell; the first and the last to the left, figures to the right."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        cells = [
-            text.ljust(width) if column in (0, len(head) - 1) or len(head) == 4 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells).rstrip()

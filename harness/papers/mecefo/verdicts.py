@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from harness.papers.mecefo.claims import THROUGHPUT, Throughput
 from harness.papers.mecefo.emulated import with_events
@@ -13,8 +12,8 @@ from harness.papers.mecefo.forecasted import Forecasted
 from harness.papers.mecefo.results import Result, Results
 from harness.papers.mecefo.running import twin_of
 from harness.papers.mecefo.setting import METHODS, MICROBATCHES, Cell
+from harness.papers.verdicts import Verdict
 
-Verdict = Literal["reproduced", "better than the paper", "not reproduced", "cannot be decided here", "no claim"]
 # Drops that are no further apart are the same.
 TOLERANCE = 0.01
 
@@ -217,11 +216,3 @@ def bearable_event_seconds(settled_drop_ratio: float, limit: float, cell: Cell) 
     """How long a loss, and a rejoin, may take for the drop to stay within `limit`."""
     interval_seconds = cell.of_process.interval_hours * 3600
     return max(0.0, (1 - (1 - limit) / (1 - settled_drop_ratio)) * interval_seconds / 2)
-
-
-def exit_code_of(gates: Sequence[Gate]) -> int:
-    """0: all that is decided passed; 1: one failed; 5: nothing is decided."""
-    decided = [gate.passed for gate in gates if gate.passed is not None]
-    if not decided:
-        return 5
-    return 0 if all(decided) else 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chaos.errors import UsageError
 from chaos.experiment.experiment import Experiment, experiment_hash, to_yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
-from chaos.experiment.job import DEFAULT_CHECKPOINT_STEPS, Job
+from chaos.experiment.job import DEFAULT_CHECKPOINT_STEPS, Job, Snapshots
 from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
 from chaos.spec.target import Target
@@ -422,9 +422,20 @@ class TestOptions:
         assert checkpoints(strategy="checkpoint", checkpoint_every=7).every_steps == 7
         assert checkpoints(strategy="ndb") is None
 
-    def test_a_job_that_waits_for_all_its_ranks_needs_a_repair(self):
-        with pytest.raises(UsageError, match=r"--repair: with the strategy checkpoint .* would wait for ever"):
-            from_options("kill-node", {"at": "step=5", "repair": "none", "strategy": "checkpoint"}, registry=REGISTRY)
+    def test_a_strategy_that_lives_by_snapshots_has_them(self):
+        def job(**given):
+            return from_options("kill-node", {"at": "step=5", **given}, registry=REGISTRY).job
+
+        assert job(strategy="reft").snapshots == Snapshots()
+        assert job(strategy="reft").checkpoint is None
+        assert job(strategy="reft", snapshot_every=7).snapshots == Snapshots(every=7)
+        assert job(strategy="reft", nodes=1, gpus_per_node=4).snapshots == Snapshots(protection="none")
+        assert job(strategy="exact").snapshots is None
+
+    @pytest.mark.parametrize("strategy", ["checkpoint", "reft"])
+    def test_a_job_that_waits_for_all_its_ranks_needs_a_repair(self, strategy):
+        with pytest.raises(UsageError, match=rf"--repair: with the strategy {strategy} .* would wait for ever"):
+            from_options("kill-node", {"at": "step=5", "repair": "none", "strategy": strategy}, registry=REGISTRY)
 
     def test_checkpoints_can_be_asked_for(self, tmp_path):
         checkpoint = options(checkpoint_every=20, checkpoint_folder="there").job.checkpoint

@@ -129,6 +129,28 @@ class TestRefusals:
         assert (refused.value.key, refused.value.line) == (key, 4)
 
     @pytest.mark.parametrize(
+        ("text", "snapshots", "message"),
+        [
+            ("at: 'step=50,phase=snapshot'", None, "the job keeps no snapshots: give it"),
+            ("at: 'step=50,phase=encode'", "{protection: none}", "protection: none no parity is encoded"),
+            ("at: 'step=51,phase=snapshot'", "{every: 50}", "no snapshot is taken of step 51: choose a multiple of 50"),
+            ("at: 'step=560,phase=encode'", "{}", "step 560 is the last one"),
+            ("rate: 1/60steps, at: 'step=50,phase=snapshot'", "{every: 50}", "a rate draws any step"),
+            ("every: 60steps, at: 'step=50,phase=encode'", "{every: 50}", "every 60steps comes to steps that are not"),
+            ("every: 100steps, at: 'step=50,phase=encode'", "{every: 50}", None),
+        ],
+    )
+    def test_steps_of_which_there_is_no_snapshot(self, text, snapshots, message):
+        said = "{}" if snapshots is None else f"{{snapshots: {snapshots}}}"
+        if message is None:
+            assert read_fault(f"kind: kill-node, {text}", job=said).at.phase == "encode"
+            return
+        with pytest.raises(UsageError) as refused:
+            read_fault(f"kind: kill-node, {text}", job=said)
+        assert message in str(refused.value)
+        assert refused.value.key == "faults[0].at.phase"
+
+    @pytest.mark.parametrize(
         ("text", "message"),
         [
             ("rate: 1/60steps, at: 'step=50,phase=checkpoint'", "a rate draws any step"),

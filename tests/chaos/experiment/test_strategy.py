@@ -44,3 +44,11 @@ def test_what_contradicts_a_strategy_is_refused_by_its_key():
 def test_what_agrees_with_a_strategy_may_be_said():
     text = "name: x\njob:\n  strategy: mecefo-paper\n  takeover: direct\n  approximation: {down_projection: right}\n"
     assert read(text) == read("name: x\njob: {strategy: mecefo-paper}\n")
+
+
+def test_with_a_sharded_optimizer_no_state_moves_in_the_background():
+    with pytest.raises(
+        UsageError, match=r"e\.yaml:2: job\.takeover: must be auto or direct with job\.sharded_optimizer"
+    ):
+        read("name: x\njob: {sharded_optimizer: true, takeover: background}\n")
+    assert read("name: x\njob: {sharded_optimizer: true}\n").job.to_config(0, 1.0).sharded_optimizer

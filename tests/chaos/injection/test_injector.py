@@ -10,19 +10,21 @@ import chaos.injection.injector
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
-from chaos.in_process.protocol import AgentSession, At, Holds, Release
+from chaos.in_process.protocol import AgentSession, At, Holds, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
+from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
 
 ALL_RANKS = frozenset(range(4))
+CLUSTER = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=2, num_microbatches=2)
 RECORD = {"rule": 42}
 PROCESS = OwnedProcess("rank", ProcessId(2_000_000_000, 1), rank=2, node=1)
 
@@ -85,7 +87,7 @@ def incident(number=0, *, ranks=(2,), role=None, trigger=None, is_loss=False):
 class Stage:
     """An injector with all that it acts on; `trace` is what happened, in order."""
 
-    def __init__(self, folder, *incidents, may_fire=None, **failure):
+    def __init__(self, folder, *incidents, may_fire=None, cluster=None, **failure):
         self.trace = []
         self.events = []
         self.path = folder / "ledger.jsonl"
@@ -93,7 +95,9 @@ class Stage:
         faults = {"note-acts": create_fault(self.trace, **failure)}
         self.sessions = AgentSessions()
         self.watch = Watch()
-        context = FaultContext(processes=None, inside=self.sessions, watch=self.watch, run_folder=folder)
+        context = FaultContext(
+            processes=None, inside=self.sessions, watch=self.watch, run_folder=folder, cluster=cluster
+        )
         self.injector = Injector(
             incidents or [incident()],
             faults,
@@ -112,16 +116,17 @@ class Stage:
         self.trace.append(kind)
         self.events.append((kind, step, fields))
 
-    def arrive(self, rank, step=5, phase="backward"):
-        """`rank` comes to a hold."""
-        self.connect(rank)
-        self.injector.on_message(self._sessions[rank], At(step, phase))
+    def arrive(self, place, step=5, phase="backward"):
+        """A rank, or a snapshot process, comes to a hold."""
+        self.connect(place)
+        self.injector.on_message(self._sessions[place], At(step, phase))
 
-    def connect(self, rank):
-        """The agent of `rank` says hello, unless it has."""
-        if rank not in self._sessions:
-            self._sessions[rank] = AgentSession(rank, 0, 1, None, lambda message: self._hear(rank, message))
-            self.injector.connected(self._sessions[rank])
+    def connect(self, place):
+        """The agent at `place` says hello, unless it has."""
+        if place not in self._sessions:
+            node = place.node if isinstance(place, SnapshotsOf) else 0
+            self._sessions[place] = AgentSession(place, node, 1, None, lambda message: self._hear(place, message))
+            self.injector.connected(self._sessions[place])
 
     def _hear(self, rank, message):
         if isinstance(message, Release):
@@ -309,6 +314,31 @@ def test_it_does_not_wait_for_ever_for_ranks_that_wait_for_a_held_one(tmp_path, 
         asyncio.run(asyncio.wait_for(run(), 10.0))
     assert stage.fields("injected")["held_ranks"] == [1]
     assert stage.trace[-1] == "release 2", "who comes late is not held"
+
+
+@pytest.mark.parametrize("step", [6, 9])
+def test_at_an_encoding_the_snapshot_processes_of_all_of_its_nodes_are_held(tmp_path, step):
+    """Of the step that was said, or of the first one after it that is encoded."""
+    stage = Stage(tmp_path, incident(ranks=(1, 2), trigger=Trigger(step=6, phase="encode")), cluster=CLUSTER)
+    stage.play(
+        lambda: stage.arrive(1, step, "forward"),
+        lambda: stage.arrive(SnapshotsOf(1), 4, "encode"),
+        lambda: stage.arrive(SnapshotsOf(1), step, "encode"),
+        lambda: stage.trace.append("one is not enough"),
+        lambda: stage.arrive(SnapshotsOf(0), step, "encode"),
+    )
+    begun = stage.trace.index("held")
+    assert stage.trace[begun : begun + 4] == ["held", "one is not enough", "held", "prepare"]
+    injected = stage.fields("injected")
+    assert (injected["held_ranks"], injected["held_nodes"]) == ([], [0, 1])
+    assert stage.fields("released")["nodes"] == [0, 1]
+    assert {happened for _, happened, _ in stage.events} == {step}
+
+
+def test_a_snapshot_that_is_not_taken_any_more_is_said(tmp_path):
+    stage = Stage(tmp_path, incident(trigger=Trigger(step=6, phase="snapshot")))
+    stage.play(lambda: stage.arrive(2, 5, "snapshot"), lambda: stage.arrive(2, 6, "forward"))
+    assert "no snapshot of step 6 or a later one was copied by rank=2" in stage.fields("unverified")["reason"]
 
 
 def test_a_target_without_ranks_has_any_rank_as_its_witness(tmp_path):

@@ -1,5 +1,7 @@
 import pytest
 
+from chaos.experiment.experiment import Experiment
+from chaos.experiment.job import Checkpoint, Job, Snapshots
 from chaos.faults import registry
 from chaos.plan.needs import NEEDS, capabilities_of, check_needs
 
@@ -35,10 +37,13 @@ def test_every_need_of_an_installed_fault_has_words():
 
 
 def test_what_an_experiment_offers():
-    assert capabilities_of("local", "mecefo", has_checkpoints=False) == {"own-runtime"}
-    assert capabilities_of("local", "mecefo", has_checkpoints=True) == {
-        "own-runtime",
-        "checkpoints",
-        "checkpoint-phase",
-    }
-    assert capabilities_of("docker", "torch", has_checkpoints=False) == {"links"}
+    checkpoint, snapshots = Checkpoint(every_steps=5), Snapshots()
+    command = {"runtime": "command", "command": ["train"]}
+    for offered, settings in (
+        ({"own-runtime"}, {}),
+        ({"own-runtime", "checkpoints", "checkpoint-phase"}, {"job": Job(checkpoint=checkpoint)}),
+        ({"own-runtime", "snapshots"}, {"job": Job(snapshots=snapshots)}),
+        ({"own-runtime", "links"}, {"backend": "docker"}),
+        ({"links", "checkpoint-phase"}, {"backend": "docker", "job": command}),
+    ):
+        assert capabilities_of(Experiment(name="offers", **settings)) == offered

@@ -49,6 +49,9 @@ RECORDS = {
     '"crc32": 5, "unit_crc32": 6, "kept": "/nonexistent/kept/x", "struck": "/nonexistent/step-00000010/head/'
     'parameters.bin", "checkpoint": "/nonexistent/step-00000010", "step": 10, "num_files": 4, "what": "checkpoint of '
     'step 10: one byte", "details": {"offset": 1}}',
+    "flip-snapshot-bit": '{"parts": [{"node": 1, "pid": 2000000000, "start_ticks": 7, "descriptor": 8, "sequence": 5, '
+    '"sequence_offset": 8, "step": 11, "lineage": "ab12", "is_agreed": true, "rank": 2, "unit": "layer.3", "share": '
+    '[1, 2], "bits": [{"offset": 1041736, "bit": 2, "before": 148}]}]}',
     "hide-checkpoint": '{"struck": "/nonexistent/s", "checkpoint": "/nonexistent/s", "step": 10, "num_files": 4, '
     '"what": "its folder made a link to itself", "details": {}, "folder": "/nonexistent/s", "hidden": '
     '"/nonexistent/.hidden-s"}',

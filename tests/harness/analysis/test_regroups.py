@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from harness.analysis.regroups import Stall, coordinator_downs, own_stalls, read_stalls
+from harness.analysis.regroups import Stall, StateRestore, coordinator_downs, own_stalls, read_stalls
 from harness.analysis.state import build
 from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -21,6 +23,36 @@ def test_a_loss_and_a_rejoin_are_two_stalls():
     assert (loss.is_loss, rejoin.is_loss) == (True, False)
     assert loss.ended_seconds - loss.began_seconds == pytest.approx(0.010 + 0.020 + 0.030)
     assert rejoin.transfer_seconds == synthetic.TRANSFER_SECONDS
+
+
+def test_where_the_state_came_from_is_what_the_coordinator_said_and_the_steps_since_then_are_lost():
+    sources = {"snapshot": {"pieces": 6, "num_bytes": 600, "seconds": 0.1}}
+    passed_over = {"peer": "every rank that held state was lost"}
+    told = {"rung": "parity", "sources": sources, "passed_over": passed_over}
+    events = [e for e in run() if e.job == MAIN_JOB]
+    regroup = next(e for e in events if e.kind == "regrouped" and e.fields["reason"] == "loss")
+    restored = replace(regroup, step=12, fields={**regroup.fields, **told})
+    timeline = build([restored if e is regroup else e for e in events])
+    at, seconds = regroup.monotonic_seconds, synthetic.TRANSFER_SECONDS
+    expected = StateRestore(at, "parity", 12, 7, seconds, sources, passed_over)
+    assert [stall.restore for stall in timeline.stalls] == [expected, None]
+    assert timeline.incidents[0].restore == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "rung"),
+    [
+        ("checkpoint_restored", {"folder": "x"}, "checkpoint"),
+        ("snapshot_restored", {"nodes": [0], "rebuilt_nodes": []}, "snapshot"),
+        ("snapshot_restored", {"nodes": [0], "rebuilt_nodes": [1]}, "parity"),
+    ],
+)
+def test_of_an_older_log_the_rung_is_known_all_the_same(kind, fields, rung):
+    events = [event("detected", 3.0), event(kind, 3.5, **fields), event("regrouped", 4.0, reason="loss")]
+    assert [stall.restore.rung for stall in read_stalls(events, (), 10.0)] == [rung]
+    # What a job began with is nothing that it went back to.
+    events = [event(kind, 1.0, **fields), event("regrouped", 2.0, reason="start"), *events[::2]]
+    assert [stall.restore for stall in read_stalls(events, (), 10.0)] == [None]
 
 
 def test_the_first_layout_is_no_stall():

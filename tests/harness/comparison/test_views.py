@@ -15,7 +15,7 @@ from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import Run
 from harness.comparison.text import against_lines, headline, notes, set_lines
 from harness.comparison.verdicts import judge_against, judge_comparison, judge_repetition
-from tests.harness.comparison.samples import run, run_set, sample
+from tests.harness.comparison.samples import EXPERIMENT, run, run_set, sample
 
 pytestmark = pytest.mark.unit
 
@@ -74,6 +74,19 @@ def test_interrupted_it_says_what_ran_and_explains_nothing_that_did_not():
     assert "forked" not in shown and "Every round" not in shown
     halfway = replace(found, samples=[sample(0.3, label="exact"), replace(restarts, runs=[run("halted")])])
     assert not any("forked" in note for note in notes(halfway))
+
+
+def test_of_who_starts_again_it_is_said_from_what():
+    def said(label, **job):
+        found = sample(0.3, label=label, experiment={**EXPERIMENT, "job": {"strategy": label, **job}})
+        return next(note for note in notes(run_set(found)) if "forked" in note)
+
+    snapshots, checkpoint = {"every": 1, "protection": "xor"}, {"every_steps": 20}
+    assert "the newest of its checkpoints (every 20 steps)." in said("checkpoint", checkpoint=checkpoint)
+    in_memory = "snapshots in the nodes' memory (every step, protection xor)"
+    assert f"the newest of its {in_memory}." in said("reft", snapshots=snapshots)
+    both = said("reft", snapshots={**snapshots, "every": "auto"}, checkpoint=checkpoint)
+    assert "(as often as pays, protection xor) and checkpoints (every 20 steps)." in both
 
 
 def test_a_set_that_broke_down_was_not_interrupted():

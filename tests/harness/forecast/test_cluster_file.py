@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from chaos.errors import UsageError
-from harness.forecast.cluster_file import EXAMPLE, all_policies, load, strategy_names
-from harness.forecast.model import Loss, Policy
+from harness.forecast.cluster_file import EXAMPLE, load
+from harness.forecast.model import Loss, Policy, SnapshotSaving
+from harness.forecast.strategies import all_policies, strategy_names
 from mecefo_runtime import planners
 from mecefo_runtime.job.named_devices import named_device
 
@@ -37,8 +38,8 @@ def test_the_example_is_a_question(tmp_path):
 
 def test_what_is_not_said_has_a_default(tmp_path):
     question = loaded(tmp_path, LEAST)
-    assert question.policies == tuple(all_policies())
-    assert {policy.name for policy in question.policies} == {*planners.names(), "bamboo"}
+    assert question.policies == tuple(all_policies(has_snapshots=False))
+    assert {policy.name for policy in question.policies} == {*planners.names(), "bamboo"} - {"reft"}
     assert question.recovery.checkpoint is None and not question.wants_best_interval
     device = named_device("a100-7b")
     assert question.job.costs == device.costs and question.job.link == device.links.between_nodes
@@ -65,6 +66,20 @@ def test_everything_can_be_said(tmp_path):
     assert question.job.tokens_per_step == 16 * 512
 
 
+def test_snapshots_are_those_of_the_runtime_where_their_protection_is_said(tmp_path):
+    text = (
+        "snapshot: {save: 0s, interval: 30s, complete: 10s, rebuild: 1s, protection: pq, group: 6, nodes_per_rack: 2}"
+    )
+    question = loaded(tmp_path, f"{LEAST}{text}\n")
+    assert question.recovery.snapshot is None
+    assert question.recovery.memory == SnapshotSaving(30, 0, 10, 0, 1, "pq", 6, 2)
+    reft, checkpoint = (Policy(name) for name in ("reft", "checkpoint"))
+    assert "reft" in {policy.name for policy in question.policies}
+    assert question.recovery_of(reft, question.recovery) == question.recovery
+    # It is what a plain job does: it goes back to what it has on disk.
+    assert question.recovery_of(checkpoint, question.recovery).memory is None
+
+
 def test_a_device_may_be_a_file_beside_it(tmp_path):
     device = replace(named_device("a100-1b"), name="mine")
     (tmp_path / "mine.json").write_text(device.to_text())
@@ -75,7 +90,7 @@ def test_a_device_may_be_a_file_beside_it(tmp_path):
 def test_a_trace_lies_beside_it(tmp_path):
     (tmp_path / "t.csv").write_text("time,node\n5,1\n")
     question = loaded(tmp_path, LEAST.replace("every: 1h", "trace: t.csv"))
-    assert question.failures.trace == (Loss(5, (2, 3), 7200),)
+    assert question.failures.trace == (Loss(5, (2, 3), 7200, (1,)),)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +143,10 @@ def test_a_mistake_is_told_with_its_place(tmp_path, old, new, line, words):
         ("checkpoint: {save: 10s, interval: never}", ["checkpoint.interval"]),
         ("checkpoint: {interval: 10s}", ["checkpoint.save", "is missing"]),
         ("snapshot: {save: 10s, interval: 1h, survives: 2}", ["snapshot.survives"]),
+        ("snapshot: {save: 1s, interval: 1h, survives: 0.5, protection: xor}", ["snapshot.survives", "protection"]),
+        ("snapshot: {save: 1s, interval: 1h, group: 3}", ["snapshot.group", "add `protection`"]),
+        ("snapshot: {save: 1s, interval: 1h, protection: xo}", ["snapshot.protection"]),
+        ("strategies: [reft]", ["strategies[0]", "say what they take under `snapshot`"]),
         ("recovery: 3", ["recovery", "mapping"]),
     ],
 )

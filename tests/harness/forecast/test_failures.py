@@ -80,7 +80,7 @@ def test_a_trace_is_what_happened(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("time,node,repair\n3600,2,600\n10.5,0,\n")
     found = read_trace(path, CLUSTER, 99)
-    assert found == (Loss(10.5, (0, 1, 2, 3), 99), Loss(3600, (8, 9, 10, 11), 600))
+    assert found == (Loss(10.5, (0, 1, 2, 3), 99, (0,)), Loss(3600, (8, 9, 10, 11), 600, (2,)))
     assert losses(Failures(trace=found), CLUSTER, 100, 0) == [found[0]]
 
 

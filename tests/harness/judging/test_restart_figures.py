@@ -48,8 +48,8 @@ def committed(step: int, began: float, epoch: int) -> Event:
     )
 
 
-def log() -> list[Event]:
-    experiment = {"name": "x", "twin": False, "job": {"strategy": "checkpoint"}}
+def log(strategy: str = "checkpoint") -> list[Event]:
+    experiment = {"name": "x", "twin": False, "job": {"strategy": strategy}}
     affected = {"incident": 0, "fault": "kill-process", "ranks": [1], "is_loss": True, "target": "rank=1"}
     resumed = REGROUPED
     after = [*range(CHECKPOINT + 1, LOST_AT), *range(LOST_AT, LAST + 1)]
@@ -134,9 +134,19 @@ def test_the_caveat_says_what_is_quicker_here():
     assert any("under a launcher of its own a job waits longer" in caveat for caveat in summarized(log())["caveats"])
 
 
+def test_who_takes_over_loses_no_step_but_those_that_nobody_living_had():
+    """What was saved says how many that may be."""
+    events = log("mecefo")
+    without = [one for one in events if one.kind not in ("checkpoint_restored", "restarting")]
+    went_back, did_not = ([gate["expression"] for gate in summarized(one)["gates"]] for one in (events, without))
+    assert "steps_lost == 0" not in went_back and "steps_lost == 0" in did_not
+    assert summarized(events)["steps_lost"] == summarized(without)["steps_lost"] == LOST_AT - 1 - CHECKPOINT
+
+
 def test_a_strategy_is_held_to_what_it_promises():
     assert builtin_gates("mecefo", "mecefo") == builtin_gates("mecefo", "no-such-strategy") == BUILTIN_GATES
     assert builtin_gates("mecefo", "checkpoint") == ("samples_lost == 0", "unrecovered_incidents == 0")
+    assert builtin_gates("mecefo", "mecefo", went_back=True) == builtin_gates("mecefo", "checkpoint")
     assert builtin_gates("command", None) == ("unrecovered_incidents == 0",)
 
 

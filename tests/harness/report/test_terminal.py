@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from harness.judging.summarize import summarize
+from harness.judging.summary import Summary
 from harness.report import html, junit
 from harness.report.terminal import render
 from tests.harness import synthetic
@@ -105,6 +106,42 @@ def test_the_recovery_is_told_phase_by_phase():
     assert "2.25 s" in rows[8]
     longest = max(rows[:5], key=lambda row: row.count("█"))
     assert "next step committed" in longest
+
+
+def test_it_is_said_where_the_state_came_from_and_why_no_better_source_served():
+    restored = {
+        "at_seconds": 9.0,
+        "rung": "parity",
+        "step": 18,
+        "steps_lost": 1,
+        "seconds": 0.26,
+        "sources": {"snapshot": {"pieces": 72, "num_bytes": 8 << 20}, "parity": {"pieces": 24, "num_bytes": 3 << 20}},
+        "passed_over": {"peer": "the strategy ends all ranks", "snapshot": "that of step 18 lacks what node 3 kept"},
+    }
+    told = summary(incidents=[incident(state_restored=restored)], state_restores=[restored])
+    assert told == Summary.from_json(told.to_json())
+    said = " ".join(text(told).split())
+    expected = (
+        "Its state came from snapshots in the nodes' memory (72 pieces, 8.0 MiB) and parity of lost nodes' snapshots "
+        "(24 pieces, 3.0 MiB), in 0.26 s; 1 step had to be done again. No peer: the strategy ends all ranks; no "
+        "snapshot: that of step 18 lacks what node 3 kept."
+    )
+    assert said.count(expected) == 1
+    # Of a loss that no fault explains, too.
+    assert " ".join(text(summary(state_restores=[restored])).split()).count(expected) == 1
+
+
+@pytest.mark.parametrize(
+    ("restored", "said"),
+    [
+        ({"rung": "peer", "step": 20, "steps_lost": 0}, "whoever was left held all that was needed; no step was lost."),
+        ({"rung": "start", "step": 0, "steps_lost": 5}, "all ranks began with the first step again; 5 steps had to be"),
+        ({"rung": "checkpoint", "step": 10, "steps_lost": 5}, "came from the checkpoint on disk, in 0.50 s; 5 steps"),
+    ],
+)
+def test_every_rung_has_its_words(restored, said):
+    restored = {"at_seconds": 9.0, "seconds": 0.5, **restored}
+    assert said in " ".join(text(summary(incidents=[incident(state_restored=restored)])).split())
 
 
 def test_no_recovery_is_not_the_same_as_too_early_to_tell():

@@ -62,3 +62,28 @@ def test_two_nodes_hold_each_other_whole() -> None:
     (group,) = groups_of((3, 7), "copy", 4)
     assert (group.num_data, group.rows_of_parity(3)) == (1, ((0, 0),))
     assert group.data_nodes(0) == (7,)
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from(["copy", "xor", "pq"]),
+    st.integers(2, 9),
+    st.none() | st.integers(1, 9),
+    st.lists(st.frozensets(st.integers(0, 39), max_size=5), max_size=20),
+)
+def test_who_is_kept_apart_takes_nothing_from_racks_and_sizes(num_nodes, protection, size, per_rack, apart) -> None:
+    found = groups_of(range(num_nodes), protection, size, per_rack, apart)
+    assert sorted(node for group in found for node in group.nodes) == list(range(num_nodes))
+    plain = groups_of(range(num_nodes), protection, size, per_rack)
+    assert sorted(len(group.nodes) for group in found) == sorted(len(group.nodes) for group in plain)
+    for rack in range(num_nodes // (per_rack or num_nodes) + 1):
+        spread = [sum(node // (per_rack or num_nodes) == rack for node in group.nodes) for group in found]
+        assert max(spread) - min(spread) <= 1
+
+
+def test_nodes_that_hold_the_same_are_in_different_groups() -> None:
+    pairs = [(node, node + 8) for node in range(8)]
+    together = [sum({*pair} <= {*group.nodes} for group in groups_of(range(16), "xor", 4)) for pair in pairs]
+    assert sum(together) == 8
+    found = groups_of(range(16), "xor", 4, apart=pairs)
+    assert not any({*pair} <= {*group.nodes} for pair in pairs for group in found)

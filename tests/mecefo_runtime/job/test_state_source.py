@@ -13,7 +13,6 @@ from mecefo_runtime.job.state_source import (
     CheckpointSource,
     Offer,
     PeerSource,
-    Piece,
     Share,
     Version,
     choose_version,
@@ -117,9 +116,18 @@ def test_a_unit_in_shares_is_put_together_only_from_all_shares_of_one_size(drawn
         ]
 
 
-def test_no_rank_is_its_own_source() -> None:
-    held = {0: (), 1: ()}
+def test_what_a_rank_has_itself_nobody_sends_it() -> None:
+    """Of a unit that it lacks a share of it keeps the one that it has."""
     layout = configured_layout(Cluster(2, 1, data_parallel=2, pipeline=1, num_layers=1, num_microbatches=2))
-    assert plan_pieces(layout, [Offer.whole(NOW, PeerSource(0), layout.holders())], held)[0] == tuple(
-        Piece(unit, PeerSource(0), 1) for unit in layout.units(1)
+    halves = {rank: dict.fromkeys(layout.holders(), frozenset({Share(rank, 2)})) for rank in (0, 1)}
+    offers = [Offer(NOW, PeerSource(rank), shares) for rank, shares in halves.items()]
+    pieces, missing = plan_pieces(layout, offers, {})
+    assert not missing and len(pieces) == 4 * len(layout.holders())
+    assert {piece.source for piece in pieces if piece.share.index == piece.destination} == {
+        PeerSource(0),
+        PeerSource(1),
+    }
+    assert all(
+        (piece.source == PeerSource(piece.destination)) == (piece.share.index == piece.destination) for piece in pieces
     )
+    assert {(transfer.source, transfer.destination) for transfer in transfers(pieces)} == {(0, 1), (1, 0)}

@@ -312,6 +312,9 @@ class World:
         if rank in self.writers:
             self.writers[rank].down.append(message)
 
+    def tell_snapshots(self, node: int, message: object) -> None:
+        raise AssertionError("this job has no snapshots")
+
     def hang_up(self, rank: int) -> None:
         if rank in self.writers:
             self.cut(self.writers.pop(rank))

@@ -15,15 +15,18 @@ from mecefo_runtime.comm.messages import (
     Parked,
     RankReport,
     RankStatus,
+    Received,
     Regroup,
 )
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.job.state_source import kind_of
 from mecefo_runtime.job.step_report import PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.membership.regroup import Rules
 from mecefo_runtime.planners import find, stops_on_loss
+from mecefo_runtime.snapshots.messages import ToSnapshotProcess
 from tests.planning import COSTS
 
 CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)
@@ -80,6 +83,12 @@ class SimulatedRank:
         return awaited | set(self.distrusted)
 
 
+def received_by(rank: int, form: Form) -> tuple[Received, ...]:
+    """A byte for each piece that it is told to get."""
+    kinds = [kind_of(piece.source) for piece in form.pieces if piece.destination == rank]
+    return tuple(Received(kind, kinds.count(kind), kinds.count(kind), 0.5) for kind in sorted(set(kinds)))
+
+
 class World:
     """A coordinator, its clock, and the ranks that obey it."""
 
@@ -95,8 +104,10 @@ class World:
         evicts_corrupt: bool = False,
         rating_origin: Mapping[str, object] | None = None,
         has_snapshots: bool = False,
+        protects_snapshots: bool = False,
     ) -> None:
-        self.has_snapshots = has_snapshots
+        self.has_snapshots, self.protects_snapshots = has_snapshots, protects_snapshots
+        self.told_snapshots: list[tuple[int, ToSnapshotProcess]] = []
         self.rating_origin = rating_origin
         # What the ranks agree on where ratings lack something.
         self.agreed: Costs | None = None
@@ -121,7 +132,9 @@ class World:
             max_fruitless_restarts=self.max_fruitless_restarts,
             evicts_corrupt=self.evicts_corrupt,
             rating_origin=self.rating_origin,
+            has_checkpoints=bool(self.checkpoints),
             has_snapshots=self.has_snapshots,
+            protects_snapshots=self.protects_snapshots,
         )
         return Membership(
             rules,
@@ -139,6 +152,9 @@ class World:
 
     def send(self, rank: int, message: FromCoordinator) -> None:
         self.sent.append((rank, message))
+
+    def tell_snapshots(self, node: int, message: ToSnapshotProcess) -> None:
+        self.told_snapshots.append((node, message))
 
     def hang_up(self, rank: int) -> None:
         self.hung_up.append(rank)
@@ -184,7 +200,8 @@ class World:
                     rank.committed, rank.ready, rank.has_totals = message.resume_step - 1, None, False
                     rank.status = "training"
                     is_whole = message.ratings is None or message.ratings.commit_seconds is not None
-                    formed = Formed(rank.report(), 0.01, 0.0, 0, ratings=None if is_whole else self.agreed)
+                    agreed = None if is_whole else self.agreed
+                    formed = Formed(rank.report(), 0.01, 0.0, 0, received_by(number, message), ratings=agreed)
                     self.forms.append(message)
                     self.coordinator.on_formed(number, formed)
                 case Evicted():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import Form, Probed, Stop, Trouble
 from mecefo_runtime.membership.member_table import Stage
-from mecefo_runtime.planners import names, stops_on_loss
+from mecefo_runtime.planners import goes_back_to, names, stops_on_loss
 from tests.mecefo_runtime.membership.membership_world import CLUSTER, SimulatedRank, World
 from tests.planning import layout_of
 
@@ -45,8 +45,12 @@ def lose(world: World, rank: int) -> None:
     world.coordinator.tick()
 
 
-def test_only_this_strategy_stops() -> None:
-    assert [name for name in names() if stops_on_loss(name)] == ["checkpoint"]
+def test_only_these_strategies_stop() -> None:
+    assert {name: goes_back_to(name) for name in names() if stops_on_loss(name)} == {
+        "checkpoint": "checkpoint",
+        "reft": "snapshots",
+    }
+    assert goes_back_to("mecefo") is None
     assert not stops_on_loss("no-such-strategy")
     assert not stops_on_loss(None)
 

@@ -15,7 +15,6 @@ from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span
 from mecefo_runtime.job.state_source import CheckpointSource, Version, plan_pieces
 from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.commit import Decision
-from mecefo_runtime.membership.damaged_transfers import DamagedTransfers
 from mecefo_runtime.membership.regroup import (
     BALANCE,
     CannotGoOn,
@@ -28,6 +27,7 @@ from mecefo_runtime.membership.regroup import (
     unit_bytes,
 )
 from mecefo_runtime.planners import find
+from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 from tests.planning import COSTS, layout_of
 
 pytestmark = pytest.mark.unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from itertools import combinations, count
 
@@ -12,6 +13,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.job.state_source import ParitySource, Piece, Share, SnapshotSource, Version
+from mecefo_runtime.snapshots.peer import SnapshotPeer
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.snapshots.writing import LOST, SnapshotWriter
 from mecefo_runtime.state.model_state import ModelState
@@ -24,6 +26,7 @@ from tests.mecefo_runtime.snapshots.real_process import (
     Process,
     are_equal,
     fill,
+    started,
     wait_until,
 )
 
@@ -37,9 +40,9 @@ LAYOUT = configured_layout(Cluster(NODES, 1, data_parallel=NODES, pipeline=1, nu
 class Nodes:
     """Four nodes with a rank each, which hold the same state and copy a quarter of it."""
 
-    def __init__(self, protection: Protection, limit_bytes: int = 1 << 26) -> None:
+    def __init__(self, protection: Protection, limit_bytes: int = 1 << 26, *patience_seconds: float) -> None:
         self.warnings: list[str] = []
-        self.processes = [Process(limit_bytes, node, protection) for node in range(NODES)]
+        self.processes = [Process(limit_bytes, node, protection, *patience_seconds) for node in range(NODES)]
         self.sources = {node: process.source for node, process in enumerate(self.processes)}
         self.states = [ModelState(JOB, LAYOUT, rank, {}, 0) for rank in range(NODES)]
         self.writers: list[SnapshotWriter] = []
@@ -65,13 +68,15 @@ class Nodes:
             writer.agree(step)
         return values
 
-    def fetch(self, step: int, lost: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    def fetch(self, step: int, lost: tuple[int, ...], but_not_from: int | None = None) -> dict[str, torch.Tensor]:
         """All of the state: what `lost` nodes had is rebuilt by the first that lives."""
         units = {name: UnitState(name, JOB, is_to_come=True) for name in LAYOUT.holders()}
         first = next(node for node in range(NODES) if node not in lost)
         pieces = []
         for name in units:
             for node in range(NODES):
+                if node == but_not_from:
+                    continue
                 own = self.sources[node]
                 source: SnapshotSource | ParitySource = own
                 if node in lost:
@@ -87,15 +92,7 @@ class Nodes:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Nodes]]:
-    started: list[Nodes] = []
-
-    def start_nodes(*arguments: object) -> Nodes:
-        started.append(Nodes(*arguments))
-        return started[-1]
-
-    yield start_nodes
-    for nodes in started:
-        nodes.close()
+    yield from started(Nodes)
 
 
 @pytest.mark.parametrize(("protection", "num_lost"), [("xor", 1), ("pq", 2)])
@@ -132,15 +129,55 @@ def test_more_than_the_code_can_bear_is_refused(start, protection: Protection, n
         nodes.fetch(1, lost)
 
 
-def test_a_death_in_the_middle_of_an_encoding_leaves_the_version_before_as_it_was(start) -> None:
-    nodes = start("xor")
+def test_what_is_damaged_elsewhere_counts_as_lost_when_a_node_is_rebuilt(start) -> None:
+    """Node 0 is lost, and a bit of what node 1 has: P+Q bears both, and nothing that is damaged is used."""
+    nodes = start("pq")
     values = nodes.snapshot(1)
-    # Node 3's rank never comes to copy: nobody can encode, and nobody agrees.
-    stopped = nodes.writers.pop()
+    nodes.processes[0].end()
+    nodes.processes[1].damage(nodes.states[1].units["layer.0"].views(Share(1, NODES))[0])
+    with pytest.raises(StoredStateRefused, match=r"node 1's snapshots: layer\.0 of step 1, from rank 1 is damaged"):
+        nodes.fetch(1, (0,))
+    assert are_equal(nodes.fetch(1, (0, 1)), values)
+
+
+def test_who_did_not_answer_in_time_is_asked_again_where_it_matters(start) -> None:
+    nodes = start("xor", 1 << 26, 0.2)
+    values = nodes.snapshot(1)
+    stopped = nodes.processes[2].child
+    nodes.processes[1].end()
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(StoredStateRefused, match="more than there is parity for"):
+            nodes.fetch(1, (1,), but_not_from=2)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    assert are_equal(nodes.fetch(1, (1,)), values)
+
+
+def test_a_process_that_is_gone_refuses_connections_at_once(start) -> None:
+    """Nothing of it goes on to listen: nobody waits for its answer, and its successor has its address."""
+    nodes = start("xor")
+    nodes.snapshot(1)
+    nodes.processes[1].end()
+    with pytest.raises(ConnectionRefusedError):
+        SnapshotPeer(nodes.sources[1].address, TOKEN)
+    nodes.processes[1].start()
+    with SnapshotPeer(nodes.sources[1].address, TOKEN):
+        pass
+
+
+def test_a_death_in_the_middle_of_an_encoding_leaves_the_version_before_as_it_was(start) -> None:
+    """Two nodes of a P+Q group at once, while both have begun the parity of the next version."""
+    nodes = start("pq")
+    values = nodes.snapshot(1)
+    lost = nodes.processes[2:]
+    for process in lost:
+        process.hold(2)
     nodes.begin(2)
-    nodes.processes[3].end()
-    stopped.close()
-    assert are_equal(nodes.fetch(1, (3,)), values)
+    assert [process.next_line() for process in lost] == ["encode of step 2"] * 2
+    for process in lost:
+        process.end()
+    assert are_equal(nodes.fetch(1, (2, 3)), values)
 
 
 def test_without_room_for_parity_the_snapshot_counts_and_the_reason_is_told(start) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mecefo_runtime.job.state_source import Share, Version
+from mecefo_runtime.snapshots.checksums import checksums_of
 from mecefo_runtime.snapshots.messages import Part
 from mecefo_runtime.snapshots.region import Region, size_of
-from mecefo_runtime.snapshots.shelf import NotHeld, Shelf, ShelfFull
+from mecefo_runtime.snapshots.shelf import NotHeld, Shelf, ShelfFull, Snapshot, pieces_of
 
 pytestmark = pytest.mark.unit
 
@@ -27,8 +28,12 @@ def write(region: Region, buffer: int, value: int) -> int:
     return sequence
 
 
-def snapshot(shelf: Shelf, number: int, region: Region, buffer: int, step: int, lineage: str = "a") -> None:
-    shelf.store(number, buffer, write(region, buffer, step), Version(step, lineage), PARTS)
+def snapshot(
+    shelf: Shelf, number: int, region: Region, buffer: int, step: int, lineage: str = "a", value: int | None = None
+) -> None:
+    sequence = write(region, buffer, step if value is None else value)
+    checksums = tuple(map(checksums_of, shelf.written(number, buffer, PARTS)))
+    shelf.store(number, buffer, Snapshot(sequence, Version(step, lineage), PARTS, checksums))
 
 
 def steps(shelf: Shelf) -> list[int]:
@@ -39,7 +44,7 @@ def test_what_is_stored_is_offered_and_read_back(shelf: Shelf) -> None:
     number, region = shelf.reserve(0, SIZE, ())
     snapshot(shelf, number, region, 1, 7)
     assert shelf.offers() == {Version(7, "a"): {"layer.0": frozenset({HALF}), "layer.1": frozenset({HALF})}}
-    memory = shelf.read(Version(7, "a"), "layer.1", HALF)
+    memory = shelf.find(Version(7, "a"), "layer.1", HALF).checked()
     assert bytes(memory) == bytes([7]) * PARTS[1].num_bytes
     for version, unit, share in (
         (Version(8, "a"), "layer.1", HALF),
@@ -48,7 +53,19 @@ def test_what_is_stored_is_offered_and_read_back(shelf: Shelf) -> None:
         (Version(7, "a"), "layer.1", Share(1, 2)),
     ):
         with pytest.raises(NotHeld, match="is not here"):
-            shelf.read(version, unit, share)
+            shelf.find(version, unit, share)
+
+
+@pytest.mark.parametrize(("first", "num_bytes"), [(0, 1), (0, 7 << 20), (SIZE - 9, 12), ((2 * SIZE) - 70, 200000)])
+def test_what_a_node_keeps_is_one_sequence_with_zeros_behind_every_rank(
+    shelf: Shelf, first: int, num_bytes: int
+) -> None:
+    for rank in (0, 1):
+        number, region = shelf.reserve(rank, SIZE, ())
+        snapshot(shelf, number, region, 0, 7, value=rank + 1)
+    ranks = [bytes([rank + 1]) * (SIZE - 7) + bytes(7) for rank in (0, 1)]
+    expected = (b"".join(ranks) + bytes(num_bytes))[first : first + num_bytes]
+    assert b"".join(pieces_of(shelf.memories(Version(7, "a"), (0, 1)), first, num_bytes)) == expected
 
 
 def test_a_snapshot_that_is_begun_to_be_written_over_counts_no_more(shelf: Shelf) -> None:
@@ -59,10 +76,10 @@ def test_a_snapshot_that_is_begun_to_be_written_over_counts_no_more(shelf: Shelf
     stale = region.begin(0)
     assert steps(shelf) == [8]
     with pytest.raises(NotHeld, match="is not here"):
-        shelf.read(Version(7, "a"), "layer.0", HALF)
+        shelf.find(Version(7, "a"), "layer.0", HALF)
     region.begin(0)
     with pytest.raises(NotHeld, match="is being written again"):
-        shelf.store(number, 0, stale, Version(9, "a"), PARTS)
+        shelf.store(number, 0, Snapshot(stale, Version(9, "a"), PARTS, ()))
     assert steps(shelf) == [8]
 
 
@@ -73,8 +90,8 @@ def test_a_flipped_bit_is_found_by_its_chunk(shelf: Shelf) -> None:
     with pytest.raises(
         NotHeld, match=r"layer\.1 of step 7, from rank 0 is damaged in chunk 1: CRC-32 \w{8} is expected"
     ):
-        shelf.read(Version(7, "a"), "layer.1", HALF)
-    shelf.read(Version(7, "a"), "layer.0", HALF)
+        shelf.find(Version(7, "a"), "layer.1", HALF).checked()
+    shelf.find(Version(7, "a"), "layer.0", HALF).checked()
 
 
 def test_there_is_never_more_than_the_limit(shelf: Shelf) -> None:
@@ -123,6 +140,6 @@ def test_after_a_return_to_an_older_version_newer_ones_of_before_go(shelf: Shelf
 def test_what_lies_outside_of_a_buffer_is_refused(shelf: Shelf, buffer: int, first: int, num_bytes: int) -> None:
     number, _ = shelf.reserve(0, SIZE, ())
     with pytest.raises(NotHeld):
-        shelf.store(number, buffer, 0, Version(1, "a"), (Part("head", HALF, first, num_bytes),))
+        shelf.written(number, buffer, (Part("head", HALF, first, num_bytes),))
     with pytest.raises(NotHeld):
-        shelf.store(number + 1, 0, 0, Version(1, "a"), ())
+        shelf.written(number + 1, 0, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.state_source import Piece, Share, Version
+from mecefo_runtime.snapshots import writing
+from mecefo_runtime.snapshots.messages import Store
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.snapshots.writing import LOST, SnapshotWriter
 from mecefo_runtime.state.model_state import ModelState
@@ -26,6 +29,7 @@ from tests.mecefo_runtime.snapshots.real_process import (
     Process,
     are_equal,
     fill,
+    started,
     wait_until,
 )
 
@@ -37,15 +41,7 @@ LAYOUT = configured_layout(Cluster(1, 2, data_parallel=2, pipeline=1, num_layers
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Process]]:
-    processes: list[Process] = []
-
-    def start_process(*arguments: object) -> Process:
-        processes.append(Process(*arguments))
-        return processes[-1]
-
-    yield start_process
-    for process in processes:
-        process.close()
+    yield from started(Process)
 
 
 class Ranks:
@@ -55,7 +51,9 @@ class Ranks:
         self.warnings: list[str] = []
         self.states = [ModelState(JOB, LAYOUT, rank, {}, 0) for rank in (0, 1)]
         address = process.source.address
-        self.writers = [SnapshotWriter(address, TOKEN, rank, every_steps, self.warnings.append) for rank in (0, 1)]
+        self.announce: Callable[[int, str], None] = lambda step, phase: None
+        told = every_steps, self.warnings.append, lambda step, phase: self.announce(step, phase)
+        self.writers = [SnapshotWriter(address, TOKEN, rank, *told) for rank in (0, 1)]
         process.writers += self.writers
         for writer, state in zip(self.writers, self.states, strict=True):
             writer.enter(state, LINEAGE, (0, 1), {})
@@ -85,6 +83,20 @@ class Ranks:
         wait_until(lambda: all(writer.stored_step == step for writer in self.writers))
         self.commit()
         return values
+
+    def snapshot_until_kept(self, first_step: int, newer_than: int = 0) -> tuple[int, dict[str, torch.Tensor]]:
+        """Step until all have a newer one; returns which, and the state after it."""
+        steps, values = count(first_step), {}
+
+        def is_kept() -> bool:
+            step = next(steps)
+            values[step] = self.fill(step)
+            self.copy(step)
+            return self.commit() > newer_than
+
+        wait_until(is_kept)
+        kept = self.commit()
+        return kept, values[kept]
 
 
 def fetch(process: Process, step: int, shares: int = 2) -> dict[str, torch.Tensor]:
@@ -130,6 +142,23 @@ def test_no_snapshot_is_begun_before_all_ranks_have_the_last_one(start) -> None:
         fetch(process, 3)
 
 
+def test_in_the_middle_of_a_copy_the_version_before_is_there_and_this_one_is_not(start) -> None:
+    process = start()
+    ranks = Ranks(process)
+    values, found = ranks.snapshot(1), []
+
+    def look(step: int, phase: str) -> None:
+        found.append((step, phase))
+        with pytest.raises(StoredStateRefused, match="is not here"):
+            fetch(process, 2)
+        assert are_equal(fetch(process, 1), values)
+
+    ranks.announce = look
+    newer = ranks.snapshot(2)
+    assert are_equal(fetch(process, 2), newer)
+    assert found == [(2, "snapshot")] * 2
+
+
 def test_only_every_so_many_steps_are_copied(start) -> None:
     ranks = Ranks(start(), every_steps=5)
     for step in range(1, 5):
@@ -173,6 +202,37 @@ def test_without_room_training_goes_on_and_the_reason_is_told(start) -> None:
     assert len(ranks.warnings) == 2 and all("no snapshots: " in w and "bytes are needed" in w for w in ranks.warnings)
 
 
+def test_a_snapshot_that_is_not_kept_is_said_and_another_one_is_begun(start, monkeypatch) -> None:
+    """The answer is not taken for one to what a rank asks next: it is given other memory, and goes on."""
+    ranks = Ranks(start())
+    ranks.snapshot(1)
+    ranks.fill(2)
+    send = SnapshotWriter._send
+
+    def send_wrongly(writer: SnapshotWriter, message: object) -> None:
+        if isinstance(message, Store):
+            message = replace(message, region=99)
+        send(writer, message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotWriter, "_send", send_wrongly)
+        ranks.copy(2)
+    wait_until(lambda: all(writer.stored_step == LOST for writer in ranks.writers))
+    assert all("step 2 is not kept: there is no buffer" in warning for warning in ranks.warnings)
+    assert len(ranks.warnings) == 2
+    ranks.commit()
+    ranks.snapshot(3)
+    assert len(ranks.warnings) == 2
+
+
+def test_training_does_not_wait_for_memory_that_is_long_in_coming(start, monkeypatch) -> None:
+    monkeypatch.setattr(writing, "RESERVE_TIMEOUT_SECONDS", 0.0)
+    ranks = Ranks(process := start())
+    kept, values = ranks.snapshot_until_kept(1)
+    assert are_equal(fetch(process, kept), values)
+    assert not ranks.warnings
+
+
 def test_a_process_that_is_started_again_gets_new_snapshots(start) -> None:
     process = start()
     ranks = Ranks(process)
@@ -185,17 +245,8 @@ def test_a_process_that_is_started_again_gets_new_snapshots(start) -> None:
         ranks.copy(step)
     assert len(ranks.warnings) == 2 and all("cannot be reached" in warning for warning in ranks.warnings)
     process.start()
-    steps, values = count(6), {}
-
-    def is_kept_again() -> bool:
-        step = next(steps)
-        values[step] = ranks.fill(step)
-        ranks.copy(step)
-        return ranks.commit() > 1
-
-    wait_until(is_kept_again)
-    kept = ranks.commit()
-    assert are_equal(fetch(process, kept), values[kept])
+    kept, values = ranks.snapshot_until_kept(6, newer_than=1)
+    assert are_equal(fetch(process, kept), values)
     with pytest.raises(StoredStateRefused, match="is not here"):
         fetch(process, 1)
 

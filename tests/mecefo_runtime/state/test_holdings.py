@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from mecefo_runtime.job.background import Background, ShadowUnit
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.share import Share
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.units import CPU
@@ -38,6 +39,10 @@ HALF, WHOLE, LAST = layout_of(0, 2, 4), layout_of(0, 4), layout_of(0, 1, 4)
 def build(holdings: Holdings, layout: Layout, **changed: Any) -> tuple[ModelState, dict]:
     told = {"background": NOBODY, "distrusted": (), "incoming": (), "stats_size": STEP_STATS_SIZE, "restores": False}
     return holdings.build(layout, **{**told, **changed})
+
+
+def names(held: Collection[tuple[str, Share]]) -> set[str]:
+    return {name for name, _ in held}
 
 
 def begin(layout: Layout, rank: int = 0) -> Holdings:
@@ -94,9 +99,9 @@ def test_what_a_rank_does_not_trust_makes_room_first(monkeypatch):
     gc.collect()
     others = alive_bytes()
     holdings = begin(HALF)
-    names = tuple(holdings.units(()))
+    everything = tuple(holdings.units(()))
     steady = 4 * FLOAT_BYTES * parameters_of(holdings)
-    peak = peak_bytes(monkeypatch, holdings, HALF, distrusted=names, incoming=names) - others
+    peak = peak_bytes(monkeypatch, holdings, HALF, distrusted=everything, incoming=everything) - others
     assert peak < 1.3 * steady
 
 
@@ -116,24 +121,24 @@ def test_a_regroup_that_fails_loses_nothing():
     holdings = begin(HALF)
     before = {name: unit.checksum() for name, unit in holdings.units(()).items()}
     state, held = build(holdings, LAST, incoming=("layer.0",))
-    assert set(held) == {"embedding", "layer.1"}
+    assert names(held) == {"embedding", "layer.1"}
     state.units["layer.0"].storage.fill_(7.0)
     del state, held
     assert {name: unit.checksum() for name, unit in holdings.units(()).items()} == before
     state, held = build(holdings, WHOLE, incoming=("layer.2", "layer.3", "head"))
-    assert {name: held[name].checksum() for name in held} == before
+    assert {name: unit.checksum() for (name, _), unit in held.items()} == before
     assert not any(state.gradients.tolist())
 
 
 def test_what_is_given_away_counts_until_a_step_is_committed():
     holdings = begin(HALF)
     state, held = build(holdings, LAST)
-    assert set(held) == {"embedding", "layer.0", "layer.1"}
+    assert names(held) == {"embedding", "layer.0", "layer.1"}
     holdings.adopt(state, NOBODY, held, restored=False)
-    assert set(holdings.units(())) == {"embedding", "layer.0"} and set(holdings.given_away(())) == {"layer.1"}
+    assert set(holdings.units(())) == {"embedding", "layer.0"} and names(holdings.given_away(())) == {"layer.1"}
     assert not holdings.given_away(("layer.1",))
     holdings.commit()
-    assert set(holdings.trusted(())) == {"embedding", "layer.0"}
+    assert names(holdings.trusted(())) == {"embedding", "layer.0"}
 
 
 def test_after_a_restore_nothing_of_the_time_before_counts():
@@ -141,9 +146,9 @@ def test_after_a_restore_nothing_of_the_time_before_counts():
     holdings = begin(HALF)
     state, held = build(holdings, LAST, restores=True)
     assert not holdings.trusted(()), "half-way through, all of it may be overwritten"
-    assert set(held) == {"embedding", "layer.0"}, "its memory is used again"
+    assert names(held) == {"embedding", "layer.0"}, "its memory is used again"
     holdings.adopt(state, NOBODY, held, restored=True)
-    assert set(holdings.trusted(())) == {"embedding", "layer.0"}
+    assert names(holdings.trusted(())) == {"embedding", "layer.0"}
 
 
 def test_nothing_is_drawn_for_units_that_come_from_elsewhere(monkeypatch):
@@ -170,4 +175,4 @@ def test_what_is_fetched_counts_when_it_has_come():
     assert set(holdings.units(())) == own
     assert set(holdings.units((), {"layer.2"})) == own | {"layer.2"}
     holdings.receive({"layer.2"})
-    assert set(holdings.trusted(())) == own | {"layer.2"}
+    assert names(holdings.trusted(())) == own | {"layer.2"}

@@ -52,7 +52,7 @@ class Sides:
         try:
             if rank == 3:
                 return move_units(self.groups[rank], self.received, {}, self.transfers)
-            return move_units(self.groups[rank], {}, self.held, self.transfers)
+            return move_units(self.groups[rank], self.held, {}, self.transfers)
         except StateCorrupt as error:
             self.damaged = error.damaged
             raise

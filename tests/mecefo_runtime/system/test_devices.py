@@ -128,7 +128,7 @@ def test_a_job_remembers_its_device():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_the_launcher_refuses_before_anything_is_started():
-    place = LauncherEnvironment(0, 2, 2, 1, "127.0.0.1", 1, False)
+    place = LauncherEnvironment(0, 2, 2, 1, "127.0.0.1", 1, is_store_ours=False, has_agent=False)
 
     def job_for(*arguments: str) -> JobConfig:
         return job_of(place, main.make_context("mecefo_runtime", list(arguments)).params)

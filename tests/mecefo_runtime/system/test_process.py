@@ -32,21 +32,27 @@ def test_its_failure_is_ours():
         run_apart(lambda: str(1 / 0))
 
 
-AS_IDLE = """
+IN_A_SESSION = """
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from mecefo_runtime.system.process import begin_session
+from mecefo_runtime.system.process import begin_session, give_way
 
-begin_session(is_idle=True)
+begin_session(is_idle=sys.argv[1] == "is_idle")
+if sys.argv[1] == "give_way":
+    give_way()
 group = Path("/proc/self/autogroup")
-print(os.getsid(0) == os.getpid(), os.sched_getscheduler(0) == os.SCHED_IDLE)
-print(group.read_text().split()[-1] if group.exists() else "19")
+print(os.getsid(0) == os.getpid(), os.sched_getscheduler(0) == os.SCHED_IDLE, os.nice(0))
+print(group.read_text().split()[-1] if group.exists() else sys.argv[2])
 """
 
 
-def test_an_idle_session_gives_way_itself_not_only_its_threads():
-    done = subprocess.run([sys.executable, "-c", AS_IDLE], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True", "19"]
+@pytest.mark.parametrize(("how", "nice", "of_session"), [("is_idle", 0, "19"), ("give_way", 10, "10")])
+def test_a_session_gives_way_itself_not_only_its_threads(how: str, nice: int, of_session: str):
+    command = [sys.executable, "-c", IN_A_SESSION, how, of_session]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # It begins with what this process has.
+    is_idle = how == "is_idle" or os.sched_getscheduler(0) == os.SCHED_IDLE
+    assert done.stdout.split() == ["True", str(is_idle), str(min(19, os.nice(0) + nice)), of_session]

@@ -14,6 +14,7 @@ from torch import Tensor
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import HealthConfig, JobConfig, ModelConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
+from mecefo_runtime.job.snapshot_interval import NO_SNAPSHOT_COSTS
 from mecefo_runtime.job.step_report import PartHealth, StepStats, StepTotals, StepVerdict
 from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.schedule import learning_rate
@@ -57,7 +58,7 @@ class Rank:
 
     def __init__(self, job: JobConfig = JOB, members: tuple[int, ...] = (0,)) -> None:
         self.wants_boundary = self.is_saving = False
-        self.snapshot_step = 0
+        self.snapshots = 0, NO_SNAPSHOT_COSTS
         self.judgements: list[Judgement] = []
         self.phases: list[str] = []
         groups: Any = Alone()
@@ -224,8 +225,8 @@ def test_gradients_are_clipped_to_the_norm_and_never_stretched(norm: float, rati
 
 
 def test_the_parts_of_all_members_are_read_by_their_place(others) -> None:
-    # Behind the totals come two numbers and two times of this rank, then those of the other one.
-    others([0.0] * 13 + PartHealth(1.0, is_origin=True, is_corrupted=True).encode())
+    # Behind the totals come the numbers of this rank, then those of the other one.
+    others([0.0] * 16 + PartHealth(1.0, is_origin=True, is_corrupted=True).encode())
     rank = Rank(members=(0, 7))
     assert rank.run(1).verdict is StepVerdict.HEAL
     assert rank.judgements[-1].suspects == (7,)

@@ -19,7 +19,7 @@ from chaos.errors import HealError
 from chaos.faults.process.straggler import SlowParameters, SlowRank, _share
 from chaos.host.duty_cycle import DutyCycle
 from chaos.host.process_table import is_stopped
-from chaos.in_process.pace import Paced, SlowPace
+from chaos.in_process.slow import Paced, SlowPace
 from chaos.spec.trigger import Trigger
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.process import ProcessId

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
@@ -17,6 +16,7 @@ from harness.papers.mecefo.perplexity import shipped_convergence
 from harness.papers.mecefo.results import write_result
 from harness.papers.mecefo.text import check_text
 from tests.harness.papers.mecefo.made import UNDILATED, cell_of, result_of, results_of, run_of
+from tests.harness.papers.pages import Links
 
 pytestmark = pytest.mark.unit
 
@@ -44,17 +44,7 @@ def test_every_gate_and_verdict_and_open_question_is_in_all_three(found):
 
 
 def test_the_page_needs_nothing_from_elsewhere(found):
-    class Links(HTMLParser):
-        targets: list[str]
-        tags: list[str]
-
-        def handle_starttag(self, tag, attrs):
-            self.tags.append(tag)
-            self.targets += [value for name, value in attrs if name in ("href", "src")]
-
-    links = Links()
-    links.targets, links.tags = [], []
-    links.feed(render(found))
+    links = Links(render(found))
     assert links.targets == [] and "script" not in links.tags
     # One for each size and shape.
     assert links.tags.count("svg") == 6

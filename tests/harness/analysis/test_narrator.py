@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis import words
-from harness.analysis.words import Narrator
+from harness.analysis.narrator import Narrator
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
 
@@ -120,6 +120,8 @@ class TestProcessExits:
         assert Narrator().tell(self.exited) == "process of rank 3 ended unexpectedly: killed by SIGSEGV"
         supervisor = event("process_exited", role="supervisor", exited_node=1, exited_pid=8, exit=1)
         assert Narrator().tell(supervisor) == "process of supervisor of node 1 ended unexpectedly: exit code 1"
+        snapshots = event("process_exited", role="snapshots", exited_node=1, exited_pid=8, exit=-9)
+        assert Narrator().tell(snapshots) == "snapshot process of node 1 ended unexpectedly: killed by SIGKILL"
 
     def test_an_orderly_one_is_not(self):
         assert Narrator().tell(event("process_exited", role="rank", exited_rank=3, exited_pid=7, exit=0)) is None
@@ -266,3 +268,10 @@ def test_ranks_that_end_to_be_started_again_end_as_they_should():
 def test_one_rank_is_told_as_one():
     assert Narrator().tell(event("detected", lost=[7], how="connection")).endswith("rank 7: its connections closed")
     assert Narrator().tell(event("detected", lost=[6, 7], how="connection")).endswith("7: their connections closed")
+
+
+def test_who_is_held_in_the_middle_of_a_snapshot():
+    told = Narrator().tell(replace(event("held", incident=0, phase="snapshot", held_rank=2), step=7))
+    assert told == "rank 2 held in the middle of copying the snapshot of step 7"
+    told = Narrator().tell(replace(event("held", incident=0, phase="encode", held_node=1), step=7))
+    assert told == "node 1's snapshot process held while it encodes the snapshot of step 7"

@@ -1,0 +1,325 @@
+"""Events in plain words: one sentence for each event that a person wants to know of, none for the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from harness.analysis.words import (
+    count,
+    evidence_text,
+    exit_text,
+    name_bytes,
+    name_nodes,
+    name_ranks,
+    name_seconds,
+    num_layers,
+    one_line,
+    target_text,
+    when,
+)
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+
+_HOW_NOTICED = {
+    "supervisor": "a supervisor saw the processes end",
+    "connection": "their connections closed",
+    "heartbeat": "their heartbeats stopped",
+    "peers": "other ranks cannot reach them",
+    "health": "their numbers were corrupted",
+}
+_HOW_NOTICED_ONE = {
+    how: words.replace("processes", "process").replace("their", "its").replace("them", "it")
+    for how, words in _HOW_NOTICED.items()
+}
+_HELD: Mapping[Any, str] = {
+    "snapshot": "{whom} held in the middle of copying the snapshot of step {step}",
+    "encode": "node {node}'s snapshot process held while it encodes the snapshot of step {step}",
+}
+_NOTHING_TO_UNDO = "nothing to undo"
+_REJECTED = {
+    "repeat": "it is computed again",
+    "skip": "it is left out",
+    "evict": "the rank has to go",
+    "heal": "the state comes from the peers",
+}
+
+# Where in its sources gloo was, and its guesses at the cause: the log keeps them.
+_GLOO_NOISE = re.compile(r"\[\S*/gloo/\S*:\d+\] | This is typically caused by .*", re.DOTALL)
+# So many in a row are told one by one, and then each time that they have doubled.
+_REJECTED_TOLD = 4
+
+
+class Narrator:
+    """Tells a run's events, in the order fed. It remembers just what later sentences refer to."""
+
+    def __init__(self) -> None:
+        self._injected: dict[int, Event] = {}
+        self._is_striking = False
+        self._killed_pids: set[int] = set()
+        # How many steps each job is to have.
+        self._steps: dict[str, int] = {}
+        # How often in a row a step of a job was found rejected, and which was the last.
+        self._rejected: dict[str, tuple[int, int]] = {}
+        # Jobs whose processes end because the job is over.
+        self._ending: set[str] = set()
+        # Jobs whose ranks all end, to be started again.
+        self._restarting: set[str] = set()
+        # Nodes that are up, of those that a run begins with.
+        self._nodes_up: set[str] = set()
+        self._num_nodes = 0
+        # Processes of ranks that said goodbye.
+        self._finished_pids: set[int] = set()
+
+    def tell(self, event: Event) -> str | None:
+        """What happened, in one sentence without its time and step; None when it is not worth a line."""
+        if event.kind == "step_committed" and (event.step or 0) >= self._steps.get(event.job, 0) > 0:
+            self._ending.add(event.job)
+        teller = getattr(self, f"_tell_{event.kind}", None)
+        sentence = teller(event, event.fields) if teller else None
+        if sentence is None:
+            return None
+        return one_line(sentence if event.job == MAIN_JOB else f"fault-free twin: {sentence}")
+
+    def _tell_incidents_planned(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        planned = [f"{i.get('fault')} on {target_text(i.get('target'))} {when(i)}" for i in fields.get("incidents", [])]
+        return f"planned: {'; '.join(planned)}" if planned else None
+
+    def _tell_nodes_starting(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._num_nodes = int(fields.get("num_nodes") or 0)
+        return f"bringing up {count(self._num_nodes, 'node')}: containers of the image {fields.get('image')}"
+
+    def _tell_container_ready(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        kind, _, node = str(fields.get("container")).partition("-")
+        if kind != "node":
+            return None
+        is_first = int(fields.get("container_attempt") or 1) == 1
+        self._nodes_up.add(node)
+        of_all = f", {len(self._nodes_up)} of {self._num_nodes}" if is_first else ""
+        return f"node {node} is up{of_all}: its container took {name_seconds(fields.get('start_seconds'))} to get ready"
+
+    def _tell_job_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._steps[event.job] = int(fields.get("steps") or 0)
+        ranks = count(fields.get("num_ranks") or 0, "rank")
+        if fields.get("command"):
+            return f"job started: {fields['command']}"
+        emulated = fields.get("emulation")
+        steps = count(fields.get("steps") or 0, "step") + (f", emulated {emulated['device']}" if emulated else "")
+        steps += f", snapshots {fields['snapshots']}" if fields.get("snapshots") else ""
+        return f"job started: {ranks}, {steps}{', no faults, to compare with' if event.job == TWIN_JOB else ''}"
+
+    def _tell_held(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_striking = True
+        rank, node, phase = (fields.get(name) for name in ("held_rank", "held_node", "phase"))
+        whom = "the target" if rank is None else f"rank {rank}"
+        how = _HELD.get(phase, f"{whom} held in the {phase} phase of the step")
+        return how.format(whom=whom, node=node, step=event.step)
+
+    def _tell_injected(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._injected[fields.get("incident", 0)] = event
+        self._killed_pids.update(pid for process in fields.get("processes", ()) if (pid := _pid(process)))
+        whom = _whom(fields)
+        return f"{fields.get('fault')} applied to {target_text(fields.get('target'))}{': ' if whom else ''}{whom}"
+
+    def _tell_verified(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_striking = False
+        injected = self._injected.get(fields.get("incident", 0))
+        evidence = evidence_text(fields.get("evidence"))
+        if injected is None or not injected.fields.get("is_loss"):
+            return f"effect seen: {evidence}" if evidence else "effect seen"
+        whom = _whom(injected.fields)
+        target = target_text(injected.fields.get("target"))
+        # Some are killed from outside, some end of what happens in them: the fault's name says how.
+        how = "killed" if str(injected.fields.get("fault")).startswith("kill-") else "ended"
+        return f"{target} {how}: {whom} gone" if whom else f"{target} {how}: {evidence}"
+
+    def _tell_unverified(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._is_striking = False
+        if fields.get("incident", 0) not in self._injected:
+            return f"incident {fields.get('incident')} was NOT applied: {fields.get('reason')}"
+        return f"the fault's effect was NOT seen: {fields.get('reason')}. The run proves nothing about it"
+
+    def _tell_not_due(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"incident {fields.get('incident')} did not come due: {fields.get('reason')}"
+
+    def _tell_detected(self, event: Event, fields: Mapping[str, Any]) -> str:
+        how = str(fields.get("how"))
+        lost = fields.get("lost", ())
+        ways = _HOW_NOTICED_ONE if _size(lost) == 1 else _HOW_NOTICED
+        return f"the job noticed the loss of {name_ranks(lost)}: {ways.get(how, how)}"
+
+    def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        if fields.get("reason") == "heal":
+            return "state that differed or was spoilt is replaced by the peers'"
+        if fields.get("reason") not in ("loss", "retry", "balance"):
+            return None
+        if (fetched := fields.get("num_fetched_in_background")) and fields["reason"] == "loss":
+            ranks = count(_size(fields.get("members")), "rank")
+            return f"{ranks} go on with what they have; {count(fetched, 'unit')} of state on the way meanwhile"
+        again = "once more " if fields["reason"] == "retry" else ""
+        degraded, projected = (num_layers(fields.get("layout"), how) for how in ("degraded", "projected"))
+        approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
+        approximated += f", {count(projected, 'layer')} with low-rank weight gradients" if projected else ""
+        return f"the layers are shared out {again}over {count(_size(fields.get('members')), 'rank')}{approximated}"
+
+    def _tell_regrouped(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        ranks = count(_size(fields.get("members")), "rank")
+        if fields.get("reason") == "start":
+            return f"{ranks} connected; training begins"
+        size, seconds = fields.get("transfer_bytes") or 0, fields.get("transfer_seconds") or 0.0
+        moved = f"; {name_bytes(size)} of state moved in {seconds:.2f} s" if size else ""
+        why = "; ".join(f"no {rung}: {reason}" for rung, reason in (fields.get("passed_over") or {}).items())
+        return f"{ranks} connected anew{moved}{f' ({why})' if why else ''}"
+
+    def _tell_step_unfit(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        number, last_step = self._rejected.get(event.job, (0, -1))
+        step = event.step or 0
+        number = number + 1 if step - last_step <= 1 else 1
+        self._rejected[event.job] = (number, step)
+        verdict = _REJECTED.get(str(fields.get("verdict")))
+        sentence = f"the step is not fit to be committed ({fields.get('reason')}): {verdict}"
+        if number <= _REJECTED_TOLD:
+            return sentence
+        # A model that is corrupted for good corrupts every step from then on.
+        return f"{sentence}; {number} times in a row now" if number & (number - 1) == 0 else None
+
+    def _tell_transfer_damaged(self, event: Event, fields: Mapping[str, Any]) -> str:
+        unit = str(fields.get("unit")).replace("layer.", "layer ")
+        return f"the state of {unit} reached rank {event.rank} damaged; rank {fields.get('source_rank')} had sent it"
+
+    def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first that failed"
+
+    def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"all ranks go on from the checkpoint of step {event.step}"
+
+    def _tell_snapshot_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
+        rebuilt = f", those of {name_nodes(lost)} from parity" if (lost := fields.get("rebuilt_nodes")) else ""
+        return f"all ranks go on from the snapshots of step {event.step} in the nodes' memory{rebuilt}"
+
+    def _tell_snapshots_unprotected(self, event: Event, fields: Mapping[str, Any]) -> str:
+        lost, left = name_nodes(fields.get("nodes") or ()), fields.get("losses_left") or "no"
+        return f"the snapshots of {lost} are lost: those of step {event.step} bear {left} more in its group"
+
+    def _tell_snapshots_protected(self, event: Event, fields: Mapping[str, Any]) -> str:
+        what = "what was lost is rebuilt" if fields.get("is_reencoded") else "they are newer ones"
+        after = name_seconds(fields.get("seconds"))
+        return f"the snapshots of step {event.step} are protected after {after}: {what}"
+
+    def _tell_snapshot_interval(self, event: Event, fields: Mapping[str, Any]) -> str:
+        cost, mtbf = (name_seconds(fields.get(name)) for name in ("stopped_seconds", "mtbf_seconds"))
+        steps = count(fields.get("every_steps") or 0, "step")
+        return f"snapshots every {steps} from now on: one stops training for {cost}, and losses are {mtbf} apart"
+
+    def _tell_restarting(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._restarting.add(event.job)
+        return "all ranks end: the job starts again when all of them can"
+
+    def _tell_restart_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._restarting.discard(event.job)
+        return f"{count(_size(fields.get('ranks')), 'rank')} start again"
+
+    def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        nodes, ranks = name_nodes(fields.get("nodes", ())), name_ranks(fields.get("ranks", ()))
+        whom = " with ".join(part for part in (nodes, ranks) if part) or "the target"
+        num_first = _size(fields.get("nodes")) or _size(fields.get("ranks"))
+        return f"repair: {whom} {'start' if num_first > 1 else 'starts'} again"
+
+    def _tell_rejoined(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"{name_ranks(fields.get('ranks', ()))} back in the job"
+
+    def _tell_coordinator_restarted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"the coordinator is back: it learned the state from {count(_size(fields.get('members')), 'rank')}"
+
+    def _tell_undone(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        injected = self._injected.get(fields.get("incident", 0))
+        if injected is None or not injected.fields.get("goes_on"):
+            return None
+        evidence = fields.get("evidence")
+        # Whose pids it was, and who undid it, is for the log.
+        how = evidence_text(evidence["undone"] if isinstance(evidence, Mapping) and "undone" in evidence else evidence)
+        return f"{injected.fields.get('fault')} is over{f': {how}' if how and how != _NOTHING_TO_UNDO else ''}"
+
+    def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"a fault could NOT be undone: {fields.get('reason')}. ledger.jsonl in the run's folder says what it was"
+
+    def _tell_rank_finished(self, event: Event, fields: Mapping[str, Any]) -> None:
+        self._finished_pids.add(event.pid)
+
+    def _tell_process_exited(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
+        # and once the job is over, all of them are ended.
+        by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
+        # Nobody knows how a rank ended that somebody else started, but whoever could say goodbye ran to its end.
+        by_design = by_design or (fields.get("exit") is None and fields.get("exited_pid") in self._finished_pids)
+        by_design = by_design or (fields.get("role") == "rank" and event.job in self._restarting)
+        if fields.get("role") == "launcher":
+            # What it leaves behind is ended, by itself or by us.
+            self._ending.add(event.job)
+        if by_design or fields.get("exit") == 0:
+            return None
+        who = "snapshot process" if fields.get("role") == "snapshots" else f"process of {fields.get('role')}"
+        if fields.get("exited_rank") is not None:
+            who = f"process of rank {fields['exited_rank']}"
+        elif fields.get("exited_node") is not None:
+            who += f" of node {fields['exited_node']}"
+        how = f": {exit_text(fields['exit'])}" if fields.get("exit") is not None else ""
+        return f"{who} ended unexpectedly{how}"
+
+    def _tell_attempt_started(self, event: Event, fields: Mapping[str, Any]) -> str:
+        ranks, number = count(fields.get("world_size") or 0, "rank"), fields.get("attempt_number")
+        return f"{ranks} found" if number == 1 else f"the launcher has started the job again: attempt {number}, {ranks}"
+
+    def _tell_job_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.add(event.job)
+        return f"the job cannot go on: {fields.get('reason')}"
+
+    def _tell_job_ended(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.add(event.job)
+        return f"job {fields.get('outcome')} with {count(fields.get('steps_committed') or 0, 'step')} committed"
+
+    def _tell_halted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.update((MAIN_JOB, TWIN_JOB))
+        return f"halted, because: {fields.get('condition')}"
+
+    def _tell_aborted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.update((MAIN_JOB, TWIN_JOB))
+        return f"gate '{fields.get('gate')}' is certain to fail, so the run ends: {fields.get('reason')}"
+
+    def _tell_interrupted(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.update((MAIN_JOB, TWIN_JOB))
+        return f"interrupted by {fields.get('signal')}; cleaning up"
+
+    def _tell_residue(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        nouns = {"processes": "process", "undo_pending": "fault not undone", "left": "thing"}
+        left = [count(size, noun) for key, noun in nouns.items() if (size := _size(fields.get(key)))]
+        return f"left behind: {', '.join(left)}. ledger.jsonl and events.jsonl say which" if left else None
+
+    def _tell_run_ended(self, event: Event, fields: Mapping[str, Any]) -> str | None:
+        if fields.get("reason") == "completed":
+            return None
+        return f"run {fields.get('reason')}{': ' if fields.get('message') else ''}{fields.get('message') or ''}"
+
+    def _tell_warning(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"warning: {_GLOO_NOISE.sub('', str(fields.get('message')))}"
+
+
+def _whom(fields: Mapping[str, Any]) -> str:
+    """`ranks 4 and 5 (5 processes)`."""
+    processes = _size(fields.get("processes"))
+    named = name_ranks(fields.get("ranks") or ())
+    if not processes:
+        return named
+    return f"{named} ({count(processes, 'process')})" if named else count(processes, "process")
+
+
+def _pid(process: object) -> int | None:
+    pid = process.get("pid") if isinstance(process, Mapping) else process[0] if isinstance(process, list) else process
+    return pid if isinstance(pid, int) else None
+
+
+def _size(value: object) -> int:
+    """How many: of a list its length, of a number itself."""
+    if isinstance(value, int):
+        return value
+    return len(value) if isinstance(value, list | tuple | dict | set | frozenset) else 0

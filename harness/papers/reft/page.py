@@ -1,0 +1,68 @@
+"""The check as one HTML page that needs no network and no script, with a plot of survival on eight and on 64 nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from harness.papers.reft.check import Check
+from harness.papers.reft.claims import PAPER
+from harness.papers.reft.findings import OPEN
+from harness.papers.reft.odds import LARGE, Odds
+from harness.papers.reft.schemes import NUM_NODES
+from harness.papers.reft.text import gate_line, sections
+from harness.papers.views import styles
+from harness.report.drawing import WIDE, Frame, Scale, figure, legend, rect, rule, scale, text, ticks
+from harness.report.templates import template
+
+_TEMPLATE = "page.html.j2"
+_LABEL, _ROW, _BAR = 190, 16, 8
+_RIGHT = 24
+
+
+def render(check: Check) -> str:
+    """The whole page."""
+    return template(Path(__file__).parent, _TEMPLATE).render(
+        check=check,
+        paper=PAPER,
+        open=OPEN,
+        styles=styles(),
+        gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
+        plots=[_plot(check.odds, NUM_NODES), _plot(check.odds, LARGE)],
+        sections=sections(check),
+    )
+
+
+def _plot(odds: Sequence[Odds], num_nodes: int) -> Markup:
+    """A line for each scheme and number of nodes lost: drawn with its interval, real processes, the closed form."""
+    mine = [one for one in odds if one.num_nodes == num_nodes and one.num_lost is not None]
+    frame = Frame(WIDE, 30.0, 34.0 + _ROW * len(mine))
+    x = scale(0.0, 1.0, _LABEL, WIDE - _RIGHT)
+    body = [text(8, 16, f"{num_nodes} nodes: probability that the state in memory survives", css="strong")]
+    for value in ticks(0.0, 1.0):
+        body.append(rule(x(value), frame.top - 6, frame.bottom, "grid"))
+        body.append(text(x(value), frame.bottom + 14, f"{value:g}", "middle"))
+    for number, one in enumerate(mine):
+        body += _row(one, x, frame.top + (number + 0.5) * _ROW)
+    items = [("key-degraded", "drawn through the product's code, 95% interval"), ("mark-bad", "closed form")]
+    if any(one.lived is not None for one in mine):
+        items.insert(1, ("part-holds", "real processes, 95% interval"))
+    signs, height = legend(items, WIDE, frame.bottom + 22)
+    words = "; ".join(f"{one.scheme}, {one.num_lost} lost: {one.closed:.3f}" for one in mine)
+    title = f"Survival on {num_nodes} nodes"
+    return figure(f"survival-{num_nodes}", WIDE, frame.bottom + 28 + height, title, words, [*body, *signs])
+
+
+def _row(odds: Odds, x: Scale, y: float) -> Iterator[str]:
+    yield text(_LABEL - 8, y + 4, f"{odds.scheme}, {odds.num_lost} lost", "end")
+    if odds.lived is not None and odds.lived.num_draws:
+        low, high = odds.lived.interval
+        told = f"real: {odds.lived.num_survived} of {odds.lived.num_draws}"
+        yield rect(x(low), y - _BAR / 2 - 2, max(x(high) - x(low), 2.0), _BAR + 4, "part-holds", told)
+    if odds.drawn is not None:
+        low, high = odds.drawn.interval
+        told = f"drawn: {odds.drawn.num_survived} of {odds.drawn.num_draws}"
+        yield rect(x(low), y - _BAR / 2 + 1, max(x(high) - x(low), 2.0), _BAR - 2, "key-degraded", told)
+    yield rect(x(odds.closed) - 1, y - 7, 2, 14, "mark-bad", f"closed form: {odds.closed:.4f}")

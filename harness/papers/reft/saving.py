@@ -1,0 +1,89 @@
+"""How long saves take by snapshots and by asynchronous checkpoints, as `python -m benchmarks.snapshots` measured it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar
+
+from chaos.errors import UsageError
+from mecefo_runtime.system.json_values import JsonTypeError, from_json
+
+FILE = "saving.json"
+COMMAND = "python -m benchmarks.snapshots --part saving --saving FILE"
+# Of the time, for which saves may stop training: the same for every way.
+BUDGET_RATIO = 0.01
+# How the names of those end in which every rank saves all of it, and not its share.
+WHOLE = ", whole state"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to save `bytes_per_rank`: training stops for `stopped_seconds`, all is safe after `total_seconds`."""
+
+    MAY_HAVE_MORE: ClassVar[bool] = True
+
+    bytes_per_rank: int
+    stopped_seconds: float
+    total_seconds: float
+    num_saves: int = 0
+
+    @property
+    def least_interval_seconds(self) -> float:
+        """How often one can save within the budget, one save after the other."""
+        return max(self.stopped_seconds / BUDGET_RATIO, self.total_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What was measured, when and on what; `methods` by name."""
+
+    MAY_HAVE_MORE: ClassVar[bool] = True
+
+    date: str
+    machine: str
+    command: str
+    state_bytes: int
+    methods: Mapping[str, Way] = field(default_factory=dict)
+
+    @property
+    def snapshots(self) -> Mapping[str, Way]:
+        """Those of this product, by protection."""
+        return {name.partition(", ")[2]: way for name, way in self.methods.items() if name.startswith("snapshot,")}
+
+    @property
+    def asynchronous(self) -> Mapping[str, Way]:
+        """Asynchronous checkpoints."""
+        return {name: way for name, way in self.methods.items() if "async" in name}
+
+
+def snapshot_way(saving: Saving) -> tuple[str, float] | None:
+    """(name, seconds stopped) of a snapshot with XOR."""
+    way = saving.snapshots.get("xor")
+    return None if way is None else ("a snapshot, XOR", way.stopped_seconds)
+
+
+def read_saving(path: Path | None) -> Saving | None:
+    """What stands in `path`; without one, what came with this version; None where nothing did.
+
+    Raises:
+        UsageError: the file cannot be read, or is not what the benchmark wrote.
+    """
+    if path is None:
+        shipped = files(__package__).joinpath(FILE)
+        return _parse(shipped.read_text(), FILE) if shipped.is_file() else None
+    try:
+        return _parse(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {error}", path=str(path)) from error
+
+
+def _parse(text: str, path: str) -> Saving:
+    try:
+        return from_json(Saving, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, JsonTypeError) else "it is no JSON"
+        raise UsageError(f"is not what `{COMMAND}` wrote: {said}", path=path) from error

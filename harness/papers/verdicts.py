@@ -1,0 +1,41 @@
+"""Whether a claim holds here: in one word with one sentence, and as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["reproduced", "better than the paper", "not reproduced", "cannot be decided here", "no claim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim, what we find, and the verdict."""
+
+    claim: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What cannot be decided here, and what would decide it."""
+
+    question: str
+    what_decides: str
+
+
+def exit_code_of(passed: Iterable[bool | None]) -> int:
+    """Of gates, None: undecided. 0: all that is decided passed; 1: one failed; 5: nothing is decided."""
+    decided = [one for one in passed if one is not None]
+    if not decided:
+        return 5
+    return 0 if all(decided) else 1
+
+
+def gate_word(passed: bool | None) -> str:
+    """What stands before a gate."""
+    return {True: "pass", False: "FAIL", None: "undecided"}[passed]
