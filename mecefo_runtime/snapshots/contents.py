@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,11 +133,10 @@ class Contents:
                 units[taken.part.unit] = units.get(taken.part.unit, frozenset()) | {taken.part.share}
         return found
 
-    def parities(self, version: Version) -> Iterator[Parity]:
-        """Those of `version` that say what lost nodes had, the newest first."""
-        for (of, generation), parity in sorted(self._parities.items(), key=lambda item: -item[0][1]):
-            if of == version and (parity.is_settled or not generation):
-                yield parity
+    def parities(self, version: Version) -> list[Parity]:
+        """Those of `version`, the newest that is settled first; then those that others may have settled on already."""
+        found = [parity for (of, _), parity in self._parities.items() if of == version]
+        return sorted(found, key=lambda one: (one.is_settled or not one.generation, one.generation), reverse=True)
 
     def parity(self, version: Version, generation: int) -> Parity | None:
         """That of a generation."""

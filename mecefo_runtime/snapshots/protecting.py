@@ -63,12 +63,33 @@ class Protector:
         return pieces
 
     def rebuilt(self, version: Version, unit: str, share: Share) -> memoryview | None:
-        """A share of a unit that another node had, None: that no parity here knows of."""
+        """A share of a unit that another node had, None: that no parity here knows of.
+
+        Raises:
+            Unrecoverable: too many are lost.
+            NotHeld: what was rebuilt is not what it was.
+        """
+        tried, reason = set[int](), None
+        while (found := self._find(version, unit, share, tried)) is not None:
+            parity, node, part = found
+            tried.add(parity.generation)
+            try:
+                return self._rebuild(parity, node, part)
+            except Unrecoverable as error:
+                # Others may have settled on a later generation meanwhile, and let go of what this one consists of.
+                reason = reason or error
+        if reason is not None:
+            raise reason
+        return None
+
+    def _find(
+        self, version: Version, unit: str, share: Share, tried: Collection[int]
+    ) -> tuple[Parity, int, KeptPart] | None:
+        """The first parity, but for generations that were `tried`, that says what this share was: (it, node, part)."""
         with self._lock:
-            parities = list(self._contents.parities(version))
-        for parity in parities:
-            if (found := find_part(parity, unit, share)) is not None:
-                return self._rebuild(parity, *found)
+            for parity in self._contents.parities(version):
+                if parity.generation not in tried and (found := find_part(parity, unit, share)) is not None:
+                    return parity, *found
         return None
 
     def _rebuild(self, parity: Parity, node: int, part: KeptPart) -> memoryview:
