@@ -25,9 +25,9 @@ from benchmarks._spread import Spread, spread, table
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, configured_layout
-from mecefo_runtime.job.predicted_costs import predict_costs
-from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import Situation, find
+from mecefo_runtime.prediction.predicted_costs import predict_costs
+from mecefo_runtime.prediction.step_time import step_seconds
 
 LIMIT_SECONDS = 0.05
 LOST_RATIO = 1 / 8

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
 from mecefo_runtime.job.layout import Cluster, Layout
-from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.planners import Situation
+from mecefo_runtime.prediction.predicted_costs import predict_costs
 
 COSTS = predict_costs(PRESETS["llama-tiny"], 64, 2, ApproximationConfig())
 

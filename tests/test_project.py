@@ -36,8 +36,8 @@ PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks", "dashboards", "m
 # Packages and their rooms, lowest first: an import may point to the left and down, never to the right or up.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (
-        *("system", "job", "model", "comm", "planners", "state", "checkpoint", "snapshots", "training"),
-        *("membership", "launch"),
+        *("system", "job", "prediction", "model", "comm", "planners", "state", "checkpoint", "snapshots", "step"),
+        *("training", "recovery", "membership", "launch"),
         *("huggingface", "__main__"),
     ),
     "chaos": (

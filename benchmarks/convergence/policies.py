@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
 from mecefo_runtime.job.layout import Cluster, Layout
-from mecefo_runtime.job.predicted_costs import predict_costs
-from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import NoLayout, Situation, find
+from mecefo_runtime.prediction.predicted_costs import predict_costs
+from mecefo_runtime.prediction.step_time import step_seconds
 
 # 1,024 sequences a step, as the paper's 7B run has, in microbatches of two.
 CLUSTER = Cluster(

@@ -15,7 +15,7 @@ from benchmarks.convergence.cases import FREE, Case
 from benchmarks.convergence.failures import PROCESSES
 from benchmarks.convergence.policies import COSTS, configured_layout
 from benchmarks.convergence.runs import Outcome
-from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.prediction.step_time import step_seconds
 
 # arXiv 2510.16415, section 5: the 1B run's relative gradient error stayed below it; its tokens/s fell by so much at 7B.
 PAPER_GRADIENT_ERROR = 0.6

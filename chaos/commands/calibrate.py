@@ -14,7 +14,7 @@ from chaos.commands.output import print_json, print_text
 from chaos.errors import EnvironmentFailure, UsageError, nearest
 
 if TYPE_CHECKING:
-    from mecefo_runtime.job.device_model import DeviceModel
+    from mecefo_runtime.prediction.device_model import DeviceModel
 
 
 @click.command()

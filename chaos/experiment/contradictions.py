@@ -17,8 +17,8 @@ from chaos.spec.trigger import SNAPSHOT_PHASES, Duration
 from chaos.spec.validation_errors import Problems
 from chaos.spec.yaml_lines import KeyPath
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.job.named_devices import NAMES as DEVICE_NAMES
 from mecefo_runtime.planners import stops_on_loss
+from mecefo_runtime.prediction.named_devices import NAMES as DEVICE_NAMES
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault

@@ -36,9 +36,9 @@ from mecefo_runtime.job.config import (
     SnapshotConfig,
     quality_of,
 )
-from mecefo_runtime.job.device_model import DeviceModel, emulating, rescaled
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.planners import fixed_settings, goes_back_to, with_fixed_settings
+from mecefo_runtime.prediction.device_model import DeviceModel, emulating, rescaled
 from mecefo_runtime.system.devices import DeviceChoice
 
 # The recipe's defaults are the runtime's.

@@ -14,7 +14,7 @@ from harness.forecast.layouts import Change, Stages, lost_stages
 from harness.forecast.model import JobModel, Rating
 from harness.forecast.pipeline import one_forward_one_backward, passes
 from mecefo_runtime.job.layout import configured_layout, split_evenly
-from mecefo_runtime.job.step_time import state_bytes
+from mecefo_runtime.prediction.step_time import state_bytes
 
 
 class Bamboo:

@@ -20,12 +20,12 @@ from chaos.spec.yaml_lines import Mistake, read
 from harness.forecast.failures import read_trace
 from harness.forecast.model import Failures, JobModel, Policy, Recovery, SampleWorth, Saving, SnapshotSaving
 from harness.forecast.strategies import all_policies, number, share, strategy
-from mecefo_runtime.job.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.job.layout import Cluster, LayoutError
-from mecefo_runtime.job.named_devices import NAMES, named_device
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.planners import goes_back_to
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
+from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model
+from mecefo_runtime.prediction.named_devices import NAMES, named_device
 
 BEST = "best"
 # What a sample that went through degraded layers alone is worth: 1 - steps lost / share degraded, of `mecefo` without a

@@ -28,8 +28,9 @@ from harness.forecast.model import JobModel, Policy, Rating
 from harness.forecast.pipeline import rate
 from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.layout import Cluster, Layout
-from mecefo_runtime.membership.commit import Decision
-from mecefo_runtime.membership.regroup import (
+from mecefo_runtime.planners import NoLayout, Planner, Situation, find, fixed_settings
+from mecefo_runtime.recovery.commit import Decision
+from mecefo_runtime.recovery.regroup import (
     CannotGoOn,
     Rules,
     Survivors,
@@ -37,7 +38,6 @@ from mecefo_runtime.membership.regroup import (
     transfer_seconds,
     unit_bytes,
 )
-from mecefo_runtime.planners import NoLayout, Planner, Situation, find, fixed_settings
 
 MAX_REPLICAS = 128
 # Planners for which it does not matter which stages of a replica are lost.

@@ -26,9 +26,9 @@ from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link
 from mecefo_runtime.job.protection import Protection
-from mecefo_runtime.job.step_time import reducing_over
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
+from mecefo_runtime.prediction.step_time import reducing_over
 
 BAMBOO = "bamboo"
 # Every second of a forecast is productive or has one of these causes.

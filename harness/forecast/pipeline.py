@@ -1,6 +1,6 @@
 """How long a step takes: 1F1B by its events, forward and backward apart, then reduction, commit and update.
 
-`mecefo_runtime.job.step_time` is what planners compute with; this is what the pipeline of `training/pipeline.py` does.
+`mecefo_runtime.prediction.step_time` is what planners compute with; this is what `mecefo_runtime.step.pipeline` does.
 The two are equal for equal stages without communication. What differs: a rank begins its next step when its own
 update is over, not when the slowest is, so that a long update of one rank hides behind another's pipeline; a stage
 waits for messages; and unequal stages are simulated instead of bounded.
@@ -16,8 +16,8 @@ from harness.forecast.model import JobModel, Rating
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Replica
 from mecefo_runtime.job.link import Link
-from mecefo_runtime.job.step_time import commit_seconds, span_update_seconds, state_bytes
-from mecefo_runtime.training.ratings import Ratings
+from mecefo_runtime.prediction.step_time import commit_seconds, span_update_seconds, state_bytes
+from mecefo_runtime.step.ratings import Ratings
 
 # After so many microbatches for each stage the pipeline has settled: what follows is the same over and over again.
 _SETTLED_ROUNDS = 6

@@ -25,9 +25,9 @@ from harness.judging.gates import GateError, HaltCondition
 from harness.network.machine import why_no_networks
 from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.device_model import rescaled
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.model.data import DataError, read_corpus
+from mecefo_runtime.prediction.device_model import rescaled
 from mecefo_runtime.system.devices import num_devices
 from mecefo_runtime.system.dilation import NO_DILATION, automatic_ratio
 

@@ -21,7 +21,7 @@ from harness.backends.base import AnyConfig
 from harness.store.files import write_whole
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.device_model import rescaled
+from mecefo_runtime.prediction.device_model import rescaled
 
 KEPT_FILE = "ratings.json"
 _MAX_KEPT = 50

@@ -1,4 +1,4 @@
-"""A job as values: configuration, layout and the transfers to it, what layers cost, how long a step takes.
+"""A job as values: configuration, layout and the transfers to it, what layers cost.
 
 Pure: no tensors, no I/O, no torch.
 """

@@ -1,4 +1,4 @@
-"""The coordinator: who is in an epoch, what becomes of the step in flight, which layout comes next.
+"""The coordinator: who is in an epoch, and what its members are told.
 
 Decisions are values; `coordinator` alone does I/O, and no tensors are here.
 """

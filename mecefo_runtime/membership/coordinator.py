@@ -48,14 +48,14 @@ from mecefo_runtime.comm.messages import (
     to_wire,
 )
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
-from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.job.protection import SnapshotOffers
 from mecefo_runtime.job.state_source import Source, Version
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
-from mecefo_runtime.membership.regroup import CannotGoOn, Rules
 from mecefo_runtime.planners import find, goes_back_to, stops_on_loss, with_fixed_settings
+from mecefo_runtime.prediction.predicted_costs import predict_costs
+from mecefo_runtime.recovery.regroup import CannotGoOn, Rules
 from mecefo_runtime.snapshots.messages import (
     FromSnapshotProcess,
     SnapshotsHello,

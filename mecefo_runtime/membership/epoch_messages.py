@@ -8,9 +8,9 @@ from typing import Any
 from mecefo_runtime.comm.messages import Form
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.snapshot_interval import Failures
-from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.membership.member_table import Member
-from mecefo_runtime.membership.regroup import RegroupPlan
+from mecefo_runtime.prediction.step_time import step_seconds
+from mecefo_runtime.recovery.regroup import RegroupPlan
 from mecefo_runtime.system.devices import choose_way
 
 

@@ -25,12 +25,12 @@ from mecefo_runtime.job.state_source import (
     plan_pieces,
 )
 from mecefo_runtime.job.step_report import StepVerdict
-from mecefo_runtime.membership.commit import Decision, decide, newest_history
 from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
-from mecefo_runtime.membership.kept_snapshots import KeptSnapshots
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
-from mecefo_runtime.membership.regroup import RegroupPlan, Rules, Survivors, plan_epoch
-from mecefo_runtime.membership.rungs import totals
+from mecefo_runtime.recovery.commit import Decision, decide, newest_history
+from mecefo_runtime.recovery.kept_snapshots import KeptSnapshots
+from mecefo_runtime.recovery.regroup import RegroupPlan, Rules, Survivors, plan_epoch
+from mecefo_runtime.recovery.rungs import totals
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 
 ALL_LOST = "every rank that held state was lost"
@@ -169,8 +169,8 @@ class Epochs:
         Returns what to take leave with if no epoch follows: the last step is committed, or a rank `has_completed`.
 
         Raises:
-            mecefo_runtime.membership.commit.RuleBroken: what the survivors report contradicts the rule.
-            mecefo_runtime.membership.regroup.CannotGoOn: no layout is possible, or state is lost for good.
+            mecefo_runtime.recovery.commit.RuleBroken: what the survivors report contradicts the rule.
+            mecefo_runtime.recovery.regroup.CannotGoOn: no layout is possible, or state is lost for good.
         """
         if self.number:
             self._effects.emit("isolated", epoch=self.target)

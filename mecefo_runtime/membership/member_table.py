@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from mecefo_runtime.comm.messages import Formed, FromCoordinator, Hello, RankReport, RankStatus
 from mecefo_runtime.job.costs import Costs, median_costs
-from mecefo_runtime.membership.commit import lacks_step
+from mecefo_runtime.recovery.commit import lacks_step
 from mecefo_runtime.snapshots.messages import ToSnapshotProcess
 
 

@@ -12,10 +12,10 @@ from mecefo_runtime.comm.messages import Formed, Hello, Parked, Probed, Stop, Tr
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.protection import SnapshotOffers
-from mecefo_runtime.membership.kept_snapshots import Reprotection
 from mecefo_runtime.membership.member_table import Effects, Member, Stage
-from mecefo_runtime.membership.regroup import BALANCE, Rules
+from mecefo_runtime.membership.reprotection import Reprotection
 from mecefo_runtime.membership.transitions import Transitions
+from mecefo_runtime.recovery.regroup import BALANCE, Rules
 
 FORM_RETRY_SECONDS = 0.5
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from mecefo_runtime.comm.messages import Evicted, Goodbye, Stop
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.membership.commit import RuleBroken
 from mecefo_runtime.membership.connectivity import Connectivity, Pair
 from mecefo_runtime.membership.epochs import ALL_LOST, Epochs
 from mecefo_runtime.membership.gathering import Gathering, GatheringOutcome
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.pending_losses import PendingLosses
-from mecefo_runtime.membership.regroup import CannotGoOn, Rules, newest_said
 from mecefo_runtime.membership.restart import Restart
+from mecefo_runtime.recovery.commit import RuleBroken
+from mecefo_runtime.recovery.regroup import CannotGoOn, Rules, newest_said
 
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5

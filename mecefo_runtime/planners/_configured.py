@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.job.step_time import most_memory_bytes, span_seconds, span_update_seconds, step_seconds
 from mecefo_runtime.planners import Situation
 from mecefo_runtime.planners._partition import Pace
 from mecefo_runtime.planners._shares import Whole
+from mecefo_runtime.prediction.step_time import most_memory_bytes, span_seconds, span_update_seconds, step_seconds
 
 
 def survivors(situation: Situation, configured: Layout) -> dict[int, tuple[int, ...]]:

@@ -12,8 +12,8 @@ from itertools import accumulate
 from math import ceil, inf
 from typing import NamedTuple
 
-from mecefo_runtime.job.step_time import pipeline_seconds, update_seconds
 from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Place, Stages
+from mecefo_runtime.prediction.step_time import pipeline_seconds, update_seconds
 
 # Of two ways to split, the one with fewer degraded layers is better, then with fewer recomputed ones, then with fewer
 # units to move: one whole number, so that they compare and add up fast.

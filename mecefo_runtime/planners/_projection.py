@@ -11,8 +11,8 @@ from math import floor
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Replica
-from mecefo_runtime.job.step_time import pipeline_seconds, span_seconds, span_update_seconds
 from mecefo_runtime.planners._stages import ROUNDING_RATIO
+from mecefo_runtime.prediction.step_time import pipeline_seconds, span_seconds, span_update_seconds
 
 
 def blended(costs: Costs, ratio: float) -> Costs:

@@ -9,7 +9,7 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.step_time import ends_seconds, num_in_flight, state_bytes, update_seconds
+from mecefo_runtime.prediction.step_time import ends_seconds, num_in_flight, state_bytes, update_seconds
 
 # Sums of the same figures in another order differ by less; times that differ by less are the same.
 ROUNDING_RATIO = 1e-9

@@ -31,19 +31,19 @@ from mecefo_runtime.job.layout import (
     configured_layout,
     layer_unit,
 )
-from mecefo_runtime.job.step_time import (
-    degraded_share_ratio,
-    most_memory_bytes,
-    projected_share_ratio,
-    step_seconds,
-    update_seconds,
-)
 from mecefo_runtime.planners import NoLayout, Situation
 from mecefo_runtime.planners._configured import failure_free_seconds, memory_limit, survivors, whole
 from mecefo_runtime.planners._partition import Partition
 from mecefo_runtime.planners._projection import blended, project
 from mecefo_runtime.planners._shares import Shares, Sharing, Team
 from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Stages
+from mecefo_runtime.prediction.step_time import (
+    degraded_share_ratio,
+    most_memory_bytes,
+    projected_share_ratio,
+    step_seconds,
+    update_seconds,
+)
 
 # A step may take this much longer than without failures before a layer is degraded for it, and a plan must be better
 # than the current layout by this much to replace it.

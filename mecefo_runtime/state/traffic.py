@@ -22,7 +22,7 @@ from mecefo_runtime.comm.operations import Operation
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD
-from mecefo_runtime.job.rated_link import RatedLink
+from mecefo_runtime.prediction.rated_link import RatedLink
 from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS, Steady
 
 # What computes with a message may begin so much before it is due: it ends when it should all the same.

@@ -14,12 +14,12 @@ from mecefo_runtime.comm.operations import wait_all
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import configured_layout
 from mecefo_runtime.job.link import Link, Links
-from mecefo_runtime.job.rated_link import RatedLink
-from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.prediction.rated_link import RatedLink
+from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.state.traffic import Traffic
+from mecefo_runtime.step.calibrate import measure_costs
 from mecefo_runtime.system.dilation import usable_cores
 from mecefo_runtime.system.process import run_apart
-from mecefo_runtime.training.calibrate import measure_costs
 from mecefo_runtime.training.two_ranks import on_two_ranks
 
 _NUM_MESSAGES = 200

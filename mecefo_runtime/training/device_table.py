@@ -12,11 +12,11 @@ import torch
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import wait_all
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.device_model import DeviceModel, Measurement
 from mecefo_runtime.job.link import Link, Links
+from mecefo_runtime.prediction.device_model import DeviceModel, Measurement
+from mecefo_runtime.step.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.system.devices import device_name_of, find_device
 from mecefo_runtime.system.process import run_apart
-from mecefo_runtime.training.calibrate import measure_costs, measure_transfer
 from mecefo_runtime.training.two_ranks import on_two_ranks
 
 # The rest is the context's and the allocator's.

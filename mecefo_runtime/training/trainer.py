@@ -40,19 +40,19 @@ from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.traffic import Traffic
 from mecefo_runtime.state.transfer import StateCorrupt, keep_own, move_units
+from mecefo_runtime.step.calibrate import measure_apart, measure_transfer
+from mecefo_runtime.step.commit_row import Outcome
+from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.health import Judgement
+from mecefo_runtime.step.pipeline import Pipeline
+from mecefo_runtime.step.ratings import Ratings
+from mecefo_runtime.step.step import Epoch, Stepper
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
-from mecefo_runtime.training.calibrate import measure_apart, measure_transfer
-from mecefo_runtime.training.commit_row import Outcome
-from mecefo_runtime.training.degraded_layers import DegradedLayers
 from mecefo_runtime.training.exporter import RankFigures
-from mecefo_runtime.training.health import Judgement
 from mecefo_runtime.training.inspection import Inspection
-from mecefo_runtime.training.pipeline import Pipeline
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
-from mecefo_runtime.training.ratings import Ratings
-from mecefo_runtime.training.step import Epoch, Stepper
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 # How long to wait for the coordinator's call before it is asked again.
 CALL_SECONDS = 1.0

@@ -59,7 +59,7 @@ SLOW_UNTIL_BACK = f"""
 {IN_RANKS}
     import time
 
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run_at_once, most_members = Stepper.run, 0
 
@@ -85,7 +85,7 @@ def paced(step_seconds: float) -> str:
     return f"""{IN_RANKS}
     import time
 
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run_at_once = Stepper.run
 

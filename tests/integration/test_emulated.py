@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.job.named_devices import named_device
+from mecefo_runtime.prediction.named_devices import named_device
 from tests.integration.runs import Finished, assert_sound, run_chaos
 
 pytestmark = pytest.mark.integration

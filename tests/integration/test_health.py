@@ -18,7 +18,7 @@ job:
 """
 # Something that is not finite comes out of the rank's forward pass: once, or whenever the step is computed.
 CORRUPT = f"""{IN_RANKS}
-    from mecefo_runtime.training.pipeline import Pipeline
+    from mecefo_runtime.step.pipeline import Pipeline
     from mecefo_runtime.state.model_state import ModelState
 
     run, times = Pipeline.run, []
@@ -41,7 +41,7 @@ CORRUPT = f"""{IN_RANKS}
 ONCE, ALWAYS = CORRUPT.replace("MOST", "1"), CORRUPT.replace("MOST", "99")
 # One parameter of one rank changes behind everybody's back.
 FLIP = f"""{IN_RANKS}
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run = Stepper.run
     # Once, whichever epoch that is: on a busy machine the first one may be formed again.

@@ -27,7 +27,7 @@ HELD_STEP = 12
 HOLD = f"""import os, sys, time
 names = ("RANK", "TORCHELASTIC_RESTART_COUNT")
 if "mecefo_runtime" in sys.orig_argv and [os.environ.get(name) for name in names] == ["2", "0"]:
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run = Stepper.run
 

@@ -38,7 +38,7 @@ if "mecefo_runtime" in sys.orig_argv and os.environ.get("RANK") != "0":
 UNJUDGED_STEP = 8
 LOST_OVER_ITS_VERDICT = f"""import os, sys
 if "mecefo_runtime" in sys.orig_argv:
-    from mecefo_runtime.training import step
+    from mecefo_runtime.step import step
 
     rank, judge, read = os.environ["RANK"], step.judge, step.Stepper._read
     has_differed = []

@@ -27,7 +27,7 @@ NEVER_REPAIR = f"""{IN_COMMAND}
 """
 # The replicas that took over compute one microbatch less than their share ...
 DROP_A_MICROBATCH = f"""{IN_RANKS}
-    from mecefo_runtime.training.pipeline import Pipeline
+    from mecefo_runtime.step.pipeline import Pipeline
 
     create = Pipeline.__init__
 
@@ -44,7 +44,7 @@ REPEAT_A_MICROBATCH = DROP_A_MICROBATCH.replace(
 )
 # One survivor's parameters change behind everybody's back.
 DIVERGE = f"""{IN_RANKS}
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run = Stepper.run
 
@@ -59,7 +59,7 @@ DIVERGE = f"""{IN_RANKS}
 FREEZE = f"""{IN_RANKS}
     import threading
 
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run = Stepper.run
 

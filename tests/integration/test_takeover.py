@@ -87,7 +87,7 @@ def test_a_job_in_bf16_survives_as_one_in_fp32_does(tmp_path):
 PROJECTING_SAVES = f"""{IN_RANKS}
     from dataclasses import replace
 
-    import mecefo_runtime.training.calibrate as calibrate
+    import mecefo_runtime.step.calibrate as calibrate
 
     measure = calibrate.measure_costs
 

@@ -27,7 +27,7 @@ from chaos.cli import cli, run_cli
 from chaos.experiment.reading import from_options
 from harness.judging.stored import judge
 from harness.run.preparation import prepare
-from mecefo_runtime.job.named_devices import named_device
+from mecefo_runtime.prediction.named_devices import named_device
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files
 

@@ -57,7 +57,7 @@ def test_one_that_hears_nothing_is_killed(tmp_path):
 def test_a_rank_that_dies_at_the_same_step_every_time_ends_the_job_and_is_named(tmp_path):
     patch = """import os, sys
 if 'harness.backends.forkserver' in sys.orig_argv:
-    from mecefo_runtime.training.step import Stepper
+    from mecefo_runtime.step.step import Stepper
 
     run = Stepper.run
 

@@ -21,7 +21,7 @@ SNAPSHOTS = ("--snapshot-every", "1", "--snapshot-protection", "xor")
 NEVER_AGAIN = """
 import sys
 if "harness.backends.forkserver" in sys.orig_argv:
-    from mecefo_runtime.membership.kept_snapshots import Reprotection
+    from mecefo_runtime.membership.reprotection import Reprotection
     Reprotection.look = lambda self, is_whole: None
 """
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from harness.papers.mecefo.setting import SHAPES, Cell, device_of, job_of
-from mecefo_runtime.job.step_time import most_memory_bytes
 from mecefo_runtime.planners import NoLayout, Situation, find
+from mecefo_runtime.prediction.step_time import most_memory_bytes
 
 # Sequences of a microbatch: the paper's is not in our notes.
 _SEQUENCES = (1, 2, 4, 8, 16, 32)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from harness.forecast.model import BAMBOO, JobModel, Policy
 from harness.papers.mecefo.claims import NODES, NUM_RANKS, PROCESSES, SEQUENCE_LENGTH, SIZES, Process, Size
 from mecefo_runtime.job.config import QUALITIES, Quality
-from mecefo_runtime.job.device_model import DeviceModel
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.job.named_devices import named_device
+from mecefo_runtime.prediction.device_model import DeviceModel
+from mecefo_runtime.prediction.named_devices import named_device
 
 # Data-parallel replicas and pipeline stages; no tensor parallelism.
 SHAPES: Mapping[str, tuple[int, int]] = {"4x8": (4, 8), "8x4": (8, 4)}

@@ -15,7 +15,7 @@ import numpy as np
 from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.protection import Group, ParityHeld, SnapshotOffers
 from mecefo_runtime.job.state_source import Offer, Share, SnapshotSource, Version, choose_version
-from mecefo_runtime.membership.kept_snapshots import offers_of
+from mecefo_runtime.recovery.kept_snapshots import offers_of
 
 # Whoever restores needs every unit: who computes what afterwards changes nothing about that.
 _LAYOUT = configured_layout(

@@ -13,7 +13,7 @@ from chaos.experiment.device import LinkSpec, read_device
 from chaos.experiment.experiment import Experiment, to_yaml
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_mapping, from_options, load
-from mecefo_runtime.job.named_devices import named_device
+from mecefo_runtime.prediction.named_devices import named_device
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from harness.forecast.model import JobModel, Loss, Policy, Rating, Recovery
 from harness.forecast.simulation import simulate
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.job.predicted_costs import predict_costs
+from mecefo_runtime.prediction.predicted_costs import predict_costs
 
 # Of the order of an A100 with bf16.
 COSTS_7B = predict_costs(

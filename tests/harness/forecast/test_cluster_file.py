@@ -11,7 +11,7 @@ from harness.forecast.cluster_file import EXAMPLE, load
 from harness.forecast.model import Loss, Policy, SnapshotSaving
 from harness.forecast.strategies import all_policies, strategy_names
 from mecefo_runtime import planners
-from mecefo_runtime.job.named_devices import named_device
+from mecefo_runtime.prediction.named_devices import named_device
 
 pytestmark = pytest.mark.unit
 

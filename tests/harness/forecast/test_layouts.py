@@ -14,8 +14,8 @@ from harness.forecast.layouts import Layouts
 from harness.forecast.model import Policy
 from harness.forecast.pipeline import rate
 from mecefo_runtime import planners
-from mecefo_runtime.job.step_time import step_seconds
 from mecefo_runtime.planners import NoLayout, Situation
+from mecefo_runtime.prediction.step_time import step_seconds
 from tests.harness.forecast.jobs import job_of
 
 pytestmark = pytest.mark.unit

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.forecast.pipeline import _simulate, one_forward_one_backward, rate
 from mecefo_runtime.job.layout import configured_layout
 from mecefo_runtime.job.link import Link
-from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.prediction.step_time import step_seconds
 from tests.harness.forecast.jobs import job_of
 
 pytestmark = pytest.mark.unit

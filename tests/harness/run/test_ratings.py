@@ -8,9 +8,9 @@ import pytest
 
 from harness.run.ratings import KEPT_FILE, keep_ratings, kept_ratings, with_ratings
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig
-from mecefo_runtime.job.device_model import emulating, rescaled
-from mecefo_runtime.job.named_devices import named_device
 from mecefo_runtime.planners import with_fixed_settings
+from mecefo_runtime.prediction.device_model import emulating, rescaled
+from mecefo_runtime.prediction.named_devices import named_device
 from tests.planning import COSTS
 
 pytestmark = pytest.mark.unit

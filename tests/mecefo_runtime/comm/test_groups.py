@@ -18,7 +18,7 @@ from mecefo_runtime.comm.operations import EpochBroken, Operation
 from mecefo_runtime.comm.rendezvous import FORM_TIMEOUT_SECONDS, RendezvousStore, form_timeout_seconds, gloo_listener
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.training.calibrate import PROBE_BYTES, measure_transfer
+from mecefo_runtime.step.calibrate import PROBE_BYTES, measure_transfer
 from tests.planning import layout_of
 
 pytestmark = pytest.mark.unit

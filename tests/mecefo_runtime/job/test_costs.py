@@ -10,8 +10,8 @@ from torch import nn
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs, median_costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
-from mecefo_runtime.job.predicted_costs import predict_costs
 from mecefo_runtime.model.model import build_unit
+from mecefo_runtime.prediction.predicted_costs import predict_costs
 from tests.mecefo_runtime.planning import PLAIN, costs
 
 pytestmark = pytest.mark.unit

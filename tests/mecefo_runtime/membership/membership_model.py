@@ -31,9 +31,9 @@ from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.job.step_report import HealthHistory, LateCommit, PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
-from mecefo_runtime.membership.regroup import Rules
 from mecefo_runtime.planners import find
-from mecefo_runtime.training.health import after_commit
+from mecefo_runtime.recovery.regroup import Rules
+from mecefo_runtime.step.health import after_commit
 from tests.planning import COSTS, layout_of
 
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=8)

@@ -24,8 +24,8 @@ from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.job.state_source import kind_of
 from mecefo_runtime.job.step_report import PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.membership import Membership
-from mecefo_runtime.membership.regroup import Rules
 from mecefo_runtime.planners import find, stops_on_loss
+from mecefo_runtime.recovery.regroup import Rules
 from mecefo_runtime.snapshots.messages import ToSnapshotProcess
 from tests.planning import COSTS
 

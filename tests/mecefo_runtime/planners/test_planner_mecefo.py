@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, configured_layout
-from mecefo_runtime.job.predicted_costs import predict_costs
-from mecefo_runtime.job.step_time import (
+from mecefo_runtime.planners import NoLayout, Situation, find
+from mecefo_runtime.planners._partition import Partition
+from mecefo_runtime.planners._stages import Stages
+from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO, TOLERANCE_RATIO, plan
+from mecefo_runtime.prediction.predicted_costs import predict_costs
+from mecefo_runtime.prediction.step_time import (
     degraded_share_ratio,
     most_memory_bytes,
     pipeline_seconds,
@@ -20,10 +24,6 @@ from mecefo_runtime.job.step_time import (
     replica_seconds,
     step_seconds,
 )
-from mecefo_runtime.planners import NoLayout, Situation, find
-from mecefo_runtime.planners._partition import Partition
-from mecefo_runtime.planners._stages import Stages
-from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO, TOLERANCE_RATIO, plan
 from tests.mecefo_runtime.planning import PLAIN, clusters, costs
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.layout import Cluster, Span, configured_layout
-from mecefo_runtime.job.step_time import most_memory_bytes, span_seconds, step_seconds
 from mecefo_runtime.planners import NoLayout, Situation, find
 from mecefo_runtime.planners.mecefo import TOLERANCE_RATIO
+from mecefo_runtime.prediction.step_time import most_memory_bytes, span_seconds, step_seconds
 from tests.mecefo_runtime.planning import PLAIN, clusters, costs
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,8 @@ import torch
 from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.job.state_source import NOTHING_HELD, Version, plan_pieces
-from mecefo_runtime.membership.kept_snapshots import KeptSnapshots, Reprotection
+from mecefo_runtime.membership.reprotection import Reprotection
+from mecefo_runtime.recovery.kept_snapshots import KeptSnapshots
 from mecefo_runtime.snapshots.messages import Reencode, Settle, SnapshotsHello, ToSnapshotProcess, from_snapshot_process
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.state.model_state import ModelState

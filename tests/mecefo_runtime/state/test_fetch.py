@@ -14,7 +14,7 @@ from mecefo_runtime.job.layout import Layout, Replica, Span, Transfer
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.transfer import StateCorrupt
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 

@@ -18,7 +18,7 @@ from mecefo_runtime.job.share import Share
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.units import CPU
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 

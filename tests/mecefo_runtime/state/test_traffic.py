@@ -13,13 +13,13 @@ import torch
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import EpochBroken, Operation, wait_all
 from mecefo_runtime.job.config import PRESETS, JobConfig
-from mecefo_runtime.job.device_model import emulating
 from mecefo_runtime.job.link import Link, Links
-from mecefo_runtime.job.named_devices import named_device
-from mecefo_runtime.job.rated_link import RatedLink
+from mecefo_runtime.prediction.device_model import emulating
+from mecefo_runtime.prediction.named_devices import named_device
+from mecefo_runtime.prediction.rated_link import RatedLink
 from mecefo_runtime.state.traffic import MAX_EARLY_SECONDS, Traffic
+from mecefo_runtime.step.calibrate import PROBE_BYTES, measure_transfer
 from mecefo_runtime.system.dilation import MAX_CARRIED_SECONDS
-from mecefo_runtime.training.calibrate import PROBE_BYTES, measure_transfer
 from mecefo_runtime.training.two_ranks import on_two_ranks
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.units import UnitState
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 

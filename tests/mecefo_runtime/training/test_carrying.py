@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mecefo_runtime.job.config import PRESETS, JobConfig
-from mecefo_runtime.job.device_model import emulating, rescaled
 from mecefo_runtime.job.layout import configured_layout
-from mecefo_runtime.job.named_devices import named_device
-from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.prediction.device_model import emulating, rescaled
+from mecefo_runtime.prediction.named_devices import named_device
+from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.system.dilation import usable_cores
 from mecefo_runtime.training import carrying
 from mecefo_runtime.training.carrying import AMONG_MANY_RATIO, smallest_time_scale

@@ -5,9 +5,9 @@ import pytest
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 from mecefo_runtime.system.dilation import NO_DILATION, Pacer
 from mecefo_runtime.training.inspection import Inspection
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 

@@ -29,7 +29,7 @@ from mecefo_runtime.job.config import JobConfig, ModelConfig, SnapshotConfig
 from mecefo_runtime.job.layout import Cluster, Layout, configured_layout
 from mecefo_runtime.job.protection import SnapshotOffers
 from mecefo_runtime.job.state_source import ParitySource, Piece, Share, Version, choose_version
-from mecefo_runtime.membership.kept_snapshots import offers_of
+from mecefo_runtime.recovery.kept_snapshots import offers_of
 from mecefo_runtime.snapshots.messages import SnapshotsHello, from_snapshot_process
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.snapshots.writing import SnapshotWriter

@@ -27,11 +27,11 @@ from mecefo_runtime.job.state_source import (
     plan_pieces,
     transfers,
 )
-from mecefo_runtime.job.step_time import step_seconds
-from mecefo_runtime.membership.commit import Decision
-from mecefo_runtime.membership.rungs import Rung, lowest_rung, passed_over
-from mecefo_runtime.membership.sharded import plan_shares
 from mecefo_runtime.planners import NoLayout, Planner, Situation
+from mecefo_runtime.prediction.step_time import step_seconds
+from mecefo_runtime.recovery.commit import Decision
+from mecefo_runtime.recovery.rungs import Rung, lowest_rung, passed_over
+from mecefo_runtime.recovery.sharded import plan_shares
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 
 # Of a step's time, how much a rank may spend on state in the background. More would delay the step.

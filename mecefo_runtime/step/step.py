@@ -36,16 +36,16 @@ from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.traffic import FREE, Traffic
+from mecefo_runtime.step import commit_row
+from mecefo_runtime.step.calibrate import measure_message, process_seconds
+from mecefo_runtime.step.commit_row import Outcome, outcome_of
+from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
+from mecefo_runtime.step.pipeline import Pipeline
+from mecefo_runtime.step.ratings import Ratings
+from mecefo_runtime.step.step_stats import decode_stats, encode_stats
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer, Steady
-from mecefo_runtime.training import commit_row
-from mecefo_runtime.training.calibrate import measure_message, process_seconds
-from mecefo_runtime.training.commit_row import Outcome, outcome_of
-from mecefo_runtime.training.degraded_layers import DegradedLayers
-from mecefo_runtime.training.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
-from mecefo_runtime.training.pipeline import Pipeline
-from mecefo_runtime.training.ratings import Ratings
-from mecefo_runtime.training.step_stats import decode_stats, encode_stats
 
 _NUM_RECENT_COMMITS = 5
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import HealthConfig
 from mecefo_runtime.job.step_report import HealthHistory, PartHealth, StepStats, StepTotals, StepVerdict
-from mecefo_runtime.training.health import (
+from mecefo_runtime.step.health import (
     Judgement,
     after_commit,
     after_rejection,

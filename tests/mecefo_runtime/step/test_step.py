@@ -21,15 +21,15 @@ from mecefo_runtime.model.schedule import learning_rate
 from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.model_state import ModelState
+from mecefo_runtime.step import step as step_module
+from mecefo_runtime.step.commit_row import Outcome
+from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.health import Judgement
+from mecefo_runtime.step.pipeline import Pipeline
+from mecefo_runtime.step.ratings import Ratings
+from mecefo_runtime.step.step import Epoch, Stepper
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 from mecefo_runtime.system.dilation import pacer_for
-from mecefo_runtime.training import step as step_module
-from mecefo_runtime.training.commit_row import Outcome
-from mecefo_runtime.training.degraded_layers import DegradedLayers
-from mecefo_runtime.training.health import Judgement
-from mecefo_runtime.training.pipeline import Pipeline
-from mecefo_runtime.training.ratings import Ratings
-from mecefo_runtime.training.step import Epoch, Stepper
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 

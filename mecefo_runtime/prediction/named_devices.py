@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mecefo_runtime.job.config import PRESETS, ApproximationConfig
-from mecefo_runtime.job.device_model import DeviceModel
 from mecefo_runtime.job.link import Link, Links
-from mecefo_runtime.job.predicted_costs import predict_costs
+from mecefo_runtime.prediction.device_model import DeviceModel
+from mecefo_runtime.prediction.predicted_costs import predict_costs
 
 _PEAK_FLOPS_PER_SECOND = 312e12
 _MEMORY_BYTES_PER_SECOND = 2.039e12

@@ -25,7 +25,7 @@ from mecefo_runtime.job.step_report import (
     StepTotals,
     StepVerdict,
 )
-from mecefo_runtime.training.health import Judgement, after_commit, judge
+from mecefo_runtime.step.health import Judgement, after_commit, judge
 
 
 class RuleBroken(RuntimeError):

@@ -23,8 +23,8 @@ from mecefo_runtime.model.data import Corpus, checksum
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.traffic import FREE, Traffic
+from mecefo_runtime.step.ratings import Ratings
 from mecefo_runtime.system.dilation import Pacer
-from mecefo_runtime.training.ratings import Ratings
 
 
 class Pipeline:

@@ -14,7 +14,7 @@ from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.share import WHOLE, Share, share_of
 from mecefo_runtime.job.state_source import Offer, PeerSource, Piece, Version, plan_pieces
-from mecefo_runtime.membership.commit import Decision
+from mecefo_runtime.recovery.commit import Decision
 
 
 def plan_shares(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from mecefo_runtime.job.layout import Layout, Replica, Span, configured_layout
-from mecefo_runtime.job.step_time import (
+from mecefo_runtime.prediction.step_time import (
     commit_seconds,
     degraded_share_ratio,
     most_memory_bytes,

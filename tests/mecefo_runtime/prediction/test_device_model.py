@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mecefo_runtime.job.config import PRESETS, JobConfig
-from mecefo_runtime.job.device_model import (
+from mecefo_runtime.job.layout import configured_layout
+from mecefo_runtime.job.link import Link, Links
+from mecefo_runtime.prediction.device_model import (
     FORMAT,
     DeviceModel,
     DeviceModelError,
@@ -18,10 +20,8 @@ from mecefo_runtime.job.device_model import (
     parse_device_model,
     rescaled,
 )
-from mecefo_runtime.job.layout import configured_layout
-from mecefo_runtime.job.link import Link, Links
-from mecefo_runtime.job.named_devices import NAMES, named_device
-from mecefo_runtime.job.step_time import step_seconds
+from mecefo_runtime.prediction.named_devices import NAMES, named_device
+from mecefo_runtime.prediction.step_time import step_seconds
 
 pytestmark = pytest.mark.unit
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
 from mecefo_runtime.job.share import Share
-from mecefo_runtime.job.step_time import commit_seconds
+from mecefo_runtime.prediction.step_time import commit_seconds
 
 
 class Ratings:
     """Seconds of the segments of `rank` in `layout`; None for all of them where `costs` is None.
 
-    `reduces_by_link`: see `commit_seconds` in `mecefo_runtime.job.step_time`.
+    `reduces_by_link`: see `commit_seconds` in `mecefo_runtime.prediction.step_time`.
     """
 
     def __init__(self, costs: Costs | None, layout: Layout, rank: int, *, reduces_by_link: bool = False) -> None:

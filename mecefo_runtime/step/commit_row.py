@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mecefo_runtime.job.snapshot_interval import NO_SNAPSHOT_COSTS, NUM_SNAPSHOT_COSTS, SnapshotCosts
 from mecefo_runtime.job.step_report import PART_SIZE, PartHealth, StepStats, StepTotals, StepVerdict
-from mecefo_runtime.training.health import Judgement
+from mecefo_runtime.step.health import Judgement
 
 WANTS_BOUNDARY, IS_BUSY, VERDICT, _SQUARED_NORM, _LOSS_SUM, _TOKENS, _SAMPLES, _CHECKSUM, _PARTS = range(9)
 # How well a member's part went, when it came to the exchange, by its device and by the clock, of which step its newest

@@ -10,7 +10,7 @@ from mecefo_runtime.job.config import PRESETS, JobConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.link import Links
-from mecefo_runtime.job.step_time import reducing_over
+from mecefo_runtime.prediction.step_time import reducing_over
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
 FORMAT = "chaos device model 1"

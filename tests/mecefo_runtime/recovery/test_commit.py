@@ -21,8 +21,8 @@ from mecefo_runtime.job.step_report import (
     StepTotals,
     StepVerdict,
 )
-from mecefo_runtime.membership.commit import Decision, RuleBroken, decide, lacks_step
-from mecefo_runtime.training.health import after_commit, judge
+from mecefo_runtime.recovery.commit import Decision, RuleBroken, decide, lacks_step
+from mecefo_runtime.step.health import after_commit, judge
 
 pytestmark = pytest.mark.unit
 

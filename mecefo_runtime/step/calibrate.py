@@ -22,9 +22,9 @@ from mecefo_runtime.model.approximate import degrade, refresh
 from mecefo_runtime.model.model import Head, build_unit
 from mecefo_runtime.model.optimizer import EagerAdamW
 from mecefo_runtime.state.traffic import FREE, Traffic
+from mecefo_runtime.step.pipeline import in_precision
 from mecefo_runtime.system.devices import find_device, host_bytes
 from mecefo_runtime.system.process import run_apart
-from mecefo_runtime.training.pipeline import in_precision
 
 NUM_ROUNDS = 15
 # Enough to be more than latency, little enough to cost nothing at the start of a job.

@@ -13,9 +13,10 @@ from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span
 from mecefo_runtime.job.state_source import CheckpointSource, Version, plan_pieces
-from mecefo_runtime.job.step_time import step_seconds
-from mecefo_runtime.membership.commit import Decision
-from mecefo_runtime.membership.regroup import (
+from mecefo_runtime.planners import find
+from mecefo_runtime.prediction.step_time import step_seconds
+from mecefo_runtime.recovery.commit import Decision
+from mecefo_runtime.recovery.regroup import (
     BALANCE,
     CannotGoOn,
     RegroupPlan,
@@ -26,7 +27,6 @@ from mecefo_runtime.membership.regroup import (
     transfer_seconds,
     unit_bytes,
 )
-from mecefo_runtime.planners import find
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 from tests.planning import COSTS, layout_of
 

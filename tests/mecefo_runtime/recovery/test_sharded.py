@@ -14,10 +14,10 @@ from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.job.share import Share, share_of
 from mecefo_runtime.job.state_source import Offer, ParitySource, PeerSource, Piece, SnapshotSource, Version
 from mecefo_runtime.job.step_report import LateCommit, StepStats, StepTotals
-from mecefo_runtime.membership.commit import Decision
-from mecefo_runtime.membership.regroup import CannotGoOn, Rules, Survivors, plan_epoch
-from mecefo_runtime.membership.sharded import plan_shares
 from mecefo_runtime.planners import find
+from mecefo_runtime.recovery.commit import Decision
+from mecefo_runtime.recovery.regroup import CannotGoOn, Rules, Survivors, plan_epoch
+from mecefo_runtime.recovery.sharded import plan_shares
 from tests.planning import COSTS, layout_of
 
 pytestmark = pytest.mark.unit

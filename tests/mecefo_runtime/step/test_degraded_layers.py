@@ -12,8 +12,8 @@ from mecefo_runtime.job.config import ApproximationConfig, JobConfig
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.model.approximate import is_degraded, recomputes
 from mecefo_runtime.state.model_state import ModelState
-from mecefo_runtime.training.degraded_layers import DegradedLayers
-from mecefo_runtime.training.step_stats import STEP_STATS_SIZE
+from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 
 pytestmark = pytest.mark.unit
 
