@@ -88,6 +88,12 @@ def needs_docker() -> None:
     _skip_without_docker()
 
 
+@pytest.fixture
+def has_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that only prepare runs, whose answer must not depend on what this machine has installed."""
+    monkeypatch.setattr("harness.run.preparation.why_no_networks", lambda: None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if (wrong := item.stash.get(_WRONG_TIERS, None)) is not None:
         pytest.fail(

@@ -351,7 +351,7 @@ def test_readme_tells_every_exit_code():
 
 
 @pytest.mark.parametrize("line", [line for line in chaos_lines(README) if line.startswith("chaos run ")])
-def test_examples_in_the_readme_are_accepted(line, capsys, tmp_path, monkeypatch):
+def test_examples_in_the_readme_are_accepted(line, has_networks, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # The programs that come with the packages, torchrun among them.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -133,7 +133,7 @@ def events_of_a_run():
 
 
 @pytest.mark.parametrize("command", of_kind("chaos"))
-def test_a_command_of_ours_is_accepted(command, ground, capsys):
+def test_a_command_of_ours_is_accepted(command, ground, has_networks, capsys):
     files = experiment_files(command.block.document) or experiment_files(README)
     for word in command.words:
         if word.endswith(".py"):

@@ -191,7 +191,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_told_in_one_message_and_nothing_is_started(chaos, tmp_path, arguments, words):
+def test_mistakes_are_told_in_one_message_and_nothing_is_started(chaos, has_networks, tmp_path, arguments, words):
     code, out, err = chaos(*arguments)
     assert code == 4, err
     assert out == ""

@@ -24,11 +24,13 @@ def test_rules_that_are_being_added_when_the_fault_is_given_up_are_not_added_aft
     # The rules have come to it.
     slow = ["sh", "-c", f"cat > {tmp_path}/rules; echo $$ > {told}.new; mv {told}.new {told}; exec sleep 600"]
     monkeypatch.setattr("harness.network.links.inside", lambda record, command: slow)
+    monkeypatch.setattr("harness.network.links.find_tool", lambda name: name)
 
     async def give_up() -> None:
         links = NamespaceLinks(cast(HeldNetworks, None), "mark")
         adding = asyncio.create_task(links.apply_rules([RECORD]))
         while not told.exists():
+            assert not adding.done(), adding
             await asyncio.sleep(0.01)
         tool = ProcessId.of(int(told.read_text()))
         adding.cancel()
@@ -46,6 +48,7 @@ def test_a_failure_is_told_when_nothing_more_is_being_added(tmp_path: Path, monk
     added = tmp_path / "added"
     tools = {"rank 0": ["false"], "rank 1": ["sh", "-c", f"cat > /dev/null; sleep 0.5; echo > {added}"]}
     monkeypatch.setattr("harness.network.links.inside", lambda record, command: tools[record.at])
+    monkeypatch.setattr("harness.network.links.find_tool", lambda name: name)
     links = NamespaceLinks(cast(HeldNetworks, None), "mark")
     with pytest.raises(EnvironmentFailure, match="rank 0"):
         asyncio.run(links.apply_rules([{**RECORD, "at": at} for at in tools]))
