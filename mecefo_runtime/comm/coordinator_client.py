@@ -34,7 +34,7 @@ from mecefo_runtime.comm.messages import (
     from_coordinator,
     to_wire,
 )
-from mecefo_runtime.comm.operations import EpochBroken
+from mecefo_runtime.comm.operations import EpochOver
 from mecefo_runtime.comm.participant import CoordinatorAddress, Participant
 from mecefo_runtime.comm.probe import find_unreachable, find_unsteady
 from mecefo_runtime.comm.rendezvous import PeerValues
@@ -45,10 +45,6 @@ RECONNECT_SECONDS = 0.02
 CONNECT_TIMEOUT_SECONDS = 1.0
 ABORT_AGAIN_SECONDS = 0.02
 LINK_CHECK_SECONDS = 0.25
-
-
-class EpochOver(EpochBroken):
-    """The coordinator has called the members out of the epoch."""
 
 
 class Stopped(RuntimeError):
@@ -88,6 +84,8 @@ class CoordinatorClient:
         self.epoch = 0
         self.target = 0
         self.must_leave = False
+        # Over whose loss; nobody's: for another reason.
+        self.lost: frozenset[int] = frozenset()
         self._leave_for = 0
         self._is_parked = False
         self.is_evicted = False
@@ -344,9 +342,9 @@ class CoordinatorClient:
                     self.values.receive(key, value)
                 case Join(epoch):
                     self.target = max(self.target, epoch)
-                case Regroup(epoch):
+                case Regroup(epoch, _, lost):
                     self.target = self._leave_for = max(self.target, epoch)
-                    self._leave()
+                    self._leave(lost)
                 case Form():
                     self._next_form = message
                     if message.ratings is not None:
@@ -371,7 +369,9 @@ class CoordinatorClient:
                     self._leave()
             self.changed.notify_all()
 
-    def _leave(self) -> None:
+    def _leave(self, lost: tuple[int, ...] = ()) -> None:
+        # First this: whoever sees that it must leave asks how.
+        self.lost = frozenset(lost)
         self.must_leave = True
         if self._abort_thread is None:
             self._abort_thread = threading.Thread(target=self._keep_aborting, name="abort", daemon=True)

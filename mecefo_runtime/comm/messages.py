@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.contribution import Completion, Contribution
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, Transfer
 from mecefo_runtime.job.protection import SnapshotOffers
@@ -37,6 +38,7 @@ class RankReport:
     committed_step: int = 0
     totals: StepTotals | None = None
     ready: ReadyStep | None = None
+    contribution: Contribution | None = None
     history: HealthHistory = NO_HISTORY
     holdings: tuple[str, ...] = ()
     given_away: tuple[str, ...] = ()
@@ -274,10 +276,14 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """Park at once for `epoch`."""
+    """Park for `epoch`: at once, or, who is in no pipeline of those `lost`, when its own is through with a microbatch.
+
+    `lost` are all members of the present epoch that are gone; empty: everybody parks at once.
+    """
 
     epoch: int
     reason: str
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +294,8 @@ class Form:
     while it trains; with `returns_to` everybody goes back to that version, and gets all of it. `tells_commits`: the
     leader is to tell the coordinator of every committed step. `history` is what steps are judged by. `ratings` are the
     costs by which all of them pad their compute; None: each by what it takes. `snapshot_processes` are the addresses of
-    those that are there, by node. `failures` are what the job has lost so far.
+    those that are there, by node. `failures` are what the job has lost so far. `completion`: the first step
+    was begun in the epoch before; what counts of it, and who computes the rest.
     """
 
     epoch: int
@@ -310,6 +317,7 @@ class Form:
     ratings: Costs | None = None
     snapshot_processes: Mapping[int, str] = field(default_factory=dict)
     failures: Failures = NO_FAILURES
+    completion: Completion | None = None
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

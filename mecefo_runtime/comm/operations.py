@@ -24,6 +24,10 @@ class EpochBroken(RuntimeError):
     """A peer is gone or the epoch is over: nothing more can be sent or received in its groups."""
 
 
+class EpochOver(EpochBroken):
+    """The coordinator has called the members out of the epoch."""
+
+
 @contextmanager
 def breaking_epoch() -> Iterator[None]:
     """Turn what gloo raises (plain RuntimeErrors) into EpochBroken.

@@ -29,5 +29,5 @@ class Participant(Protocol):
         ...
 
     def abort(self) -> None:
-        """The epoch must be left at once: called again and again until the training thread parks."""
+        """The epoch must be left: called again and again until the training thread parks."""
         ...

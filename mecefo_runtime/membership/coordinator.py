@@ -130,6 +130,7 @@ class Coordinator:
                 has_snapshots=job.snapshots is not None,
                 protects_snapshots=job.snapshots is not None and job.snapshots.protection != "none",
                 shards_optimizer=job.sharded_optimizer,
+                averages_rest=job.approximation.average_rest,
             ),
             job.steps,
             self,

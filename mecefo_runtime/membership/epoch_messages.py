@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mecefo_runtime.comm.messages import Form
+from mecefo_runtime.job.contribution import Completion
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.snapshot_interval import Failures
 from mecefo_runtime.membership.member_table import Member
@@ -52,6 +53,7 @@ def form_message(
         ratings=ratings,
         snapshot_processes=snapshot_processes,
         failures=failures,
+        completion=plan.completion,
     )
 
 
@@ -68,6 +70,15 @@ def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
         "commit_step": plan.decision.commit.step if plan.decision.commit else None,
         "resume_step": plan.decision.committed_step + 1,
         "predicted_step_seconds": step_seconds(plan.layout, costs),
+        **({} if plan.completion is None else _completion_fields(plan.completion, plan.layout.num_microbatches)),
+    }
+
+
+def _completion_fields(completion: Completion, num_microbatches: int) -> dict[str, Any]:
+    return {
+        "kept_microbatches": completion.num_kept,
+        "shared_out_microbatches": num_microbatches - completion.num_kept,
+        "lost_work_ratio": completion.lost_work_ratio,
     }
 
 

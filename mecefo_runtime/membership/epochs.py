@@ -104,8 +104,11 @@ class Epochs:
 
     def call(self) -> Join | Regroup:
         """What calls a member out of its epoch."""
-        kind = Join if self.stage is Stage.JOINING else Regroup
-        return kind(self.target, self.reason)
+        if self.stage is Stage.JOINING:
+            return Join(self.target, self.reason)
+        # Who is in the way of others without being lost shows only in what goes wrong: then nobody waits for anything.
+        lost = sorted(self.members.difference(self.survivors())) if self.reason == "loss" else ()
+        return Regroup(self.target, self.reason, tuple(lost))
 
     def call_to_boundary(self, reason: str) -> None:
         """Let the members park at the next step boundary."""

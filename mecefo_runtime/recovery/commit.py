@@ -3,7 +3,8 @@
 A step is committed when every living member has its reduced gradients and it is fit for that. So at a regroup, where
 every survivor says what it has: if all of them have the gradients, the step is committed, whether or not somebody, dead
 or alive, has applied it already; if not, nobody can have applied it, since nobody gets the totals before everybody has
-the gradients, and it is repeated from unchanged parameters. No step is lost, no sample is used twice.
+the gradients, and it is done again from unchanged parameters, or completed: what survivors have computed of it still
+counts (see `completion`). No step is lost, no sample is used twice.
 
 Whether it is fit the leader says. Where no survivor has heard that, it is judged here, as the leader would have: by the
 same function, from what the survivors say of their own parts, and of lost ones whose parameters they saw to differ.
@@ -12,10 +13,11 @@ same function, from what the survivors say of their own parts, and of lost ones 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.config import HealthConfig
+from mecefo_runtime.job.contribution import Contribution
 from mecefo_runtime.job.step_report import (
     NO_HISTORY,
     HealthHistory,
@@ -37,12 +39,14 @@ class Decision:
     """`committed_step` is the last step that counts; `commit` is for those who have yet to apply it.
 
     `history` is what the members' judgements begin with. `judgement` is there where the step in flight was judged here.
+    `contributions` are what ranks have computed of the step after it, as far as no verdict stands against it.
     """
 
     committed_step: int
     commit: LateCommit | None = None
     history: HealthHistory = NO_HISTORY
     judgement: Judgement | None = None
+    contributions: Mapping[int, Contribution] = field(default_factory=dict)
 
 
 def decide(reports: Mapping[int, RankReport], health: HealthConfig) -> Decision:
@@ -51,6 +55,16 @@ def decide(reports: Mapping[int, RankReport], health: HealthConfig) -> Decision:
     Raises:
         RuleBroken: they contradict it.
     """
+    decision = _decide(reports, health)
+    if decision.judgement is not None and decision.commit is None:
+        return decision
+    step, num_verdicts = decision.committed_step + 1, decision.history.num_verdicts
+    said = {rank: report.contribution for rank, report in reports.items() if report.contribution is not None}
+    counting = {rank: one for rank, one in said.items() if (one.step, one.num_verdicts) == (step, num_verdicts)}
+    return replace(decision, contributions=counting)
+
+
+def _decide(reports: Mapping[int, RankReport], health: HealthConfig) -> Decision:
     committed = max((report.committed_step for report in reports.values()), default=0)
     history = newest_history(reports)
     behind = [report for report in reports.values() if report.committed_step < committed]

@@ -15,6 +15,7 @@ from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import RankReport
 from mecefo_runtime.job.background import Background, plan_background
 from mecefo_runtime.job.config import MAX_FRUITLESS_RESTARTS, HealthConfig
+from mecefo_runtime.job.contribution import Completion
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Cluster, Layout, Replica, Transfer, layer_unit, unit_order
 from mecefo_runtime.job.state_source import (
@@ -30,6 +31,7 @@ from mecefo_runtime.job.state_source import (
 from mecefo_runtime.planners import NoLayout, Planner, Situation
 from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.recovery.commit import Decision
+from mecefo_runtime.recovery.completion import complete
 from mecefo_runtime.recovery.rungs import Rung, lowest_rung, passed_over
 from mecefo_runtime.recovery.sharded import plan_shares
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
@@ -57,7 +59,7 @@ class Rules:
     compute by the costs that they agreed on at the start, and this is what the log says of these; None: they do not.
     `has_checkpoints`, `has_snapshots`: state is saved so; a job of which every rank is lost starts again from that.
     `protects_snapshots`: nodes protect each other's. `shards_optimizer`: each holder of a unit has its share of the
-    optimizer state alone.
+    optimizer state alone. `averages_rest`: what low-rank gradients lack is averaged over those that are not.
     """
 
     cluster: Cluster
@@ -76,6 +78,7 @@ class Rules:
     has_snapshots: bool = False
     protects_snapshots: bool = False
     shards_optimizer: bool = False
+    averages_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class RegroupPlan:
 
     `pieces` move before it begins, `background` while it trains. `returns_to`: everybody begins with this older version
     and gets all of it; None: with that of the last committed step. `starts_anew`: with none at all. `passed_over` says
-    by rung why no better one serves.
+    by rung why no better one serves. `completion`: the first step was begun before, and is completed.
     """
 
     members: tuple[int, ...]
@@ -126,6 +129,7 @@ class RegroupPlan:
     returns_to: Version | None = None
     starts_anew: bool = False
     passed_over: Mapping[str, str] = field(default_factory=dict)
+    completion: Completion | None = None
 
     @property
     def rung(self) -> Rung:
@@ -145,11 +149,21 @@ class RegroupPlan:
 
 
 def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
-    """Lay out, say what moves and when.
+    """Lay out, say what moves and when, and what of the step in flight counts.
 
     Raises:
         CannotGoOn: there is no way to go on.
     """
+    plan = _plan_epoch(rules, survivors, decision, reason)
+    # Of another version's step, or of one that was given up after all, nothing is to be had.
+    if plan.returns_to is not None or plan.starts_anew or plan.decision is not decision:
+        return plan
+    step, given = decision.committed_step + 1, (plan.layout, decision.contributions, survivors.costs)
+    completion = complete(step, *given, survivors.layout, averages_rest=rules.averages_rest)
+    return replace(plan, completion=completion)
+
+
+def _plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
     members = tuple(sorted({*survivors.reports, *survivors.newcomers}))
     if not members:
         above = passed_over(None, "", survivors.no_snapshot, survivors.no_parity, survivors.refused, ())

@@ -1,13 +1,14 @@
 """What a rank holds under one layout: its units, their gradients and the optimizer.
 
 The gradients of all units that a rank holds live in one flat tensor in pipeline order, so that neighbouring units with
-the same holders are reduced by one operation.
+the same holders are reduced by one operation. Before they are, the rank's own are copied: a reduction that breaks off
+leaves nothing of use in what it was to reduce, and what the rank has computed still counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +78,9 @@ class ModelState:
         # The step's stats are reduced with the head's gradients: who has those has the step's loss and samples.
         stats_size = stats_size if HEAD in self.units else 0
         self.gradients = torch.zeros(sum(sizes) + stats_size, device=device)
+        # What this rank had computed when the reduction began; the memory is not touched before there is one.
+        self._own = torch.empty(sum(sizes), device=device)
+        self._are_reduced = False
         self.stats = self.gradients[sum(sizes) :]
         self.offsets: dict[str, int] = {}
         offset = 0
@@ -92,8 +96,25 @@ class ModelState:
         """Let go of the units, the gradients and the optimizer, whoever still knows this state: its epoch is over."""
         # Replaced, where others may know them; cleared, where this state alone does.
         self.units, self.computed, self.holders, self.buckets = {}, (), {}, ()
-        self.gradients = self.stats = self.gradients.new_empty(0)
+        self.gradients = self.stats = self._own = self.gradients.new_empty(0)
         self.optimizer.release()
+
+    def begin_gradients(self, carried: Mapping[str, Tensor]) -> None:
+        """Let this rank's own gradients be zero, or what is `carried` of a unit: what is computed now is added."""
+        self._are_reduced = False
+        self.gradients.zero_()
+        for name, gradient in carried.items():
+            self._gradient_of(name).copy_(gradient)
+
+    def begin_reduction(self) -> None:
+        """Keep this rank's own gradients: from now on `gradients` are what all holders' come to."""
+        self._own.copy_(self.gradients[: self._own.numel()])
+        self._are_reduced = True
+
+    def own_gradients(self) -> dict[str, Tensor]:
+        """By unit what this rank has computed, flat; it stays what it is when this state is released."""
+        flat = self._own if self._are_reduced else self.gradients
+        return {name: flat[self.offsets[name] :][: self.units[name].num_parameters] for name in self.computed}
 
     def enter_step(self, step: int) -> None:
         """Shadows take part from their first step on: know with whom each unit is reduced in `step`."""

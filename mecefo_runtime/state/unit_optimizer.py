@@ -50,9 +50,9 @@ class UnitOptimizer:
         )
         self._adamw.state.update(moments)
 
-    def leave_out(self, name: str, parts: Iterable[Slice]) -> None:
-        """Leave these parts of a unit as they are, moments included: in this epoch they get no gradient."""
-        self._left_out.update((name, part) for part in parts)
+    def leave_out(self, parts: Iterable[tuple[str, Slice]]) -> None:
+        """Leave these parts of units as they are, moments included: in this step they get no gradient."""
+        self._left_out = set(parts)
 
     def step(self, learning_rate: float, names: Collection[str]) -> None:
         """One step of the units `names`; the others, and what is left out, stay as they are."""

@@ -4,15 +4,17 @@ A degraded layer gives no gradient to its attention, so the mean of that is over
 degraded (arXiv 2510.16415, section 3). Every holder reduces a plain sum, weighted by samples, to which degraded ones
 contribute zeros; what makes it the mean over N(l) is a factor. With `average_rest`, likewise for what technique III
 cuts off the feed-forward gradients, over the replicas whose layer l is neither degraded nor projected; then all holders
-agree on the bases, to the bit.
+agree on the bases, to the bit. In a step that is completed, replicas count as what they were when they computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.contribution import Completion, Work
 from mecefo_runtime.job.layout import Layout, Span, layer_unit
 from mecefo_runtime.model.approximate import Recompute, bases, degrade, is_degraded, refresh, restore
 from mecefo_runtime.model.low_rank import Bases, compute_bases, correct_, projections
@@ -34,29 +36,35 @@ class ExactShare:
 
 
 class DegradedLayers:
-    """One rank's part in them, under one layout. To be made when the weights are in place."""
+    """One rank's part in them, under one layout. To be made when the weights are in place.
+
+    `completion`: the first step was begun under another layout, and is completed.
+    """
 
     def __init__(
-        self, layout: Layout, rank: int, state: ModelState, job: JobConfig, background: Background | None = None
+        self,
+        layout: Layout,
+        rank: int,
+        state: ModelState,
+        job: JobConfig,
+        background: Background | None = None,
+        completion: Completion | None = None,
     ) -> None:
         self._state = state
         self._config, self._seed = job.approximation, job.seed
         place = layout.find(rank)
         self._span = Span(rank, 0, 0) if place is None else place[0].spans[place[1]]
-        self._shares = {
-            layer_unit(layer): share
-            for layer in range(layout.num_layers)
-            if layer_unit(layer) in state.units and (share := _exact_share(layer, layout, state)) is not None
-        }
-        for name, share in self._shares.items():
-            if share.attention_scale is None:
-                state.optimizer.leave_out(name, [part for part in state.units[name].slices if part.is_attention])
+        self._shares = _exact_shares(layout.num_layers, work_of(layout), state)
+        self._completed_shares = self._shares
+        if completion is not None:
+            self._completed_shares = _exact_shares(layout.num_layers, work_of(layout, completion), state)
         self._degrade()
         self.bases: dict[str, Bases] = {}
         if self._config.average_rest:
             # What is on its way has no weights yet to compute bases from.
             shadowed = {shadow.unit for shadow in (background or Background()).shadows}
-            names = [name for name, share in self._shares.items() if share.rest_scale and name not in shadowed]
+            shares = [*self._shares.items(), *self._completed_shares.items()]
+            names = dict.fromkeys(name for name, share in shares if share.rest_scale and name not in shadowed)
             self.bases = {name: self._bases_of(name) for name in names}
 
     def _degrade(self) -> None:
@@ -93,31 +101,53 @@ class DegradedLayers:
         block = self._state.units[name].module
         return bases(block) if is_degraded(block) else compute_bases(block, self._config, self._seed, previous)
 
-    def sums_to_means(self) -> None:
-        """Scale the reduced gradients: of sums over the replicas that computed them exactly, N(l), to their means."""
-        for share in self._shares.values():
+    def sums_to_means(self, *, is_completed: bool = False) -> None:
+        """Scale the reduced gradients: of sums over the replicas that computed them exactly, N(l), to their means.
+
+        `is_completed`: they are those of the step that was begun under another layout.
+        """
+        state, shares = self._state, self._completed_shares if is_completed else self._shares
+        for share in shares.values():
             if share.attention_scale != 1:
-                self._state.gradients[share.first : share.end].mul_(share.attention_scale or 0.0)
+                state.gradients[share.first : share.end].mul_(share.attention_scale or 0.0)
+        # What no replica has computed stays as it is, moments included.
+        unknown = [name for name, share in shares.items() if share.attention_scale is None]
+        state.optimizer.leave_out(
+            (name, part) for name in unknown for part in state.units[name].slices if part.is_attention
+        )
         for name, its_bases in self.bases.items():
-            scale = self._shares[name].rest_scale
-            assert scale is not None
-            for projection in projections(self._state.units[name].module, its_bases):
+            scale = shares[name].rest_scale if name in shares else 1.0
+            if scale is None or scale == 1:
+                continue
+            for projection in projections(state.units[name].module, its_bases):
                 assert projection.weight.grad is not None
                 correct_(projection.weight.grad, projection.basis, scale, projection.side)
 
 
-def _exact_share(layer: int, layout: Layout, state: ModelState) -> ExactShare | None:
-    """None when nobody degrades or projects the layer: then a plain sum is the mean."""
-    num_exact = num_attended = 0
-    for replica in layout.replicas:
-        for span in replica.spans:
-            if layer in span.layers and layer not in span.degraded:
-                num_attended += replica.num_microbatches
-                num_exact += replica.num_microbatches * (layer not in span.projected)
-    if num_exact == layout.num_microbatches:
-        return None
-    name = layer_unit(layer)
-    attention = [part for part in state.units[name].slices if part.is_attention]
-    offset = state.offsets[name]
-    scales = (layout.num_microbatches / number if number else None for number in (num_attended, num_exact))
-    return ExactShare(offset + attention[0].first, offset + attention[-1].end, *scales)
+def work_of(layout: Layout, completion: Completion | None = None) -> tuple[Work, ...]:
+    """What the replicas of `layout` compute in a step; in the one of `completion` also what had been computed."""
+    if completion is None:
+        return tuple(Work(r.replica, tuple(layout.microbatches_of(r.replica)), r.spans) for r in layout.replicas)
+    assigned = (Work(r.replica, completion.assigned.get(r.replica, ()), r.spans) for r in layout.replicas)
+    return (*completion.kept, *assigned)
+
+
+def _exact_shares(num_layers: int, work: Sequence[Work], state: ModelState) -> dict[str, ExactShare]:
+    """By unit of `state`, for those that somebody degrades or projects: of the others a plain sum is the mean."""
+    num_all = sum(len(one.microbatches) for one in work)
+    num_attended, num_exact = [0] * num_layers, [0] * num_layers
+    for one in work:
+        for span in one.spans:
+            for layer in span.layers:
+                if layer not in span.degraded:
+                    num_attended[layer] += len(one.microbatches)
+                    num_exact[layer] += len(one.microbatches) * (layer not in span.projected)
+    shares: dict[str, ExactShare] = {}
+    for layer in range(num_layers):
+        name = layer_unit(layer)
+        if name in state.units and num_exact[layer] < num_all:
+            attention = [part for part in state.units[name].slices if part.is_attention]
+            offset = state.offsets[name]
+            scales = (num_all / number if number else None for number in (num_attended[layer], num_exact[layer]))
+            shares[name] = ExactShare(offset + attention[0].first, offset + attention[-1].end, *scales)
+    return shares

@@ -6,29 +6,55 @@ rank is a pipeline of one stage and sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
-from typing import cast
+from typing import NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import Operation, wait_all
+from mecefo_runtime.comm.transport import FIRST_STATE_TAG
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
-from mecefo_runtime.job.step_report import StepStats
-from mecefo_runtime.model.data import Corpus, checksum
+from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.traffic import FREE, Traffic
+from mecefo_runtime.step.contribution import OwnContribution
 from mecefo_runtime.step.ratings import Ratings
 from mecefo_runtime.system.dilation import Pacer
 
+# What rides behind a gradient: that it is one, or that none follows.
+_GO_ON, _STOP = 0.0, 1.0
+# Behind all tags of activations, before those of state.
+_DONE_TAG = FIRST_STATE_TAG - 1
+
+
+class Leaving(Protocol):
+    """Whether this rank is called out of its epoch, as its pipeline asks between microbatches."""
+
+    def computing(self, ranks: Collection[int]) -> AbstractContextManager[None]:
+        """The context in which the pipeline of `ranks` computes."""
+        ...
+
+    def must_stop(self) -> bool:
+        """Whether it is called, and the pipeline finishes what it has in flight first; raises to leave at once."""
+        ...
+
+    def stopped(self) -> NoReturn:
+        """All ranks of the pipeline have stopped after the same microbatch: leave."""
+        ...
+
 
 class Pipeline:
-    """One rank's part of its replica. `check` is called between microbatches and may raise to leave the step."""
+    """One rank's part of its replica. `leaving` is asked between microbatches and may raise to leave the step.
+
+    Where it lets the pipeline finish what is in flight, the last stage, through which all gradients come, stops after
+    a microbatch; a word that rides behind every gradient tells the stages before it, which have the same ones then.
+    """
 
     def __init__(
         self,
@@ -39,76 +65,82 @@ class Pipeline:
         pacer: Pacer,
         ratings: Ratings,
         job: JobConfig,
-        check: Callable[[], None],
+        leaving: Leaving,
         traffic: Traffic = FREE,
     ) -> None:
         place = layout.find(groups.rank)
         if place is None:
             raise ValueError(f"rank {groups.rank} holds no layers")
         replica, position = place
+        self.microbatches: Sequence[int] = layout.microbatches_of(replica.replica)
+        self.replica = replica.replica
         self._groups = groups
         self._traffic = traffic
         self._corpus = corpus
         self._pacer = pacer
         self._ratings = ratings
-        self._check = check
+        self._leaving = leaving
         self._precision = job.precision
         self._microbatch_size = job.microbatch_size
         self._tokens_per_step = job.tokens_per_step
-        self._microbatches = layout.microbatches_of(replica.replica)
+        self._ranks = [span.rank for span in replica.spans]
+        self._span = replica.spans[position]
         self._num_behind = len(replica.spans) - 1 - position
-        self._previous = replica.spans[position - 1].rank if position else None
-        self._next = replica.spans[position + 1].rank if self._num_behind else None
+        self._previous = self._ranks[position - 1] if position else None
+        self._next = self._ranks[position + 1] if self._num_behind else None
         self._body = [state.units[name].module for name in state.computed if name != HEAD]
         self._head = cast(Head, state.units[HEAD].module) if HEAD in state.computed else None
         self._has_embedding = EMBEDDING in state.computed
         self._hidden_size = state.hidden_size
         self._device = state.device
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        self.is_origin = torch.zeros((), dtype=torch.bool, device=self._device)
 
     def run(
         self,
+        own: OwnContribution,
+        microbatches: Sequence[int],
         samples: Sequence[int],
         announce: Callable[[str], None],
         between: Callable[[], None] = lambda: None,
-    ) -> StepStats:
-        """Forward and backward of this replica's share of `samples`, which are the whole step's.
+    ) -> None:
+        """Forward and backward of `microbatches`, of `samples`, which are the whole step's; `own` counts them.
 
         `between` is called after every compute segment.
 
-        Gradients accumulate in the model state. Afterwards `is_origin` says whether something that is not finite came
-        out of this rank though all that went in was, and `loss_sum` is that of the step stats: scalars on the device,
-        so that nobody waits for it. Returns what this rank's head consumed, but for the loss; empty step stats where
-        there is no head.
-
         Raises:
-            mecefo_runtime.comm.operations.EpochBroken: a neighbour is gone.
+            mecefo_runtime.comm.operations.EpochBroken: a neighbour is gone, or the epoch is to be left; `own` counts
+                what has been computed by then.
         """
         flights = _Flights()
         self._sends: list[tuple[Operation, Tensor]] = []
-        self._stats = StepStats()
-        self._has_announced_backward = False
-        self.loss_sum.zero_()
-        self.is_origin.zero_()
-        announce("data")
-        batches = [self._load(samples, microbatch) for microbatch in self._microbatches]
-        announce("forward")
-        num_warmup = min(self._num_behind, len(batches))
-        for index in range(num_warmup):
-            self._forward(flights, index, batches[index])
-            between()
-        for index in range(num_warmup, len(batches)):
-            self._forward(flights, index, batches[index])
-            between()
-            self._backward(flights, index - num_warmup, announce)
-            between()
-        for index in range(len(batches) - num_warmup, len(batches)):
-            self._backward(flights, index, announce)
-            between()
-        wait_all([work for work, _ in self._sends])
-        self._sends.clear()
-        return self._stats
+        has_announced_backward = False
+        with self._leaving.computing(self._ranks):
+            announce("data")
+            batches = [self._load(samples, microbatch) for microbatch in microbatches]
+            announce("forward")
+            for is_forward, index in one_forward_one_backward(len(batches), self._num_behind):
+                must_stop = self._leaving.must_stop()
+                if is_forward:
+                    if must_stop and self._next is None:
+                        self._stop_before(index)
+                    self._forward(own, flights, index, batches[index])
+                else:
+                    loss, received_BTH, output = flights.pop(index)
+                    gradient_BTH, ready_seconds = self._receive_gradient(output, index)
+                    if not has_announced_backward:
+                        has_announced_backward = True
+                        announce("backward")
+                    self._backward(own, index, received_BTH, output, gradient_BTH, ready_seconds)
+                    own.count(microbatches[index], self._span)
+                    if loss is not None:
+                        mine, _, targets_BT = batches[index]
+                        own.count_loss(loss, mine, 0 if targets_BT is None else targets_BT.numel())
+                # What goes on beside may wait for ranks that have left.
+                if not must_stop:
+                    between()
+            wait_all([work for work, _ in self._sends])
+            self._sends.clear()
+            if not has_announced_backward:
+                announce("backward")
 
     def _load(self, samples: Sequence[int], microbatch: int) -> tuple[Sequence[int], Tensor | None, Tensor | None]:
         """(samples, inputs_BT, targets_BT) of a microbatch; only the ends of the pipeline read text."""
@@ -119,12 +151,15 @@ class Pipeline:
         return mine, inputs_BT.to(self._device, non_blocking=True), targets_BT.to(self._device, non_blocking=True)
 
     def _forward(
-        self, flights: _Flights, index: int, batch: tuple[Sequence[int], Tensor | None, Tensor | None]
+        self,
+        own: OwnContribution,
+        flights: _Flights,
+        index: int,
+        batch: tuple[Sequence[int], Tensor | None, Tensor | None],
     ) -> None:
-        self._check()
         mine, inputs_BT, targets_BT = batch
         x_BTH: Tensor
-        received_BTH = None
+        received_BTH = loss = None
         ready_seconds = 0.0
         if self._previous is None:
             assert inputs_BT is not None
@@ -142,42 +177,61 @@ class Pipeline:
             if self._head is not None:
                 assert targets_BT is not None
                 x_BTH = self._head.loss(x_BTH, targets_BT)
-        self._look(x_BTH, received_BTH)
+        self._look(own, x_BTH, received_BTH)
         if self._head is not None:
-            self.loss_sum += x_BTH.detach()
-            self._stats = StepStats(
-                0.0,
-                self._stats.tokens + (0 if targets_BT is None else targets_BT.numel()),
-                self._stats.samples + len(mine),
-                self._stats.checksum + checksum(mine),
-            )
+            loss = x_BTH.detach()
             # Summed over all replicas, the gradient is that of the mean over the step's tokens.
             x_BTH = x_BTH / self._tokens_per_step
         else:
             assert self._next is not None
             activation_BTH = x_BTH.detach().contiguous()
             self._send(activation_BTH, self._next, 2 * index)
-        flights.add(index, received_BTH, x_BTH)
+        flights.add(index, loss, received_BTH, x_BTH)
 
-    def _backward(self, flights: _Flights, index: int, announce: Callable[[str], None]) -> None:
-        self._check()
-        received_BTH, output = flights.pop(index)
-        gradient_BTH = None
-        ready_seconds = 0.0
-        if self._next is not None:
-            gradient_BTH = torch.empty_like(output)
-            ready_seconds = self._receive(gradient_BTH, self._next, 2 * index + 1)
-        if not self._has_announced_backward:
-            self._has_announced_backward = True
-            announce("backward")
+    def _receive_gradient(self, output: Tensor, index: int) -> tuple[Tensor | None, float]:
+        """The gradient of `output`, and when it is there; does not return where the last stage has stopped before."""
+        if self._next is None:
+            return None, 0.0
+        packed = torch.empty(output.numel() + 1, device=self._device)
+        ready_seconds = self._receive(packed, self._next, 2 * index + 1)
+        if float(packed[-1]) == _STOP:
+            self._stop_before(index)
+        return packed[:-1].view(output.shape), ready_seconds
+
+    def _backward(
+        self,
+        own: OwnContribution,
+        index: int,
+        received_BTH: Tensor | None,
+        output: Tensor,
+        gradient_BTH: Tensor | None,
+        ready_seconds: float,
+    ) -> None:
         with self._pacer.segment(self._ratings.backward_seconds, ready_seconds):
             torch.autograd.backward(output, gradient_BTH)
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None
             # What the forward pass got counts too: the last stage gets nothing else.
-            self._look(received_BTH.grad, gradient_BTH, received_BTH.detach())
-            gradient_BTH = received_BTH.grad
-            self._send(gradient_BTH, self._previous, 2 * index + 1)
+            self._look(own, received_BTH.grad, gradient_BTH, received_BTH.detach())
+            self._send_gradient(received_BTH.grad, _GO_ON, index)
+
+    def _send_gradient(self, gradient: Tensor, word: float, index: int) -> None:
+        assert self._previous is not None
+        packed = torch.empty(gradient.numel() + 1, device=self._device)
+        packed[:-1].copy_(gradient.flatten())
+        packed[-1] = word
+        self._send(packed, self._previous, 2 * index + 1)
+
+    def _stop_before(self, index: int) -> NoReturn:
+        """Tell the stages before this one to stop, and leave when they have what they need of it."""
+        done = torch.zeros(1)
+        if self._previous is not None:
+            nothing = torch.zeros(self._microbatch_size, self._corpus.sequence_length, self._hidden_size)
+            self._send_gradient(nothing.to(self._device), _STOP, index)
+            self._groups.receive(done, self._previous, _DONE_TAG)
+        if self._next is not None:
+            self._groups.send(done, self._next, _DONE_TAG).wait()
+        self._leaving.stopped()
 
     def _send(self, tensor: Tensor, destination: int, tag: int) -> None:
         self._sends.append(self._traffic.send(self._groups, tensor, destination, tag, self._pacer.now_seconds))
@@ -185,16 +239,16 @@ class Pipeline:
     def _receive(self, into: Tensor, source: int, tag: int) -> float:
         return self._traffic.receive(self._groups, into, source, tag, self._pacer.now_seconds)
 
-    def _look(self, outcome: Tensor, *incomes: Tensor | None) -> None:
+    def _look(self, own: OwnContribution, outcome: Tensor, *incomes: Tensor | None) -> None:
         received = [income for income in incomes if income is not None]
         if self._device.type == "cpu":
             if not _is_finite(outcome) and all(map(_is_finite, received)):
-                self.is_origin.fill_(True)
+                own.is_origin.fill_(True)
             return
         is_origin = outcome.detach().isfinite().all().logical_not()
         for income in received:
             is_origin &= income.detach().isfinite().all()
-        self.is_origin |= is_origin
+        own.is_origin |= is_origin
 
 
 def in_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -207,14 +261,24 @@ def _is_finite(tensor: Tensor) -> bool:
     return isfinite(float(tensor.detach().sum())) or bool(tensor.isfinite().all())
 
 
+def one_forward_one_backward(num_microbatches: int, num_behind: int) -> Iterator[tuple[bool, int]]:
+    """(is it the forward pass, of which microbatch) of a stage with `num_behind` stages behind it, in order."""
+    num_warmup = min(num_behind, num_microbatches)
+    yield from ((True, index) for index in range(num_warmup))
+    for index in range(num_warmup, num_microbatches):
+        yield True, index
+        yield False, index - num_warmup
+    yield from ((False, index) for index in range(num_microbatches - num_warmup, num_microbatches))
+
+
 class _Flights:
-    """Microbatches between their forward and their backward pass: (received activation, output)."""
+    """Microbatches between their forward and their backward pass: (loss, received activation, output)."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._waiting: dict[int, tuple[Tensor | None, Tensor | None, Tensor]] = {}
 
-    def add(self, index: int, received_BTH: Tensor | None, output: Tensor) -> None:
-        self._waiting[index] = (received_BTH, output)
+    def add(self, index: int, loss: Tensor | None, received_BTH: Tensor | None, output: Tensor) -> None:
+        self._waiting[index] = (loss, received_BTH, output)
 
-    def pop(self, index: int) -> tuple[Tensor | None, Tensor]:
+    def pop(self, index: int) -> tuple[Tensor | None, Tensor | None, Tensor]:
         return self._waiting.pop(index)

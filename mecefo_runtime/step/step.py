@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from statistics import median
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mecefo_runtime.comm.exchange import exchange
-from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.contribution import Completion, Contribution
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.job.snapshot_interval import SnapshotCosts
 from mecefo_runtime.job.step_report import (
-    NO_HISTORY,
     HealthHistory,
     LateCommit,
     PartHealth,
     ReadyStep,
-    StepStats,
     StepTotals,
     StepVerdict,
 )
 from mecefo_runtime.model.data import samples_of_step
 from mecefo_runtime.model.schedule import learning_rate
-from mecefo_runtime.state.activity import StateActivity
-from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.model_state import ModelState
-from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.step import commit_row
 from mecefo_runtime.step.calibrate import measure_message, process_seconds
 from mecefo_runtime.step.commit_row import Outcome, outcome_of
-from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.contribution import OwnContribution
+from mecefo_runtime.step.epoch import Epoch, StepHost, StepProgress
 from mecefo_runtime.step.health import Judgement, after_commit, after_rejection, judge, odd_ones_out
-from mecefo_runtime.step.pipeline import Pipeline
 from mecefo_runtime.step.ratings import Ratings
 from mecefo_runtime.step.step_stats import decode_stats, encode_stats
 from mecefo_runtime.system.devices import read_numbers
@@ -50,76 +42,11 @@ from mecefo_runtime.system.dilation import Pacer, Steady
 _NUM_RECENT_COMMITS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepProgress:
-    """Where a rank is in the step-and-commit rule; replaced as a whole, since another thread reports it.
-
-    `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
-    this rank holds and has not applied. `history` is what `ready` is judged by.
-    """
-
-    committed_step: int = 0
-    totals: StepTotals | None = None
-    record: dict[str, Any] | None = None
-    ready: ReadyStep | None = None
-    history: HealthHistory = NO_HISTORY
-
-
-@dataclass(slots=True)
-class Epoch:
-    """What a rank has while it trains in one epoch. `keeping` is what else uses its state between two steps."""
-
-    number: int
-    leader: int
-    layout: Layout
-    members: tuple[int, ...]
-    groups: Groups
-    state: ModelState
-    degraded: DegradedLayers
-    fetching: Fetching
-    pipeline: Pipeline | None
-    ratings: Ratings
-    traffic: Traffic = FREE
-    keeping: tuple[StateActivity, ...] = ()
-
-    @property
-    def activities(self) -> tuple[StateActivity, ...]:
-        """All that uses the state between two optimizer steps."""
-        return (self.fetching, *self.keeping)
-
-    def advance(self) -> None:
-        """A compute segment is over."""
-        for activity in self.activities:
-            activity.advance()
-
-
-class StepHost(Protocol):
-    """The rest of a rank, as its steps see it."""
-
-    @property
-    def wants_boundary(self) -> bool:
-        """Whether the members are asked to park at the next step boundary."""
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is still being written."""
-
-    @property
-    def snapshots(self) -> tuple[int, SnapshotCosts]:
-        """The step of this rank's newest complete snapshot, 0: it has none; and what one takes."""
-
-    def announce(self, step: int, phase: str) -> None:
-        """The rank is about to enter `phase` of `step`."""
-
-    def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
-        """Of the leader: what it makes of a step, before anybody else hears of it."""
-
-    def on_applied(self, record: Mapping[str, Any]) -> None:
-        """A step is committed and applied here; `record` is what its event says."""
-
-
 class Stepper:
-    """Runs a rank's steps. `distrusted` are units whose state differs from the peers': they need theirs."""
+    """Runs a rank's steps. `distrusted` are units whose state differs from the peers': they need theirs.
+
+    `own` is what this rank has computed of the step in flight, None: nothing that counts.
+    """
 
     def __init__(self, job: JobConfig, rank: int, pacer: Pacer, host: StepHost) -> None:
         self._job = job
@@ -129,11 +56,18 @@ class Stepper:
         self._began_seconds = 0.0
         self._commits = Steady(_NUM_RECENT_COMMITS)
         self.progress = StepProgress()
+        self.own: OwnContribution | None = None
         self.distrusted: frozenset[str] = frozenset()
+
+    @property
+    def said(self) -> Contribution | None:
+        """What this rank has computed of the step after its last one, for any thread to tell."""
+        own = self.own
+        return None if own is None or own.said.step <= self.progress.committed_step else own.said
 
     def start_over(self) -> None:
         """Forget everything: this rank is a newcomer."""
-        self.progress = StepProgress()
+        self.progress, self.own = StepProgress(), None
         self.distrusted = frozenset()
 
     def resume(self, step: int, history: HealthHistory) -> None:
@@ -170,7 +104,7 @@ class Stepper:
             reductions = [] if epoch.traffic.link is not None else self._start_reductions(epoch)
             signs = self._vital_signs(state, self.progress.committed_step + 1)
             wait_all(reductions)
-            self._read(state, 0, own_norm, signs, None)
+            self._read(state, 0, own_norm, signs, own_norm.new_zeros(()))
 
         num_layers = max(Ratings.in_layers(state.holders, costs), 1.0)
         measured = torch.tensor(
@@ -202,32 +136,71 @@ class Stepper:
         # Whatever was ready is applied by now, or will be repeated.
         self.progress = replace(self.progress, ready=None)
 
+    def keep(self, completion: Completion | None, replica: int | None) -> None:
+        """Before the state of the last epoch is taken down: keep of it what counts of the step in flight, if any does.
+
+        `replica` is the one that this rank computes in from now on.
+        """
+        kept = () if completion is None or replica is None else completion.kept_by(replica)
+        if not kept or self.own is None:
+            assert not kept, f"rank {self._rank} was told to keep what it does not have"
+            self.own = None
+            return
+        said = self.own.said
+        assert completion is not None and (said.step, said.microbatches) == (completion.step, kept)
+        self.own.carry()
+
     def run(self, epoch: Epoch, step: int) -> Outcome:
-        """Run `step`, and commit it if it is fit for that.
+        """Run `step`, or what is left of it, and commit it if it is fit for that.
 
         Raises:
             mecefo_runtime.comm.operations.EpochBroken: a peer is gone, or the epoch is over.
         """
         self._began_seconds = time.monotonic()
-
-        def announce(phase: str) -> None:
-            self._host.announce(step, phase)
-
-        state = epoch.state
-        state.enter_step(step)
+        epoch.state.enter_step(step)
         for activity in epoch.activities:
             activity.begin(step)
         odd_ranks = self._compare_state(epoch, step)
-        state.gradients.zero_()
-        pipeline, stats = epoch.pipeline, StepStats()
+        # Of a step that is computed again nothing is left.
+        completion, epoch.completion = epoch.completion, None
+        if completion is not None and completion.step != step:
+            completion = None
+        own = self._compute(epoch, step, completion)
+        ready, began = self._reduce(epoch, own, completion)
+        ready = replace(ready, odd_ranks=odd_ranks)
+        self.progress = replace(self.progress, ready=ready)
+        return self._agree(epoch, ready, began)
+
+    def _compute(self, epoch: Epoch, step: int, completion: Completion | None) -> OwnContribution:
+        """Add what this rank has to compute to what it has computed of the step already."""
+        state, pipeline, own = epoch.state, epoch.pipeline, self.own
+        if completion is not None and own is not None and own.said.step == step:
+            own.resume(state)
+        else:
+            self.own = own = OwnContribution(step, self.progress.history.num_verdicts, state)
         if pipeline is not None:
-            stats = pipeline.run(samples_of_step(step, self._job.samples_per_step), announce, epoch.advance)
+            microbatches = pipeline.microbatches
+            if completion is not None:
+                microbatches = completion.assigned.get(pipeline.replica, ())
+            samples = samples_of_step(step, self._job.samples_per_step)
+            pipeline.run(own, microbatches, samples, lambda phase: self._host.announce(step, phase), epoch.advance)
+        return own
+
+    def _reduce(
+        self, epoch: Epoch, own: OwnContribution, completion: Completion | None
+    ) -> tuple[ReadyStep, tuple[float, float]]:
+        """Make the gradients of all replicas one; returns it, and when that was over, by the device and by the clock.
+
+        What this rank has computed stays what it is.
+        """
+        state, step = epoch.state, own.said.step
         # Before the norm is taken: what a hook does to this rank's gradients must show in its own norm.
-        announce("reduce")
+        self._host.announce(step, "reduce")
         own_norm = state.gradient_norm()
-        state.stats.copy_(encode_stats(stats)[: state.stats.numel()], non_blocking=True)
-        if pipeline is not None and state.stats.numel():
-            state.stats[0].copy_(pipeline.loss_sum)
+        state.begin_reduction()
+        state.stats.copy_(encode_stats(own.stats)[: state.stats.numel()], non_blocking=True)
+        if state.stats.numel():
+            state.stats[0].copy_(own.loss_sum)
         reductions = self._start_reductions(epoch)
         traffic, size = epoch.traffic, state.gradients.element_size()
         now_seconds, clock_seconds = self._pacer.now_seconds, time.monotonic()
@@ -241,10 +214,8 @@ class Stepper:
             now_seconds = max(now_seconds, *reduced_seconds, 0.0)
             traffic.wait(epoch.groups, now_seconds)
             clock_seconds = time.monotonic()
-        epoch.degraded.sums_to_means()
-        ready = replace(self._read(state, step, own_norm, signs, pipeline), odd_ranks=odd_ranks)
-        self.progress = replace(self.progress, ready=ready)
-        return self._agree(epoch, ready, (now_seconds, clock_seconds))
+        epoch.degraded.sums_to_means(is_completed=completion is not None)
+        return self._read(state, step, own_norm, signs, own.is_origin), (now_seconds, clock_seconds)
 
     def gather(self, epoch: Epoch) -> None:
         """After a commit: get the parameters that other holders have updated; raises `EpochBroken` if one is gone."""
@@ -288,11 +259,10 @@ class Stepper:
         return [epoch.groups.start_all_reduce(gradients[b.first : b.end], b.holders) for b in epoch.state.buckets]
 
     def _read(
-        self, state: ModelState, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], pipeline: Pipeline | None
+        self, state: ModelState, step: int, own_norm: Tensor, signs: Mapping[str, Tensor], is_origin: Tensor
     ) -> ReadyStep:
         """What the commit needs to know of the step, brought to the host at one go."""
         norms = state.squared_norms()
-        is_origin = own_norm.new_zeros(()) if pipeline is None else pipeline.is_origin
         own, origin, stats, *others = read_numbers([own_norm, is_origin, state.stats, *norms.values(), *signs.values()])
         numbers = [number for (number,) in others]
         differs = bool(self.distrusted)
@@ -358,7 +328,8 @@ class Stepper:
         self._pacer.set_now(last_device_seconds + commit_seconds, epoch.ratings.commit_seconds or 0.0)
         outcome = outcome_of(total, len(epoch.members), judgements[0] if judgements else None)
         if outcome.verdict not in (StepVerdict.COMMIT, StepVerdict.SKIP):
-            # Not committed now, and not by a regroup either.
+            # Not committed now, and not by a regroup either, which would keep what was computed.
+            self.own = None
             newer = after_rejection(history, step, outcome.verdict, commit_row.to_judge(total, epoch.members)[-1])
             self.progress = replace(self.progress, ready=None, history=newer)
             return outcome

@@ -33,23 +33,20 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.snapshot_interval import SnapshotCosts
 from mecefo_runtime.job.step_report import LateCommit, StepVerdict
-from mecefo_runtime.model.data import Corpus, read_corpus
-from mecefo_runtime.snapshots.keeping import Keeping, of_rank
-from mecefo_runtime.state.fetch import Fetching
+from mecefo_runtime.snapshots.keeping import Keeping
 from mecefo_runtime.state.holdings import Holdings
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.traffic import Traffic
-from mecefo_runtime.state.transfer import StateCorrupt, keep_own, move_units
-from mecefo_runtime.step.calibrate import measure_apart, measure_transfer
+from mecefo_runtime.state.transfer import StateCorrupt
+from mecefo_runtime.step.calibrate import measure_apart
 from mecefo_runtime.step.commit_row import Outcome
-from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.epoch import Epoch
 from mecefo_runtime.step.health import Judgement
-from mecefo_runtime.step.pipeline import Pipeline
-from mecefo_runtime.step.ratings import Ratings
-from mecefo_runtime.step.step import Epoch, Stepper
-from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
+from mecefo_runtime.step.step import Stepper
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
+from mecefo_runtime.training.drain import Drain
+from mecefo_runtime.training.epoch_building import EpochBuilder
 from mecefo_runtime.training.exporter import RankFigures
 from mecefo_runtime.training.inspection import Inspection
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
@@ -74,7 +71,6 @@ class Trainer:
         self._rank = rank = identity.rank
         self._observers = observers
         self._emitter = observers.emitter
-        self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
         self._layout: Layout | None = None
         self._members: tuple[int, ...] = ()
         self._status: RankStatus = "fresh"
@@ -106,6 +102,9 @@ class Trainer:
             coordinator, self._keeping.greet(said), job.heartbeat_timeout_seconds, self, job.coordinator_timeout_seconds
         )
         self._stepper = Stepper(job, rank, self._pacer, self)
+        self._drain = Drain(self._client, job.heartbeat_timeout_seconds)
+        kept = self._pacer, self._traffic, self._holdings, self._keeping
+        self._builder = EpochBuilder(job, rank, self._device, *kept, self.announce)
 
     def run(self) -> None:
         """Train until the job is over.
@@ -181,6 +180,8 @@ class Trainer:
         is_first = self._status == "fresh"
         layout, background = form.layout, form.background
         self._commit_late(form.commit, is_last=False)
+        place = layout.find(self._rank)
+        self._stepper.keep(form.completion, None if place is None else place[0].replica)
         if unreachable := self._client.find_unreachable():
             raise PeersUnreachable(self._rank, unreachable)
         if not is_first:
@@ -189,56 +190,27 @@ class Trainer:
         try:
             self._forming = groups
             group_seconds = time.monotonic() - began
-            bytes_per_second = measure_transfer(groups, self._device, self._traffic) if form.measure_transfer else None
-            pieces = of_rank(form.pieces, self._rank)
-            incoming, goes_back = {piece.unit for piece in pieces}, form.returns_to is not None
-            told = layout, background, self._stepper.distrusted, incoming, STEP_STATS_SIZE
-            state, held = self._holdings.build(*told, restores=goes_back)
-            if form.transfers:
-                self.announce(form.resume_step, "transfer")
-            moved = move_units(groups, state.units, held, form.transfers, self._traffic)
-            keep_own(self._rank, pieces, state.units, held)
-            transferred = self._keeping.restore(form, pieces, state.units, moved)
-            with self._pacer.segment(None):
-                degraded = DegradedLayers(layout, self._rank, state, self._job, background)
-            ratings = Ratings(form.ratings, layout, self._rank, reduces_by_link=self._traffic.link is not None)
-            pipeline = None
-            if layout.find(self._rank) is not None:
-                parts = (layout, state, groups, self._corpus, self._pacer, ratings, self._job)
-                pipeline = Pipeline(*parts, self._client.check, self._traffic)
-            self._epoch = epoch = Epoch(
-                number=form.epoch,
-                leader=form.leader,
-                layout=layout,
-                members=form.members,
-                groups=groups,
-                state=state,
-                degraded=degraded,
-                fetching=Fetching(background, groups, state, self._traffic),
-                pipeline=pipeline,
-                ratings=ratings,
-                traffic=self._traffic,
-                keeping=self._keeping.activities,
-            )
+            built = self._builder.build(form, groups, self._stepper.distrusted, self._drain)
+            self._epoch = epoch = built.epoch
         finally:
             self._forming = None
             if self._epoch is None:
                 groups.close()
-        self._holdings.adopt(state, background, held, restored=goes_back)
-        self._observers.hooks.expose(Inspection(state, self._pacer))
+        self._holdings.adopt(epoch.state, background, built.held, restored=form.returns_to is not None)
+        self._observers.hooks.expose(Inspection(epoch.state, self._pacer))
         self._background_step = background.last_step
         self._layout, self._members, self._lineage = layout, form.members, form.lineage
         self._tells_commits = form.tells_commits
         self._figures.enter(form.epoch, layout, self._rank)
         self._stepper.resume(form.resume_step, form.history)
-        self._keeping.enter(form, state)
+        self._keeping.enter(form, epoch.state)
         self._status = "training"
         self._client.enter(form.epoch)
         agreed = self._stepper.rate_together(epoch, form.ratings)
         if agreed is not None:
             self._client.agree_on(agreed)
         self._pacer.set_now(time.monotonic())
-        self._client.send(Formed(self.report(), group_seconds, *transferred, bytes_per_second, agreed))
+        self._client.send(Formed(self.report(), group_seconds, *built.transferred, built.bytes_per_second, agreed))
         record = self._stepper.progress.record
         if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
             # The old leader may have died before it could say so.
@@ -271,7 +243,9 @@ class Trainer:
         return self._stepper.progress.committed_step
 
     def abort(self) -> None:
-        """End whatever the training thread is blocked in."""
+        """End whatever the training thread is blocked in, unless that is what it is to finish first."""
+        if self._drain.is_under_way():
+            return
         epoch = self._epoch
         groups = self._forming if epoch is None else epoch.groups
         if groups is not None:
@@ -287,6 +261,7 @@ class Trainer:
             committed_step=progress.committed_step,
             totals=progress.totals,
             ready=progress.ready,
+            contribution=self._stepper.said,
             history=progress.history,
             distrusted=tuple(sorted(self._stepper.distrusted)),
             is_background_done=self._is_background_done(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from math import inf, nan
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -24,10 +25,11 @@ from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.step import step as step_module
 from mecefo_runtime.step.commit_row import Outcome
 from mecefo_runtime.step.degraded_layers import DegradedLayers
+from mecefo_runtime.step.epoch import Epoch
 from mecefo_runtime.step.health import Judgement
 from mecefo_runtime.step.pipeline import Pipeline
 from mecefo_runtime.step.ratings import Ratings
-from mecefo_runtime.step.step import Epoch, Stepper
+from mecefo_runtime.step.step import Stepper
 from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 from mecefo_runtime.system.dilation import pacer_for
 
@@ -53,6 +55,19 @@ class Alone:
         return {0: tensor}
 
 
+class Undisturbed:
+    """Nobody calls."""
+
+    def computing(self, ranks: Collection[int]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def must_stop(self) -> bool:
+        return False
+
+    def stopped(self) -> NoReturn:
+        raise AssertionError
+
+
 class Rank:
     """One rank, whose steps can be run; `others` is what a member beside it adds to the commit."""
 
@@ -65,7 +80,7 @@ class Rank:
         state = ModelState(job, LAYOUT, 0, {}, STEP_STATS_SIZE)
         pacer = pacer_for(CPU, 1.0)
         ratings = Ratings(None, LAYOUT, 0)
-        pipeline = Pipeline(LAYOUT, state, groups, CORPUS, pacer, ratings, job, lambda: None)
+        pipeline = Pipeline(LAYOUT, state, groups, CORPUS, pacer, ratings, job, Undisturbed())
         degraded, fetching = DegradedLayers(LAYOUT, 0, state, job), Fetching(Background(), groups, state)
         self.epoch = Epoch(1, 0, LAYOUT, members, groups, state, degraded, fetching, pipeline, ratings)
         self.stepper = Stepper(job, 0, pacer, self)
@@ -185,10 +200,9 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
     rank = Rank()
     run = Pipeline.run
 
-    def spoil(self: Pipeline, *told: Any) -> Any:
-        stats = run(self, *told)
+    def spoil(self: Pipeline, *told: Any) -> None:
+        run(self, *told)
         rank.epoch.state.gradients[0] = nan
-        return stats
 
     monkeypatch.setattr(Pipeline, "run", spoil)
     before = rank.parameters
