@@ -18,7 +18,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError
 from mecefo_runtime.system.dilation import SLICE_SECONDS
 from mecefo_runtime.system.events import MAIN_JOB, Emitter
-from mecefo_runtime.system.process import ask_for_short_slices
+from mecefo_runtime.system.process import ask_for_short_slices, leave_out_of_collections
 from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import LOOPBACK
 from mecefo_runtime.training.hooks import Hooks
@@ -60,7 +60,9 @@ def run_worker(environment: Mapping[str, str]) -> int:
     coordinator = CoordinatorAddress(environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"])
     observers = Observers(emitter, hooks, environment.get("MECEFO_METRICS", ""))
     try:
-        Trainer(job, identity, coordinator, observers).run()
+        trainer = Trainer(job, identity, coordinator, observers)
+        leave_out_of_collections()
+        trainer.run()
     except DeviceError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         return 1
