@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import fsum, inf
+from math import fsum, inf, prod
 
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
 from harness.analysis.incident import MeasuredIncident
@@ -268,7 +268,6 @@ def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: T
 
 def _claims(timeline: Timeline) -> Iterable[Claim]:
     """All claims but those of the steps that were committed for the first time."""
-    steps = timeline.steps.first
     began = timeline.steps.of_blocks("began", lambda block: min(step.began_seconds for step in block))
     yield Claim(timeline.started_seconds, min(began, default=timeline.ended_seconds), Strength.STARTUP, "startup")
     for step in timeline.steps.redone:
@@ -276,16 +275,16 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
     for incident in timeline.incidents:
         yield from _incident_claims(incident, timeline)
     for stall in timeline.stalls:
-        yield from _stall_claims(stall, steps)
+        yield from _stall_claims(stall, timeline)
     for loss in timeline.unplanned:
         yield from _unplanned_claims(loss, timeline)
     for at in timeline.rejected:
-        yield from _thrown_away(steps, at, None)
+        yield from _thrown_away(timeline, at, None)
     every = timeline.steps.every if timeline.restarts else ()
     for start, end in timeline.restarts:
         yield Claim(start, end, Strength.ABSENCE, "restart")
         # A step in flight died with its attempt.
-        yield from _thrown_away(every, start, None)
+        yield from _thrown_away(timeline, start, None, every)
     for start, end in timeline.checkpoints:
         yield Claim(start, end, Strength.CHECKPOINT, "checkpoint")
     for start, end in overlaps(timeline.coordinator_downs, _stalled(timeline)):
@@ -321,15 +320,16 @@ def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable
         return
     if incident.detected is not None:
         yield Claim(injected, incident.detected, Strength.DETECTION, "detection", incident.incident)
-        yield from _thrown_away(steps, injected, incident.incident)
+        yield from _thrown_away(timeline, injected, incident.incident)
     elif timeline.recovered(incident) is False and not incident.is_left_out:
         yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
 
 
-def _stall_claims(stall: Stall, steps: Sequence[CommittedStep]) -> Iterable[Claim]:
+def _stall_claims(stall: Stall, timeline: Timeline) -> Iterable[Claim]:
+    steps = timeline.steps.first
     since, until = stall.began_seconds, stall.ended_seconds
     if stall.is_loss:
-        yield from _thrown_away(steps, since, None)
+        yield from _thrown_away(timeline, since, None)
     elif _is_idle(steps, since):  # the ranks had stopped at a step's boundary, to let others in
         since = _last_commit(steps, since)
     yield Claim(since, until, Strength.REGROUP, "restart" if stall.is_restart else "regroup")
@@ -351,10 +351,23 @@ def _unplanned_claims(loss: UnplannedLoss, timeline: Timeline) -> Iterable[Claim
         yield Claim(_last_commit(steps, back), back, Strength.UNPLANNED, UNPLANNED)
 
 
-def _thrown_away(steps: Sequence[CommittedStep], lost_at: float, incident: int | None) -> Iterable[Claim]:
-    """The work since the last commit, unless the step in flight at the time of the loss committed after all."""
-    if _is_idle(steps, lost_at):
-        yield Claim(_last_commit(steps, lost_at), lost_at, Strength.THROWN_AWAY, "repeated_work", incident)
+def _thrown_away(
+    timeline: Timeline, lost_at: float, incident: int | None, every: Sequence[CommittedStep] | None = None
+) -> Iterable[Claim]:
+    """The work since the last commit, unless the step in flight at the time of the loss committed after all.
+
+    Where that step was completed, what was kept of the work was none in vain.
+    """
+    steps = timeline.steps.first if every is None else every
+    if not _is_idle(steps, lost_at):
+        return
+    since, following = _last_commit(steps, lost_at), _next_commit(steps, lost_at)
+    until = inf if following is None else following.began_seconds
+    lost_ratios = [lost for at, lost in timeline.completions if lost_at <= at <= until]
+    kept_ratio = prod(1.0 - lost for lost in lost_ratios) if lost_ratios else 0.0
+    turn = since + kept_ratio * (lost_at - since)
+    yield Claim(since, turn, Strength.ATTEMPT, PRODUCTIVE, incident)
+    yield Claim(turn, lost_at, Strength.THROWN_AWAY, "repeated_work", incident)
 
 
 def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:

@@ -37,8 +37,10 @@ class Timeline:
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
     for which training waited until the slowest rank had copied its part of one. `rejected` is when an attempt at a step
-    was found not fit to be committed. `attempts` and `restarts` are those of a command's job; `runtime` says what the
-    job ran on. `not_due` are incidents that chance had planned and that did not fire, each with the reason.
+    was found not fit to be committed. `completions` are when a layout was told under which a step begun before is
+    completed, and the share of the work on it that was lost. `attempts` and `restarts` are those of a command's job;
+    `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not fire, each with
+    the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
     """
 
@@ -59,6 +61,7 @@ class Timeline:
     checkpoints: tuple[tuple[float, float], ...]
     incidents: tuple[MeasuredIncident, ...]
     rejected: tuple[float, ...] = ()
+    completions: tuple[tuple[float, float], ...] = ()
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
@@ -216,6 +219,11 @@ def read(told: Told) -> Timeline:
         checkpoints=told.checkpoints,
         incidents=read_incidents(main, steps, stalls, attribution, is_command=is_command),
         rejected=tuple(one.monotonic_seconds for one in _of(StepUnfit, main)),
+        completions=tuple(
+            (one.monotonic_seconds, one.lost_work_ratio)
+            for one in _of(LayoutTold, main)
+            if one.lost_work_ratio is not None
+        ),
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),

@@ -152,6 +152,21 @@ def test_a_step_in_flight_that_commits_at_the_regroup_is_not_repeated():
     assert "repeated_work" not in badput([in_flight if e is commit else e for e in events])
 
 
+@pytest.mark.parametrize("lost_ratio", [1.0, 0.25, 0.0])
+def test_what_is_kept_of_a_step_that_is_completed_was_not_in_vain(lost_ratio: float):
+    # Ranks that are not held go on computing meanwhile.
+    repeated = max(0.0, lost_ratio * (0.05 + synthetic.HOLD_SECONDS) - synthetic.HOLD_SECONDS)
+    events = run()
+    whole = books(events)
+    told = next(e for e in events if e.kind == "layout" and e.fields["reason"] == "loss")
+    completed = replace(told, fields={**told.fields, "lost_work_ratio": lost_ratio})
+    found = books([completed if e is told else e for e in events])
+    assert found.badput_seconds["repeated_work"] == pytest.approx(repeated)
+    assert found.productive_seconds == pytest.approx(whole.productive_seconds + 0.05 - repeated)
+    others = {cause: seconds for cause, seconds in found.badput_seconds.items() if cause != "repeated_work"}
+    assert others == pytest.approx({c: s for c, s in whole.badput_seconds.items() if c != "repeated_work"})
+
+
 def test_a_loss_that_nobody_injected_is_unplanned_from_the_commit_before_it():
     events = [e for e in run() if e.source != "injector" and e.kind != "incidents_planned"]
     found = badput(events)
