@@ -36,7 +36,19 @@ PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks", "dashboards", "m
 # Packages and their rooms, lowest first: an import may point to the left and down, never to the right or up.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (
-        *("system", "job", "prediction", "model", "comm", "planners", "state", "checkpoint", "snapshots", "step"),
+        *(
+            "system",
+            "job",
+            "prediction",
+            "model",
+            "comm",
+            "stacks",
+            "planners",
+            "state",
+            "checkpoint",
+            "snapshots",
+            "step",
+        ),
         *("training", "recovery", "membership", "launch"),
         *("huggingface", "__main__"),
     ),

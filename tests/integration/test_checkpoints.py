@@ -128,7 +128,9 @@ def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_p
     assert run.summary["steps_lost"] == 5
     assert run.summary["steps_committed"] == STEPS
     assert run.summary["loss_deviation_ratio"] < 1e-5
-    assert run.exit_code == 1, "steps were lost"
+    # Whoever has to go back loses steps: that alone fails no run (`builtin_gates`).
+    assert run.exit_code == 0
+    assert "steps_lost == 0" not in [gate["expression"] for gate in run.summary["gates"]]
 
 
 @pytest.mark.nightly
