@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from math import isfinite
 from typing import NoReturn, Protocol, cast
 
@@ -110,7 +111,7 @@ class Pipeline:
             mecefo_runtime.comm.operations.EpochBroken: a neighbour is gone, or the epoch is to be left; `own` counts
                 what has been computed by then.
         """
-        flights = _Flights()
+        flights: dict[int, _Flight] = {}
         self._sends: list[tuple[Operation, Tensor]] = []
         has_announced_backward = False
         with self._leaving.computing(self._ranks):
@@ -122,18 +123,21 @@ class Pipeline:
                 if is_forward:
                     if must_stop and self._next is None:
                         self._stop_before(index)
-                    self._forward(own, flights, index, batches[index])
+                    flights[index] = self._forward(own, index, batches[index])
                 else:
-                    loss, received_BTH, output = flights.pop(index)
-                    gradient_BTH, ready_seconds = self._receive_gradient(output, index)
+                    flight = flights.pop(index)
+                    gradient_BTH, ready_seconds = self._receive_gradient(flight.output, index)
                     if not has_announced_backward:
                         has_announced_backward = True
                         announce("backward")
-                    self._backward(own, index, received_BTH, output, gradient_BTH, ready_seconds)
+                    with self._pacer.segment(self._ratings.backward_seconds, ready_seconds):
+                        torch.autograd.backward(flight.output, gradient_BTH)
+                    # Before anything that may fail: the gradients are in the sum.
                     own.count(microbatches[index], self._span)
-                    if loss is not None:
+                    if flight.loss is not None:
                         mine, _, targets_BT = batches[index]
-                        own.count_loss(loss, mine, 0 if targets_BT is None else targets_BT.numel())
+                        own.count_loss(flight.loss, mine, 0 if targets_BT is None else targets_BT.numel())
+                    self._pass_on(own, index, flight.received, gradient_BTH)
                 # What goes on beside may wait for ranks that have left.
                 if not must_stop:
                     between()
@@ -153,10 +157,9 @@ class Pipeline:
     def _forward(
         self,
         own: OwnContribution,
-        flights: _Flights,
         index: int,
         batch: tuple[Sequence[int], Tensor | None, Tensor | None],
-    ) -> None:
+    ) -> _Flight:
         mine, inputs_BT, targets_BT = batch
         x_BTH: Tensor
         received_BTH = loss = None
@@ -186,7 +189,7 @@ class Pipeline:
             assert self._next is not None
             activation_BTH = x_BTH.detach().contiguous()
             self._send(activation_BTH, self._next, 2 * index)
-        flights.add(index, loss, received_BTH, x_BTH)
+        return _Flight(loss, received_BTH, x_BTH)
 
     def _receive_gradient(self, output: Tensor, index: int) -> tuple[Tensor | None, float]:
         """The gradient of `output`, and when it is there; does not return where the last stage has stopped before."""
@@ -198,17 +201,10 @@ class Pipeline:
             self._stop_before(index)
         return packed[:-1].view(output.shape), ready_seconds
 
-    def _backward(
-        self,
-        own: OwnContribution,
-        index: int,
-        received_BTH: Tensor | None,
-        output: Tensor,
-        gradient_BTH: Tensor | None,
-        ready_seconds: float,
+    def _pass_on(
+        self, own: OwnContribution, index: int, received_BTH: Tensor | None, gradient_BTH: Tensor | None
     ) -> None:
-        with self._pacer.segment(self._ratings.backward_seconds, ready_seconds):
-            torch.autograd.backward(output, gradient_BTH)
+        """Send the stage before this one the gradient of what it sent."""
         if self._previous is not None:
             assert received_BTH is not None and received_BTH.grad is not None
             # What the forward pass got counts too: the last stage gets nothing else.
@@ -271,14 +267,10 @@ def one_forward_one_backward(num_microbatches: int, num_behind: int) -> Iterator
     yield from ((False, index) for index in range(num_microbatches - num_warmup, num_microbatches))
 
 
-class _Flights:
-    """Microbatches between their forward and their backward pass: (loss, received activation, output)."""
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A microbatch between its forward and its backward pass; `loss` is known to the head."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Tensor | None, Tensor | None, Tensor]] = {}
-
-    def add(self, index: int, loss: Tensor | None, received_BTH: Tensor | None, output: Tensor) -> None:
-        self._waiting[index] = (loss, received_BTH, output)
-
-    def pop(self, index: int) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        return self._waiting.pop(index)
+    loss: Tensor | None
+    received: Tensor | None
+    output: Tensor

@@ -23,7 +23,7 @@ CORRUPT = f"""{IN_RANKS}
 
     run, times = Pipeline.run, []
 
-    def spoil(self, samples, announce):
+    def spoil(self, own, microbatches, samples, *told):
         step = samples[0] // len(samples) + 1
         if self._groups.rank == {CORRUPT_RANK} and step == {CORRUPT_STEP} and len(times) < MOST:
             times.append(step)
@@ -31,10 +31,10 @@ CORRUPT = f"""{IN_RANKS}
             kept = parameter[0].clone()
             parameter.data[0] = float("nan")
             try:
-                return run(self, samples, announce)
+                return run(self, own, microbatches, samples, *told)
             finally:
                 parameter.data[0] = kept
-        return run(self, samples, announce)
+        return run(self, own, microbatches, samples, *told)
 
     Pipeline.run = spoil
 """

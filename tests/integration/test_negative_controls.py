@@ -34,13 +34,13 @@ DROP_A_MICROBATCH = f"""{IN_RANKS}
     def create_wrong(self, layout, *rest):
         create(self, layout, *rest)
         if layout.num_degraded_layers:
-            self._microbatches = self._microbatches[:-1]
+            self.microbatches = self.microbatches[:-1]
 
     Pipeline.__init__ = create_wrong
 """
 # ... or the first one twice and the last one never.
 REPEAT_A_MICROBATCH = DROP_A_MICROBATCH.replace(
-    "= self._microbatches[:-1]", "= [self._microbatches[0], *self._microbatches[:-1]]"
+    "= self.microbatches[:-1]", "= [self.microbatches[0], *self.microbatches[:-1]]"
 )
 # One survivor's parameters change behind everybody's back.
 DIVERGE = f"""{IN_RANKS}
