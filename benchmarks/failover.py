@@ -1,8 +1,9 @@
-"""How long is a job without its dead ranks? `python -m benchmarks.failover [--kind KIND | --peers] [--json] [--quick]`.
+"""How long is a job without its dead ranks? `python -m benchmarks.failover [--kind KIND] [--phase PHASE] [--peers]`.
 
-Runs of the default job, shorter, each with another seed and so another target, that loses a node (or one rank) to
-SIGKILL in the middle: from the kill to the first committed step that began after it, by phase, beside the usual step
-of the same runs. With --peers, undilated and with whole models, next to torchft and torchrun under the same kill.
+With `--quick` fewer runs and steps. Runs of the default job, shorter, each with another seed and so another target,
+that loses a node (or one rank) to SIGKILL in the middle, as it begins a phase of a step: from the kill to the first
+committed step that began after it, by what goes on meanwhile, beside the usual step of the same runs. With --peers,
+undilated and with whole models, next to torchft and torchrun under the same kill.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.peers.rounds import NOTES, Entry, peer_entries, run_rounds
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_mapping
+from chaos.spec.trigger import PHASES as PHASES_OF_STEP
 from harness.judging.summary import Summary
 
 KINDS = ("kill-node", "kill-process")
@@ -41,6 +43,8 @@ CHECKPOINT_STEPS, QUICK_CHECKPOINT_STEPS = 20, 5
 PEERS_JOB: Mapping[str, Any] = {"dilation": "off", "data_parallel": 8, "pipeline": 1, "device": "cpu"}
 MAX_DETECTION_SECONDS = 0.1
 MAX_REGROUP_SECONDS = 0.5
+# A loss is to cost what has to be computed again, and the regroup.
+MAX_RECOVERY_STEPS, MAX_RECOVERY_SECONDS = 1.2, 0.2
 
 # In the order in which they follow each other; together they are the recovery.
 PHASES: Mapping[str, str] = {
@@ -92,10 +96,12 @@ REGROUP = Figure("regroup + transfer", _regroup_and_transfer, MAX_REGROUP_SECOND
 RECOVERY = Figure("injected -> committed", lambda run: run.recovery_seconds)
 
 
-def experiment_of(kind: str, seed: int, *, quick: bool, job: Mapping[str, Any] | None = None) -> Experiment:
+def experiment_of(
+    kind: str, seed: int, *, quick: bool, phase: str = "forward", job: Mapping[str, Any] | None = None
+) -> Experiment:
     """The default job, changed by `job`, with one kill that is not repaired; the seed draws the target."""
     num_steps, fault_step = (QUICK_NUM_STEPS, QUICK_FAULT_STEP) if quick else (NUM_STEPS, FAULT_STEP)
-    fault = {"kind": kind, "at": {"step": fault_step}, "repair": "none"}
+    fault = {"kind": kind, "at": {"step": fault_step, "phase": phase}, "repair": "none"}
     return from_mapping(
         {
             "name": f"failover-{kind}",
@@ -144,14 +150,25 @@ def recovery_in_steps(run: Failover) -> float | None:
     return run.recovery_seconds / run.step_seconds
 
 
-def report(runs: Sequence[Failover], machine: Machine, kind: str, *, quick: bool) -> str:
+def is_recovered_in_time(run: Failover) -> bool:
+    """Whether the recovery took no longer than it should, beside the usual step of the same run."""
+    if run.recovery_seconds is None or not run.step_seconds:
+        return False
+    return run.recovery_seconds <= MAX_RECOVERY_STEPS * run.step_seconds + MAX_RECOVERY_SECONDS
+
+
+def report(runs: Sequence[Failover], machine: Machine, kind: str, *, quick: bool, phase: str = "forward") -> str:
     """The result as text."""
-    trigger = experiment_of(kind, 0, quick=quick).faults[0].at
+    trigger = experiment_of(kind, 0, quick=quick, phase=phase).faults[0].at
     figures = [RECOVERY, *(Figure(f"  {name}: {text}", _phase(name)) for name, text in PHASES.items()), REGROUP]
     rows = [(figure.name, *collect(runs, figure.of).to_text(name_milliseconds)) for figure in figures]
     rows.append(("usual step", *collect(runs, lambda run: run.step_seconds).to_text(name_milliseconds)))
     rows.append(("injected -> committed, in steps", *collect(runs, recovery_in_steps).to_text(_name_multiple)))
     aims = [_aim(runs, figure) for figure in (DETECTION, REGROUP)]
+    injected = [run for run in runs if run.is_injected]
+    limit = f"{MAX_RECOVERY_STEPS:g} usual steps and {name_milliseconds(MAX_RECOVERY_SECONDS)}"
+    num_in_time = sum(map(is_recovered_in_time, injected))
+    aims.append(f"aim: injected -> committed within {limit}: {num_in_time} of {len(injected)} runs")
     failures = [f"seed {run.seed}, {run.target}: FAILED: {run.failure}" for run in runs if run.failure]
     recovered = sum(run.failure is None for run in runs)
     others = max((run.others_cores for run in runs), default=0.0)
@@ -169,14 +186,18 @@ def report(runs: Sequence[Failover], machine: Machine, kind: str, *, quick: bool
     )
 
 
-def to_document(runs: Sequence[Failover], machine: Machine, kind: str, *, quick: bool) -> dict[str, Any]:
+def to_document(
+    runs: Sequence[Failover], machine: Machine, kind: str, *, quick: bool, phase: str = "forward"
+) -> dict[str, Any]:
     """The result as plain JSON values."""
     return {
         "benchmark": "failover",
         "machine": machine.to_dict(),
         "kind": kind,
+        "phase": phase,
         "job": experiment_of(kind, 0, quick=quick).job.model_dump(mode="json"),
         "num_recovered": sum(run.failure is None for run in runs),
+        "num_recovered_in_time": sum(map(is_recovered_in_time, runs)),
         "runs": [asdict(run) for run in runs],
         "recovery_seconds": collect(runs, RECOVERY.of).to_dict(),
         "phases_seconds": {name: collect(runs, _phase(name)).to_dict() for name in PHASES},
@@ -239,13 +260,17 @@ def compare(out: Path | None, *, quick: bool, as_json: bool) -> None:
 @benchmark_options
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="What is killed.")
 @click.option(
+    "--phase", type=click.Choice(PHASES_OF_STEP), default="forward", show_default=True, help="When in a step."
+)
+@click.option(
     "--peers", is_flag=True, help="Compare with torchft (where it is installed) and torchrun; kills a rank and a node."
 )
-def main(as_json: bool, quick: bool, out: Path | None, kind: str, peers: bool) -> None:
+def main(as_json: bool, quick: bool, out: Path | None, kind: str, phase: str, peers: bool) -> None:
     """Entry point."""
     if peers:
-        if click.get_current_context().get_parameter_source("kind") is ParameterSource.COMMANDLINE:
-            raise click.UsageError("--peers kills one rank and one node: leave out --kind")
+        source = click.get_current_context().get_parameter_source
+        if ParameterSource.COMMANDLINE in (source("kind"), source("phase")):
+            raise click.UsageError("--peers kills one rank and one node, as they compute: leave out --kind and --phase")
         compare(out, quick=quick, as_json=as_json)
         return
     num_runs = QUICK_NUM_RUNS if quick else NUM_RUNS
@@ -254,14 +279,14 @@ def main(as_json: bool, quick: bool, out: Path | None, kind: str, peers: bool) -
         machine = describe_machine()
         for seed in range(num_runs):
             with OtherLoad(cores) as others:
-                summary = run_once(experiment_of(kind, seed, quick=quick), folder)
+                summary = run_once(experiment_of(kind, seed, quick=quick, phase=phase), folder)
             run = read_failover(summary, others.num_cores)
             runs.append(run)
             outcome = f"FAILED: {run.failure}" if run.failure else name_milliseconds(run.recovery_seconds or 0.0)
             progress(f"run {seed + 1} of {num_runs}, {run.target}: {outcome}")
     finish(
-        to_document(runs, machine, kind, quick=quick),
-        report(runs, machine, kind, quick=quick),
+        to_document(runs, machine, kind, quick=quick, phase=phase),
+        report(runs, machine, kind, quick=quick, phase=phase),
         as_json=as_json,
         has_failures=any(run.failure for run in runs),
     )

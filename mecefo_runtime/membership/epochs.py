@@ -127,6 +127,13 @@ class Epochs:
         for rank in self.survivors():
             self._effects.send(rank, self.call())
 
+    def call_again(self) -> None:
+        """More are lost: whoever finishes what its pipeline has in flight may be waiting for one of them."""
+        self.reason = "loss"
+        for rank in self.survivors():
+            if self._connected[rank].parked_for != self.target:
+                self._effects.send(rank, self.call())
+
     def are_all_parked(self) -> bool:
         """Whether every survivor has left its epoch for the one that is to follow."""
         return all(self._connected[rank].parked_for == self.target for rank in self.survivors())

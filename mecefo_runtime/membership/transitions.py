@@ -175,7 +175,7 @@ class Transitions:
         if self.epochs.stage in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or self.restart.is_under_way:
             self.regroup("loss")
         elif self.epochs.stage is Stage.PARKING:
-            self.epochs.reason = "loss"
+            self.epochs.call_again()
 
     def evict(self, member: Member) -> None:
         """A rank of an old epoch must not harm the new one: it starts over as a newcomer."""

@@ -1,12 +1,23 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks._machine import Machine
-from benchmarks.failover import KINDS, PHASES, collect, experiment_of, main, read_failover, report, to_document
+from benchmarks.failover import (
+    KINDS,
+    PHASES,
+    collect,
+    experiment_of,
+    is_recovered_in_time,
+    main,
+    read_failover,
+    report,
+    to_document,
+)
 from harness.judging.summarize import summarize
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.harness import synthetic
@@ -71,6 +82,15 @@ def test_aims_are_counted_over_all_runs():
     text = report([failover(), failover(recovers=False)], MACHINE, "kill-node", quick=False)
     assert "aim: detection under 100 ms: " in text
     assert "aim: regroup + transfer under 500 ms: 1 of 2 runs" in text
+    in_time = is_recovered_in_time(failover())
+    assert f"aim: injected -> committed within 1.2 usual steps and 200 ms: {int(in_time)} of 2 runs" in text
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("recovery_seconds", "is_in_time"), [(0.31, True), (0.33, False), (None, False)])
+def test_a_recovery_in_time_is_measured_by_the_usual_step(recovery_seconds, is_in_time):
+    run = replace(failover(), recovery_seconds=recovery_seconds, step_seconds=0.1)
+    assert is_recovered_in_time(run) is is_in_time
 
 
 @pytest.mark.unit

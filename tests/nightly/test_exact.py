@@ -1,15 +1,50 @@
-"""That the comparison with the twin sees an approximation."""
+"""A completed step gives the twin's losses, whenever it was interrupted; and the twin sees an approximation."""
 
 import pytest
 
-from tests.integration.runs import PATIENT, assert_survived, run_chaos
+from chaos.spec.trigger import PHASES
+from mecefo_runtime.system.events import TWIN_JOB
+from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, assert_holders_agree, assert_survived, run_chaos
 from tests.integration.test_exact import FAULT, JOB, MAX_DEVIATION_RATIO, STEPS
 
 pytestmark = pytest.mark.nightly
+
+TWICE = """
+name: twice
+job: {steps: 40, dilation: off, strategy: exact}
+faults:
+  - {kind: kill-node, on: node=1, at: {step: 15, phase: %s}, repair: 10steps}
+  - {kind: kill-process, on: rank=4, at: {step: 15, phase: %s}, repair: 10steps}
+"""
 
 
 def test_approximation_shows_in_the_comparison(tmp_path):
     """The negative control of the above: another computation gives other losses."""
     run = run_chaos(tmp_path, *FAULT, *JOB, "--strategy", "ndb", patch=PATIENT)
-    assert_survived(run, STEPS, at=20)
+    assert_survived(run, STEPS, at=20, phase="reduce")
     assert run.summary["loss_curve_max_deviation_ratio"] > 10 * MAX_DEVIATION_RATIO
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_losses_equal_the_twins_whenever_in_a_step_a_node_is_lost(tmp_path, phase):
+    fault = ("kill-node", "--at", f"step=20,phase={phase}", "--on", "node=1", "--repair", "5steps")
+    run = run_chaos(tmp_path, *fault, *JOB, "--strategy", "exact", patch=PATIENT)
+    assert_survived(run, STEPS, at=20, phase=phase)
+    assert_holders_agree(run, TWIN_JOB)
+    assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
+
+
+@pytest.mark.parametrize(("first", "second"), [("backward", "backward"), ("backward", "reduce"), ("reduce", "reduce")])
+def test_losses_equal_the_twins_through_two_losses_in_one_step(tmp_path, first, second):
+    path = tmp_path / "twice.yaml"
+    path.write_text(TWICE % (first, second))
+    run = run_chaos(tmp_path, str(path), patch=PATIENT + SLOW_UNTIL_BACK)
+    for incident, phase in enumerate((first, second)):
+        assert_survived(run, 40, at=15, phase=phase, incident=incident)
+    assert_holders_agree(run, TWIN_JOB)
+    again = [event.fields for event in run.of("layout") if event.fields["resume_step"] == 15]
+    assert len(again) >= 2, "both were lost in one step"
+    if second == "reduce":
+        # By then every replica has all of its share; one more is lost.
+        assert again[-1]["kept_microbatches"] > 0
+    assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO

@@ -27,6 +27,7 @@ from mecefo_runtime.comm.messages import (
     Trouble,
 )
 from mecefo_runtime.job.config import HealthConfig
+from mecefo_runtime.job.contribution import Completion, ComputedPart, Contribution
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.job.step_report import HealthHistory, LateCommit, PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.member_table import Stage
@@ -64,6 +65,7 @@ class Epoch:
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     inside: dict[int, SimulatedRank] = field(default_factory=dict)
     reduced: dict[int, set[int]] = field(default_factory=dict)
+    computed: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     contributed: dict[int, dict[int, bool]] = field(default_factory=dict)
     summed: set[int] = field(default_factory=set)
 
@@ -94,6 +96,8 @@ class SimulatedRank:
         self.epoch = self.target = self.leave_for = 0
         self.must_leave = self.is_evicted = False
         self.history = HealthHistory()
+        self.contribution: Contribution | None = None
+        self.completion: Completion | None = None
         self.next_form = self.farewell = None
         self.shared: Epoch | None = None
         self.link: Link | None = None
@@ -121,6 +125,7 @@ class SimulatedRank:
             committed_step=self.committed,
             totals=self.totals,
             ready=self.ready,
+            contribution=self.contribution,
             history=self.history,
             holdings=tuple(self.units),
             given_away=tuple(self.given_away),
@@ -183,6 +188,7 @@ class SimulatedRank:
         elif self.is_evicted:
             self.units, self.given_away, self.layout, self.members = {}, {}, None, ()
             self.committed, self.totals, self.ready = 0, None, None
+            self.contribution = self.completion = None
             self.history = HealthHistory()
             self.status, self.is_evicted, self.next_form = "fresh", False, None
             self.epoch = self.target = self.leave_for = 0
@@ -226,12 +232,38 @@ class SimulatedRank:
         self.given_away = {unit: version for unit, version in shared.held[self.rank].items() if unit not in units}
         self.units, self.layout, self.members = units, layout, shared.members
         self.committed, self.status, self.state = given.resume_step - 1, "training", "training"
+        self.keep(given.completion)
         self.epoch = given.epoch
         self.must_leave = self.leave_for > self.epoch
         if self.history.num_verdicts:
             assert self.history == given.history, f"rank {self.rank} judged by another history than its peers"
         self.history = given.history
         self.send(Formed(self.report(), 0.01, 0.0, 0))
+
+    def keep(self, completion: Completion | None) -> None:
+        place = self.layout.find(self.rank)
+        self.completion = completion
+        kept = () if completion is None or place is None else completion.kept_by(place[0].replica)
+        if kept:
+            assert self.contribution is not None, "told to keep what it does not have"
+            assert (self.contribution.step, self.contribution.microbatches) == (self.committed + 1, kept)
+        else:
+            self.contribution = None
+
+    def compute(self, step: int) -> tuple[int, ...]:
+        """The rank's part of what its replica has to compute; returns what counts of it, if it is the last stage."""
+        place = self.layout.find(self.rank)
+        if place is None:
+            return ()
+        replica, span = place[0].replica, place[0].spans[place[1]]
+        microbatches = tuple(self.layout.microbatches_of(replica))
+        if self.completion is not None and self.completion.step == step:
+            microbatches = self.completion.assigned.get(replica, ())
+        known = self.contribution
+        if known is None or known.step != step:
+            known = Contribution(step, self.history.num_verdicts)
+        self.contribution = replace(known, parts=(*known.parts, ComputedPart(microbatches, span)))
+        return self.contribution.microbatches if span.end == self.layout.num_layers else ()
 
     def train(self) -> bool:
         """One move of the step: reduce, get all gradients, contribute, get the totals, apply."""
@@ -243,8 +275,11 @@ class SimulatedRank:
             self.status = self.state = "finished"
             self.send(Finished())
         elif self.rank not in shared.reduced.setdefault(step, set()):
+            shared.computed.setdefault(step, []).append(self.compute(step))
             shared.reduced[step].add(self.rank)
         elif self.ready is None and shared.reduced[step] >= members:
+            summed = sorted(index for microbatches in shared.computed[step] for index in microbatches)
+            assert summed == list(range(CLUSTER.num_microbatches)), f"step {step} is the sum of {summed}"
             self.ready = ReadyStep(
                 step,
                 norms=dict.fromkeys(self.units, 0.25),

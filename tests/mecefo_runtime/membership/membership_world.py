@@ -19,6 +19,7 @@ from mecefo_runtime.comm.messages import (
     Regroup,
 )
 from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.contribution import Completion, ComputedPart, Contribution
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.job.state_source import kind_of
@@ -50,6 +51,16 @@ class SimulatedRank:
         self.lineage = ""
         self.members: tuple[int, ...] = ()
         self.status: RankStatus = "fresh"
+        # What it has computed of the step after `committed`.
+        self.contribution: Contribution | None = None
+
+    def compute(self, *microbatches: int, num_verdicts: int = 0) -> None:
+        """It has the gradients of these, in the layers that it holds."""
+        assert self.layout is not None
+        place = self.layout.find(self.rank)
+        assert place is not None
+        part = ComputedPart(microbatches, place[0].spans[place[1]])
+        self.contribution = Contribution(self.committed + 1, num_verdicts, (part,))
 
     def hello(self) -> Hello:
         return Hello(self.rank, self.attempt, f"127.0.0.1:{self.rank}", self.report(), self.target)
@@ -70,12 +81,23 @@ class SimulatedRank:
             committed_step=self.committed,
             totals=TOTALS if self.committed else None,
             ready=ready,
+            contribution=self.contribution,
             holdings=tuple(unit for unit in self.units if unit not in self.missing()),
             distrusted=self.distrusted,
             lineage=self.lineage,
             members=self.members,
             layout=self.layout,
         )
+
+    def keep(self, completion: Completion | None) -> None:
+        """Of what it has computed, what counts; it must have that."""
+        place = None if self.layout is None else self.layout.find(self.rank)
+        kept = () if completion is None or place is None else completion.kept_by(place[0].replica)
+        if not kept:
+            self.contribution = None
+            return
+        assert completion is not None and self.contribution is not None, "told to keep what it does not have"
+        assert (self.contribution.step, self.contribution.microbatches) == (completion.step, kept)
 
     def missing(self) -> set[str]:
         """What it was told to fetch and cannot have yet, and what it does not trust."""
@@ -199,6 +221,7 @@ class World:
                     rank.epoch = rank.target = message.epoch
                     rank.committed, rank.ready, rank.has_totals = message.resume_step - 1, None, False
                     rank.status = "training"
+                    rank.keep(message.completion)
                     is_whole = message.ratings is None or message.ratings.commit_seconds is not None
                     agreed = None if is_whole else self.agreed
                     formed = Formed(rank.report(), 0.01, 0.0, 0, received_by(number, message), ratings=agreed)
