@@ -212,7 +212,17 @@ COMMANDS = (
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
     *("--profile", "--param", "-p", "--nodes-per-rack"),
-    *("--nodes", "--gpus-per-node", "--data-parallel", "--pipeline", "--model", "--data", "--steps", "--strategy"),
+    *(
+        "--nodes",
+        "--spares",
+        "--gpus-per-node",
+        "--data-parallel",
+        "--pipeline",
+        "--model",
+        "--data",
+        "--steps",
+        "--strategy",
+    ),
     *("--checkpoint-every", "--checkpoint-folder", "--snapshot-every", "--snapshot-protection"),
     *(
         "--seed",

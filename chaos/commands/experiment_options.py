@@ -129,6 +129,7 @@ def experiment_options(command: Any) -> Any:
             help="A parameter of the fault's own, e.g. delay=50ms. Repeatable.",
         ),
         click.option("--nodes", type=NUMBER, help="Nodes. Default: 4."),
+        click.option("--spares", type=NUMBER, metavar="K", help="Nodes more, which take the place of lost ones."),
         click.option("--nodes-per-rack", type=NUMBER, help="Nodes that `--on rack=0` strikes together."),
         click.option("--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2."),
         click.option("--data-parallel", type=NUMBER, metavar="D", help="Replicas of the model."),

@@ -59,8 +59,9 @@ def _job_text(job: JobConfig | CommandConfig) -> str:
     if emulation is not None:
         scale = f"time scale {emulation.time_scale:g}{' (chosen)' if emulation.is_scale_chosen else ''}"
         pace = f"emulating {emulation.device} by the {emulation.provenance} table {emulation.device_model}, {scale}"
+    spares = f" and {job.spares} spare" if job.spares else ""
     return (
-        f"{job.nodes} nodes x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
+        f"{job.nodes} nodes{spares} x {job.gpus_per_node} ranks, {job.data_parallel} replicas x {job.pipeline} stages, "
         f"{cluster.num_layers} layers, {job.steps} steps, strategy {job.strategy}{kept}, "
         f"{pace}, seed {job.seed}"
     )

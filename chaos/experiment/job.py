@@ -120,6 +120,7 @@ class Job(Said):
     runtime: Literal["mecefo"] = "mecefo"
     model: ModelName = "llama-tiny"
     nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=MAX_RANKS)
+    spares: int = Field(default=_DEFAULTS.spares, ge=0, le=MAX_RANKS)
     gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=MAX_RANKS)
     nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     data_parallel: int | None = Field(default=None, ge=1)
@@ -152,7 +153,7 @@ class Job(Said):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks over all nodes."""
+        """Ranks over all nodes but the spare ones."""
         return self.nodes * self.gpus_per_node
 
     def stands_for(self) -> DeviceModel | None:
@@ -184,7 +185,7 @@ class Job(Said):
         Raises:
             UsageError: what is given does not fit the ranks or the layers, or there are too many ranks.
         """
-        require_few_ranks(self.nodes, self.gpus_per_node, self.model_fields_set)
+        require_few_ranks(self.nodes + self.spares, self.gpus_per_node, self.model_fields_set)
         num_layers = self.preset().num_layers
         fitting = [
             (self.num_ranks // stages, stages)
@@ -222,6 +223,7 @@ class Job(Said):
         config = JobConfig(
             model=self.preset(),
             nodes=self.nodes,
+            spares=self.spares,
             gpus_per_node=self.gpus_per_node,
             data_parallel=data_parallel,
             pipeline=pipeline,

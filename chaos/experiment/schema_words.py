@@ -29,7 +29,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "Job": {
         "runtime": "ours",
         "model": "one of the presets; all but llama-tiny are published LLaMA shapes",
-        "nodes": "machines of the job",
+        "nodes": "machines of the job, spare ones not counted",
+        "spares": "nodes more that are ready to take the place of lost ones; the next numbers are theirs",
         "gpus_per_node": "ranks on each node; also where there is no GPU",
         "nodes_per_rack": "which nodes `on: rack=0` strikes together",
         "data_parallel": "replicas of the model; derived from the ranks where it is left out",

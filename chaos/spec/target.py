@@ -145,8 +145,8 @@ def resolve(
     """Whom `target` (None: what is usual) means in `cluster`, for a fault of nodes, ranks, links or checkpoints.
 
     A fault of nodes on a rank affects that rank's node; a fault of ranks on a node affects all of its ranks, and the
-    node lives on. A link is drawn among ranks on different nodes. Nothing is drawn from the ranks in `unavailable`, nor
-    from nodes that have no other ones.
+    node lives on. A link is drawn among ranks on different nodes. Spare nodes are never drawn. Nothing is drawn from
+    the ranks in `unavailable`, nor from nodes that have no other ones.
 
     Raises:
         UsageError: `cluster` has no such target, or not as many as are to be drawn, or the fault is not of that kind.
@@ -192,7 +192,7 @@ def _draw_links(
     """Each link by new lots: the first rank there is, and the next one of another node that it is not yet linked to."""
     if num_links > cluster.num_ranks:
         raise UsageError(f"random:{num_links} links are more than the {cluster.num_ranks} that are drawn at once")
-    candidates = [rank for rank in range(cluster.num_ranks) if rank not in unavailable]
+    candidates = [rank for rank in range(cluster.num_places) if rank not in unavailable]
     if len({cluster.node_of(rank) for rank in candidates}) < 2:
         raise UsageError(f"random:{num_links} asks for links between nodes, but there are no two nodes to draw from")
     drawn: list[tuple[int, int]] = []
@@ -248,10 +248,12 @@ def _matching(target: Target, cluster: Cluster, nodes_per_rack: int | None) -> l
     """The ranks of which all holds that is said of places."""
     wanted = {place: numbers for place in _PLACES if (numbers := target.numbers(place))}
     if not wanted:
-        return list(range(cluster.num_ranks))
+        # A spare node has to be named: nobody who draws a victim means one that does not train.
+        return list(range(cluster.num_places))
     matching = []
     for rank in range(cluster.num_ranks):
-        replica, stage = cluster.cell_of(rank)
+        is_spare = rank >= cluster.num_places
+        replica, stage = (None, None) if is_spare else cluster.cell_of(rank)
         node = cluster.node_of(rank)
         place = {"rank": rank, "node": node, "rack": node // (nodes_per_rack or 1), "stage": stage, "replica": replica}
         if all(place[name] in numbers for name, numbers in wanted.items()):
@@ -263,8 +265,12 @@ def _where(target: Target, cluster: Cluster) -> str:
     """Where the ranks are that the contradicting target names."""
     hosted = [rank for node in target.numbers("node") for rank in cluster.ranks_of(node)]
     ranks: Sequence[int] = target.numbers("rank") or hosted or range(cluster.num_ranks)
-    places = ((rank, cluster.node_of(rank), *cluster.cell_of(rank)) for rank in ranks[:8])
-    return "; ".join("rank {} is on node {}, replica {}, stage {}".format(*place) for place in places)
+    where = []
+    for rank in ranks[:8]:
+        is_spare = rank >= cluster.num_places
+        what = "a spare one" if is_spare else "replica {}, stage {}".format(*cluster.cell_of(rank))
+        where.append(f"rank {rank} is on node {cluster.node_of(rank)}, {what}")
+    return "; ".join(where)
 
 
 def _places(key: str, text: str) -> Places:

@@ -203,7 +203,7 @@ def read(told: Told) -> Timeline:
         outcome=job_ended.outcome if job_ended else None,
         run_ended=run_ended.reason if run_ended else None,
         job_failed=next(_of(JobFailed, main), None),
-        num_ranks=job_started.num_ranks if job_started else None,
+        num_ranks=None if job_started is None else _num_places(job_started),
         steps_planned=job_started.steps if job_started else None,
         first_step=steps.first[0].step if is_command and steps.first else _first_step(told),
         samples_per_step=job_started.samples_per_step if job_started else None,
@@ -235,6 +235,13 @@ def read(told: Told) -> Timeline:
 
 
 R = TypeVar("R", bound=Record)
+
+
+def _num_places(started: JobStarted) -> int | None:
+    """How many ranks train when nothing has failed."""
+    if started.num_ranks is None or not started.spares:
+        return started.num_ranks
+    return started.num_ranks * int(started.nodes) // (int(started.nodes) + started.spares)
 
 
 def _of(kind: type[R], records: Iterable[Record]) -> Iterator[R]:

@@ -219,7 +219,8 @@ class Screen:
         if span is None and self._progress.is_command:
             return f"rank {rank}: up", ""
         if span is None:
-            return f"rank {rank}: idle", "yellow" if spans else ""
+            what = "spare" if self._progress.has_spares else "idle"
+            return f"rank {rank}: {what}", "yellow" if spans and what == "idle" else ""
         layers = f"layer {span.first}" if span.end - span.first == 1 else f"layers {span.first}-{span.end - 1}"
         if not span.degraded:
             return f"rank {rank}: {layers}", ""

@@ -93,6 +93,12 @@ class RunProgress:
         return started is not None and started.runtime == COMMAND_RUNTIME
 
     @property
+    def has_spares(self) -> bool:
+        """Whether ranks without layers are there to take the place of others."""
+        started = self.state.first_of(JobStarted)
+        return started is not None and started.spares > 0
+
+    @property
     def incidents(self) -> tuple[tuple[MeasuredIncident, PlannedIncident | None], ...]:
         """The incidents, those planned with their plans."""
         plans = {plan.incident: plan for record in self.state.of(IncidentsPlanned) for plan in record.incidents}
@@ -108,7 +114,7 @@ class RunProgress:
         """The node of `rank`: ranks are numbered through node by node."""
         started = self.state.first_of(JobStarted)
         nodes = (started and started.nodes) or 1
-        num_nodes = nodes if isinstance(nodes, int) else len(nodes)
+        num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) + (started.spares if started else 0)
         return rank * num_nodes // max(1, len(self.state.ranks.states))
 
     def _job(self, job: str) -> JobProgress:

@@ -132,4 +132,5 @@ def facts_of(job: AnyConfig) -> dict[str, Any]:
         "dilation_ratio": job.dilation_ratio,
         "emulation": job.to_dict()["emulation"],
         "snapshots": None if job.snapshots is None else str(job.snapshots),
+        "spares": job.spares,
     }

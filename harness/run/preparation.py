@@ -139,7 +139,7 @@ def _check_machine(job: AnyConfig, experiment: Experiment) -> list[str]:
     Raises:
         UsageError: its memory cannot hold them.
     """
-    num_ranks, num_cores, memory_bytes = job.nodes * job.gpus_per_node, len(os.sched_getaffinity(0)), usable_bytes()
+    num_ranks, num_cores, memory_bytes = job.cluster().num_ranks, len(os.sched_getaffinity(0)), usable_bytes()
     wanted_bytes = num_ranks * _MIN_RANK_BYTES
     if isinstance(job, JobConfig) and (job.device == "cpu" or not num_devices()):
         wanted_bytes += job.data_parallel * job.model.num_parameters * _STATE_BYTES_PER_PARAMETER

@@ -93,7 +93,7 @@ class Twin:
             # Not all of its processes are known yet.
             return False
         owned = (
-            *run.running.node_processes(tuple(range(self._job.nodes))),
+            *run.running.node_processes(tuple(range(self._job.cluster().nodes))),
             *run.running.role_processes("coordinator"),
         )
         # Of all of them, whatever the first one says.

@@ -213,6 +213,7 @@ JOB_FAILED = 3
 class JobConfig:
     """One training job. Batch sizes count sequences, lengths count tokens (bytes).
 
+    `nodes` train; `spares` nodes more, of as many ranks, are ready to take the place of lost ones.
     `degraded_share_limit`: at most this share of a step's samples goes through degraded layers.
     `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `sharded_optimizer`: each
     holder of a unit has the moments of its share alone (ZeRO-1, arXiv 1910.02054). `takeover`: whether
@@ -231,6 +232,7 @@ class JobConfig:
 
     model: ModelConfig = PRESETS["llama-tiny"]
     nodes: int = 4
+    spares: int = 0
     gpus_per_node: int = 2
     data_parallel: int = 4
     pipeline: int = 2
@@ -275,6 +277,8 @@ class JobConfig:
         for name in ("degraded_share_limit", "projected_share_limit"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if self.spares < 0:
+            raise ValueError(f"spares must not be negative, not {self.spares}")
         if self.sharded_optimizer and self.takeover == "background":
             raise ValueError("with sharded_optimizer no state moves in the background: takeover is auto or direct")
         self.cluster()
@@ -286,12 +290,13 @@ class JobConfig:
             mecefo_runtime.job.layout.LayoutError: the shape does not fit the ranks.
         """
         return Cluster(
-            nodes=self.nodes,
+            nodes=self.nodes + self.spares,
             gpus_per_node=self.gpus_per_node,
             data_parallel=self.data_parallel,
             pipeline=self.pipeline,
             num_layers=self.model.num_layers,
             num_microbatches=self.data_parallel * self.microbatches_per_replica,
+            spares=self.spares,
         )
 
     @property

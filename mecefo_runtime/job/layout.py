@@ -28,7 +28,8 @@ class LayoutError(ValueError):
 class Cluster:
     """The configured shape of a job: what is there when nothing has failed.
 
-    `num_microbatches` is the number of microbatches of a step over all replicas.
+    `num_microbatches` is the number of microbatches of a step over all replicas. Of the `nodes`, the last `spares` hold
+    nothing until they take the place of others.
     """
 
     nodes: int
@@ -37,13 +38,14 @@ class Cluster:
     pipeline: int
     num_layers: int
     num_microbatches: int
+    spares: int = 0
 
     def __post_init__(self) -> None:
         num_cells = self.data_parallel * self.pipeline
-        if num_cells != self.num_ranks:
+        if num_cells != self.num_places:
             raise LayoutError(
                 f"data_parallel x pipeline = {self.data_parallel} x {self.pipeline} = {num_cells}, "
-                f"but {self.nodes} nodes x {self.gpus_per_node} ranks = {self.num_ranks} ranks"
+                f"but {self.nodes - self.spares} nodes x {self.gpus_per_node} ranks = {self.num_places} ranks"
             )
         if self.num_layers < self.pipeline:
             raise LayoutError(f"{self.num_layers} layers do not fill {self.pipeline} pipeline stages")
@@ -52,8 +54,13 @@ class Cluster:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks over all nodes."""
+        """Number of ranks over all nodes, spare ones too."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def num_places(self) -> int:
+        """Number of ranks that train when nothing has failed: those before the first spare one."""
+        return (self.nodes - self.spares) * self.gpus_per_node
 
     def node_of(self, rank: int) -> int:
         """The node that hosts `rank`."""
@@ -62,7 +69,7 @@ class Cluster:
     def nodes_by_stage(self) -> tuple[frozenset[int], ...]:
         """For every stage the nodes that have a rank of it when nothing has failed."""
         nodes: list[set[int]] = [set() for _ in range(self.pipeline)]
-        for rank in range(self.num_ranks):
+        for rank in range(self.num_places):
             nodes[self.cell_of(rank)[1]].add(self.node_of(rank))
         return tuple(map(frozenset, nodes))
 
@@ -71,7 +78,7 @@ class Cluster:
         return range(node * self.gpus_per_node, (node + 1) * self.gpus_per_node)
 
     def cell_of(self, rank: int) -> tuple[int, int]:
-        """(replica, stage) of `rank` when nothing has failed.
+        """(replica, stage) of `rank`, which is no spare one, when nothing has failed.
 
         Diagonal, so that the ranks of one node differ in replica and in stage wherever the shape allows it: a node's
         loss then takes no replica whole, and no stage away from all of its holders.
@@ -93,7 +100,7 @@ class Cluster:
 
 @lru_cache(maxsize=8)
 def _ranks_by_cell(cluster: Cluster) -> dict[tuple[int, int], int]:
-    return {cluster.cell_of(rank): rank for rank in range(cluster.num_ranks)}
+    return {cluster.cell_of(rank): rank for rank in range(cluster.num_places)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +137,14 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The active replicas of a job. A rank that appears in no span is idle."""
+    """The active replicas of a job. A rank that appears in no span is idle.
+
+    `stand_ins`: (rank that lost its place in the configured layout, rank that has it now), ascending.
+    """
 
     num_layers: int
     replicas: tuple[Replica, ...]
+    stand_ins: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_microbatches(self) -> int:
@@ -226,6 +237,7 @@ class Layout:
         """As plain JSON values."""
         return {
             "num_layers": self.num_layers,
+            "stand_ins": [list(pair) for pair in self.stand_ins],
             "replicas": [
                 {
                     "replica": replica.replica,
@@ -252,6 +264,7 @@ class Layout:
         """Read what `to_dict` wrote, also before there was full recomputation."""
         return cls(
             num_layers=raw["num_layers"],
+            stand_ins=tuple((place, rank) for place, rank in raw.get("stand_ins", ())),
             replicas=tuple(
                 Replica(
                     replica=r["replica"],

@@ -55,6 +55,7 @@ from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.planners import find, goes_back_to, stops_on_loss, with_fixed_settings
 from mecefo_runtime.prediction.predicted_costs import predict_costs
+from mecefo_runtime.recovery.places import filling_places
 from mecefo_runtime.recovery.regroup import CannotGoOn, Rules
 from mecefo_runtime.snapshots.messages import (
     FromSnapshotProcess,
@@ -115,7 +116,7 @@ class Coordinator:
         self._membership = Membership(
             Rules(
                 cluster=job.cluster(),
-                planner=find(job.strategy),
+                planner=filling_places(find(job.strategy)),
                 takeover=job.takeover,
                 health=job.health,
                 degraded_share_limit=job.degraded_share_limit,

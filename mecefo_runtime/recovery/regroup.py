@@ -290,6 +290,8 @@ def _cheaper(
     is_dearer = slower_seconds < 0 or background_seconds >= transfer_seconds(direct.transfers, sizes, costs)
     if rules.takeover == "auto" and is_dearer:
         return direct
+    # Who is to have a place is settled: a rank that comes back meanwhile must not make what is fetched useless.
+    first = replace(first, stand_ins=target.stand_ins)
     return replace(direct, layout=first, pieces=(), background=background)
 
 

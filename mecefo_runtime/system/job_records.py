@@ -11,12 +11,16 @@ from mecefo_runtime.system.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStarted(Record):
-    """The job begins; of a command's job what is not known beforehand is None."""
+    """The job begins; of a command's job what is not known beforehand is None.
+
+    `num_ranks` counts those of the `spares` too, the nodes that are there beside `nodes`.
+    """
 
     KIND: ClassVar[str] = "job_started"
 
     num_ranks: int | None = None
     nodes: Any = None
+    spares: int = 0
     steps: int | None = None
     tokens_per_step: int | None = None
     samples_per_step: int | None = None

@@ -152,7 +152,8 @@ class DockerBackend:
         if self._spec.gpus and self._spec.has_links:
             shared[NCCL_LOG_VARIABLE] = str(self._logs / LOG_NAME)
         environments = {
-            node: {**node_environment(job, node, self._addresses, FIRST_PORT), **shared} for node in range(job.nodes)
+            node: {**node_environment(job, node, self._addresses, FIRST_PORT), **shared}
+            for node in range(job.cluster().nodes)
         }
         return ContainerCommand(
             self, self._control, name, job, self._run, environments, self._logs, self._emitter, self._links()

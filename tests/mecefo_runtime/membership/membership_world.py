@@ -26,6 +26,7 @@ from mecefo_runtime.job.state_source import kind_of
 from mecefo_runtime.job.step_report import PartHealth, ReadyStep, StepStats, StepTotals
 from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.planners import find, stops_on_loss
+from mecefo_runtime.recovery.places import filling_places
 from mecefo_runtime.recovery.regroup import Rules
 from mecefo_runtime.snapshots.messages import ToSnapshotProcess
 from tests.planning import COSTS
@@ -127,7 +128,9 @@ class World:
         rating_origin: Mapping[str, object] | None = None,
         has_snapshots: bool = False,
         protects_snapshots: bool = False,
+        cluster: Cluster = CLUSTER,
     ) -> None:
+        self.cluster = cluster
         self.has_snapshots, self.protects_snapshots = has_snapshots, protects_snapshots
         self.told_snapshots: list[tuple[int, ToSnapshotProcess]] = []
         self.rating_origin = rating_origin
@@ -140,14 +143,14 @@ class World:
         self.hung_up: list[int] = []
         self.forms: list[Form] = []
         self.events: list[tuple[str, dict]] = []
-        self.ranks = {rank: SimulatedRank(rank) for rank in range(CLUSTER.num_ranks)}
+        self.ranks = {rank: SimulatedRank(rank) for rank in range(cluster.num_ranks)}
         self.strategy, self.steps = strategy, steps
         self.coordinator = self.new_coordinator()
 
     def new_coordinator(self, begun_epoch: int = 0) -> Membership:
         rules = Rules(
-            CLUSTER,
-            find(self.strategy),
+            self.cluster,
+            filling_places(find(self.strategy)),
             takeover=self.takeover,
             newest_checkpoint=lambda refused: self._newest_checkpoint(refused),
             stops_on_loss=stops_on_loss(self.strategy),
