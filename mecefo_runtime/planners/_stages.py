@@ -9,7 +9,7 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.prediction.step_time import ends_seconds, num_in_flight, state_bytes, update_seconds
+from mecefo_runtime.prediction.step_time import ends_seconds, held_bytes, num_in_flight, update_seconds
 
 # Sums of the same figures in another order differ by less; times that differ by less are the same.
 ROUNDING_RATIO = 1e-9
@@ -97,8 +97,8 @@ class Stages:
             room = seconds * (1 + ROUNDING_RATIO) - ends_seconds(place.has_embedding, place.has_head, self.costs)
             most = min(most, floor(room / self._normal))
         if self.memory_bytes is not None:
-            ends = state_bytes(0, place.has_embedding, place.has_head, self.costs)
-            layer = self.costs.layer_state_bytes + place.num_in_flight * self.costs.layer_activation_bytes
+            ends = held_bytes(0, place.has_embedding, place.has_head, self.costs)
+            layer = held_bytes(1, False, False, self.costs) + place.num_in_flight * self.costs.layer_activation_bytes
             most = min(most, (self.memory_bytes - ends) // layer)
         return max(0, most)
 
@@ -162,7 +162,7 @@ class Stages:
             return Load(num_layers, num_degraded, 0)
         costs, in_flight = self.costs, place.num_in_flight
         excess_bytes = (
-            state_bytes(num_layers, place.has_embedding, place.has_head, costs)
+            held_bytes(num_layers, place.has_embedding, place.has_head, costs)
             + in_flight * (num_layers - num_degraded) * costs.layer_activation_bytes
             + in_flight * num_degraded * costs.degraded_activation_bytes
             - self.memory_bytes

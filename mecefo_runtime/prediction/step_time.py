@@ -104,6 +104,15 @@ def state_bytes(num_layers: int, has_embedding: bool, has_head: bool, costs: Cos
     )
 
 
+def held_bytes(num_layers: int, has_embedding: bool, has_head: bool, costs: Costs) -> int:
+    """What a rank holds of state: gradients twice, as summed over the replicas and, until then, its own."""
+    layer, embedding, head = (
+        num_bytes * 5 // 4
+        for num_bytes in (costs.layer_state_bytes, costs.embedding_state_bytes, costs.head_state_bytes)
+    )
+    return num_layers * layer + has_embedding * embedding + has_head * head
+
+
 def span_memory_bytes(replica: Replica, position: int, num_layers: int, costs: Costs) -> int:
     """What the span at `position` of `replica` needs: its state, and the activations of the microbatches in flight."""
     span = replica.spans[position]
@@ -114,8 +123,8 @@ def span_memory_bytes(replica: Replica, position: int, num_layers: int, costs: C
         + num_recomputed * costs.recomputed_activation_bytes
     )
     in_flight = num_in_flight(replica.num_microbatches, len(replica.spans) - 1 - position)
-    state = state_bytes(len(span.layers), span.first == 0, span.end == num_layers, costs)
-    return state + in_flight * activation_bytes
+    held = held_bytes(len(span.layers), span.first == 0, span.end == num_layers, costs)
+    return held + in_flight * activation_bytes
 
 
 def most_memory_bytes(layout: Layout, costs: Costs) -> int:

@@ -338,20 +338,20 @@ def test_short_memory_is_met_by_degrading_and_then_by_recomputing():
     cluster = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=16)
     alive = frozenset(range(4)) - {cluster.rank_at(0, 1)}
     shares = {}
-    # State of four layers and both ends takes 402; activations 40 exact, 24 degraded, 4 recomputed.
-    for memory_bytes in (442, 430, 410):
+    # State of four layers and both ends takes 502, gradients twice; activations 40 exact, 24 degraded, 4 recomputed.
+    for memory_bytes in (542, 530, 510):
         layout = plan(Situation(cluster, alive, replace(PLAIN, memory_bytes=memory_bytes), degraded_share_limit=1.0))
         (span,) = layout.replicas[0].spans
         shares[memory_bytes] = len(span.degraded), len(span.recomputed)
         assert most_memory_bytes(layout, PLAIN) <= memory_bytes
-    assert shares[442] == shares[430] == (4, 0)
-    assert shares[410] == (4, 4)
+    assert shares[542] == shares[530] == (4, 0)
+    assert shares[510] == (4, 4)
 
 
 def test_a_replica_that_memory_cannot_hold_is_left_out():
     cluster = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=16)
     lost = cluster.rank_at(0, 1)
-    tight = replace(PLAIN, memory_bytes=390)
+    tight = replace(PLAIN, memory_bytes=490)
     layout = plan(Situation(cluster, frozenset(range(4)) - {lost}, tight))
     assert [(replica.replica, replica.num_microbatches) for replica in layout.replicas] == [(1, 16)]
     with pytest.raises(NoLayout, match="memory"):
@@ -360,7 +360,7 @@ def test_a_replica_that_memory_cannot_hold_is_left_out():
 
 def test_a_replica_that_only_fits_degraded_is_left_out_where_nothing_may_degrade():
     cluster = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=16)
-    tight = replace(PLAIN, memory_bytes=430)
+    tight = replace(PLAIN, memory_bytes=530)
     alive = frozenset(range(4)) - {cluster.rank_at(0, 1)}
     assert len(plan(Situation(cluster, alive, tight)).replicas) == 2
     assert len(plan(Situation(cluster, alive, tight, degraded_share_limit=0.0)).replicas) == 1
@@ -420,7 +420,7 @@ def test_a_current_layout_that_degrades_too_many_samples_does_not_stay(cluster, 
 
 def test_a_current_layout_that_memory_does_not_hold_does_not_stay():
     cluster = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=16)
-    tight = replace(PLAIN, memory_bytes=410)
+    tight = replace(PLAIN, memory_bytes=510)
     situation = Situation(cluster, frozenset(range(4)) - {cluster.rank_at(0, 1)}, tight)
     found = plan(situation)
     (span,) = found.replicas[0].spans

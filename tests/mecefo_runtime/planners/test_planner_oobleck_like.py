@@ -110,7 +110,7 @@ def test_microbatches_go_by_the_speed_of_the_templates():
     assert [replica.num_microbatches for replica in plan(Situation(cluster, alive, PLAIN)).replicas] == [16, 8]
 
 
-# State of a layer takes 100, its activations 10 for each microbatch in flight: memory for two stages, not for one.
+# State of a layer takes 125, its activations 10 for each microbatch in flight: memory for two stages, not for one.
 CLUSTER = Cluster(9, 1, 3, 3, 6, 12)
 
 
@@ -123,7 +123,7 @@ def limited(memory_bytes, alive):
 
 
 def test_who_has_too_few_ranks_borrows_from_the_one_with_most():
-    layout = limited(340, lost((1, 0), (1, 1)))
+    layout = limited(415, lost((1, 0), (1, 1)))
     assert ranks_of(layout) == {
         0: configured_ranks(CLUSTER, 0)[:2],
         1: [CLUSTER.rank_at(1, 2), CLUSTER.rank_at(0, 2)],
@@ -133,7 +133,7 @@ def test_who_has_too_few_ranks_borrows_from_the_one_with_most():
 
 
 def test_where_nobody_can_lend_two_replicas_become_one():
-    layout = limited(340, lost((0, 0), (0, 1), (1, 0), (2, 2)))
+    layout = limited(415, lost((0, 0), (0, 1), (1, 0), (2, 2)))
     assert ranks_of(layout) == {
         0: [CLUSTER.rank_at(0, 2), *configured_ranks(CLUSTER, 1)[1:]],
         2: configured_ranks(CLUSTER, 2)[:2],
@@ -143,7 +143,7 @@ def test_where_nobody_can_lend_two_replicas_become_one():
 def test_what_all_together_cannot_hold_has_no_layout():
     survivor = frozenset([CLUSTER.rank_at(0, 0)])
     with pytest.raises(NoLayout, match="memory together does not hold"):
-        limited(340, survivor)
+        limited(415, survivor)
     assert limited(10_000, survivor).replicas[0].num_microbatches == 12
 
 

@@ -80,10 +80,11 @@ def test_a_step_waits_for_the_slowest_replica_and_then_for_the_slowest_update():
 
 def test_memory_is_state_and_the_microbatches_in_flight():
     spans = [span_memory_bytes(REPLICA, position, 6, COSTS) for position in range(3)]
-    assert spans == [250 + 3 * 20, 300 + 2 * (10 + 6 + 1), 160 + 10]
-    assert most_memory_bytes(Layout(6, (REPLICA,)), COSTS) == 334
+    # Of state there is one more gradient for every four values.
+    assert spans == [312 + 3 * 20, 375 + 2 * (10 + 6 + 1), 200 + 10]
+    assert most_memory_bytes(Layout(6, (REPLICA,)), COSTS) == 409
     # A single microbatch is never in flight twice.
-    assert span_memory_bytes(replace(REPLICA, num_microbatches=1), 0, 6, COSTS) == 250 + 20
+    assert span_memory_bytes(replace(REPLICA, num_microbatches=1), 0, 6, COSTS) == 312 + 20
 
 
 def test_the_share_of_samples_that_meet_degraded_layers():
