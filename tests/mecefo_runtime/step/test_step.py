@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mecefo_runtime.comm.operations import EpochBroken
 from mecefo_runtime.job.background import Background
 from mecefo_runtime.job.config import HealthConfig, JobConfig, ModelConfig
+from mecefo_runtime.job.contribution import Completion, Work
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.job.snapshot_interval import NO_SNAPSHOT_COSTS
 from mecefo_runtime.job.step_report import PartHealth, StepStats, StepTotals, StepVerdict
@@ -36,7 +38,16 @@ from mecefo_runtime.system.dilation import pacer_for
 pytestmark = pytest.mark.unit
 
 MODEL = ModelConfig(16, 32, num_layers=2, num_heads=2, num_key_value_heads=2, vocab_size=256)
-JOB = JobConfig(MODEL, 1, 1, data_parallel=1, pipeline=1, steps=10, sequence_length=8, microbatches_per_replica=2)
+JOB = JobConfig(
+    MODEL,
+    nodes=1,
+    gpus_per_node=1,
+    data_parallel=1,
+    pipeline=1,
+    steps=10,
+    sequence_length=8,
+    microbatches_per_replica=2,
+)
 LAYOUT = Layout(2, (Replica(0, (Span(0, 0, 2),), 2),))
 CORPUS = Corpus(bytes(range(256)) * 4, JOB.sequence_length, JOB.seed)
 CPU = torch.device("cpu")
@@ -244,3 +255,71 @@ def test_the_parts_of_all_members_are_read_by_their_place(others) -> None:
     rank = Rank(members=(0, 7))
     assert rank.run(1).verdict is StepVerdict.HEAL
     assert rank.judgements[-1].suspects == (7,)
+
+
+class Broken(Alone):
+    """A holder that this rank reduces with is gone, until it is `mended`."""
+
+    mended = False
+
+    def start_all_reduce(self, tensor: Tensor, holders: tuple[int, ...]) -> None:
+        if not self.mended:
+            tensor.fill_(nan)
+            raise EpochBroken("a holder is gone")
+
+
+def broken_rank() -> tuple[Rank, Broken]:
+    rank = Rank()
+    rank.epoch.groups = groups = Broken()  # type: ignore[assignment]
+    with pytest.raises(EpochBroken):
+        rank.run(1)
+    return rank, groups
+
+
+def regroup(rank: Rank, completion: Completion | None) -> None:
+    """What the rank keeps goes through a state of a new epoch."""
+    rank.stepper.keep(completion, 0)
+    old = rank.epoch.state
+    state = ModelState(JOB, LAYOUT, 0, old.units, STEP_STATS_SIZE)
+    old.release()
+    ratings = Ratings(None, LAYOUT, 0)
+    groups = rank.epoch.groups
+    pipeline = Pipeline(LAYOUT, state, groups, CORPUS, pacer_for(CPU, 1.0), ratings, JOB, Undisturbed())
+    degraded, fetching = DegradedLayers(LAYOUT, 0, state, JOB), Fetching(Background(), groups, state)
+    rank.epoch = Epoch(2, 0, LAYOUT, (0,), groups, state, degraded, fetching, pipeline, ratings, completion=completion)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_was_computed_outlives_a_broken_reduction(is_kept: bool) -> None:
+    twin = Rank()
+    assert twin.run(1).verdict is StepVerdict.COMMIT
+    rank, groups = broken_rank()
+    said = rank.stepper.said
+    assert said is not None and (said.step, said.microbatches) == (1, (0, 1))
+    work = Work(0, said.microbatches, LAYOUT.replicas[0].spans)
+    regroup(rank, Completion(1, (work,), {0: ()}) if is_kept else None)
+    assert (rank.stepper.said is None) is not is_kept
+    groups.mended = True
+    rank.phases.clear()
+    assert rank.run(1).verdict is StepVerdict.COMMIT
+    assert rank.phases == ["data", "forward", "backward", "reduce", "optimizer", "commit"], "no point is left out"
+    assert torch.equal(rank.parameters, twin.parameters)
+    for key in ("loss", "tokens", "samples", "samples_checksum", "grad_norm"):
+        assert rank.stepper.progress.record is not None and twin.stepper.progress.record is not None
+        assert rank.stepper.progress.record[key] == twin.stepper.progress.record[key]
+    assert rank.stepper.said is None, "it is no contribution to the step after"
+    assert rank.run(2).verdict is twin.run(2).verdict is StepVerdict.COMMIT
+    assert torch.equal(rank.parameters, twin.parameters)
+
+
+def test_a_rank_is_never_told_to_keep_what_it_does_not_have() -> None:
+    rank = Rank()
+    with pytest.raises(AssertionError, match="does not have"):
+        rank.stepper.keep(Completion(1, (Work(0, (0,), ()),)), 0)
+
+
+def test_of_a_step_that_was_not_fit_nothing_counts() -> None:
+    rank = Rank()
+    rank.unit.parameters[5] = nan
+    assert rank.run(1).verdict is StepVerdict.HEAL
+    assert rank.stepper.said is None
