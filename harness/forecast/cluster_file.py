@@ -8,158 +8,37 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, ValidationError
+from pydantic import ValidationError
 
 from chaos.errors import UsageError, all_of, nearest, shown
-from chaos.experiment.fields import Said
-from chaos.spec.quantities import SecondsFromZeroText, SecondsText, parse_seconds
-from chaos.spec.validation_errors import Problems, Source, explain, said
+from chaos.spec.validation_errors import Problems, Source, explain
 from chaos.spec.yaml_lines import Mistake, read
+from harness.forecast.cluster_schema import (
+    BEST,
+    MOST_RANKS,
+    Burst,
+    ClusterFile,
+    ClusterShape,
+    FailureSpec,
+    Group,
+    RecoverySpec,
+    SavingSpec,
+    SnapshotSpec,
+    Training,
+)
 from harness.forecast.failures import read_trace
-from harness.forecast.model import Failures, JobModel, Policy, Recovery, SampleWorth, Saving, SnapshotSaving
-from harness.forecast.strategies import all_policies, number, share, strategy
+from harness.forecast.masking import MASKING, job_of_groups, most_redundancy
+from harness.forecast.model import Failures, JobModel, Policy, Recovery, Saving
+from harness.forecast.strategies import OF_GROUPS, all_policies
 from mecefo_runtime.job.layout import Cluster, LayoutError
-from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.planners import goes_back_to
-from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.prediction.named_devices import NAMES, named_device
 
-BEST = "best"
-# What a sample that went through degraded layers alone is worth: 1 - steps lost / share degraded, of `mecefo` without a
-# budget in docs/convergence.md under high, mid and low: 0.25, 0.5 and 0.35.
-DEGRADED_SAMPLE_WORTH = 0.35
-DEGRADED_SAMPLE_WORTH_SOURCE = "docs/convergence.md: the median of low, mid and high, measured with a tiny model"
-_MOST_RANKS = 1_000_000
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=_MOST_RANKS)]
-
-
-def _interval(value: object) -> float | str:
-    return BEST if value == BEST else parse_seconds(value)
-
-
-def _shape(value: object) -> float:
-    found = number(value)
-    if not 0.1 <= found <= 20:
-        raise UsageError(f"a Weibull distribution of shape {found:g} is no failure process: write 0.1 to 20")
-    return found
-
-
-ShareText = Annotated[float, PlainValidator(said(share))]
-
-
-class ClusterShape(Said):
-    """The ranks, and how a model lies on them."""
-
-    nodes: Count
-    gpus_per_node: Count
-    data_parallel: Count
-    pipeline: Count
-
-
-class Training(Said):
-    """What is trained; sequences and tokens where they are not those of the device."""
-
-    microbatches_per_replica: Annotated[int, Field(ge=1, le=100_000)]
-    steps: Annotated[int, Field(ge=1, le=10**9)]
-    sequence_length: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    microbatch_size: Annotated[int, Field(ge=1, le=10**5)] | None = None
-
-
-class Burst(Said):
-    """A `share` of the failures is followed by another one `within` so long."""
-
-    share: ShareText
-    within: SecondsText = 60.0
-
-
-class FailureSpec(Said):
-    """A process (`every`, `shape`, `of` the cluster or each unit), or a `trace`; what one `takes`, how long."""
-
-    every: SecondsText | None = None
-    of: Literal["cluster", "unit"] = "cluster"
-    shape: Annotated[float, PlainValidator(said(_shape))] = 1.0
-    takes: Literal["rank", "node"] = "rank"
-    repair: SecondsFromZeroText
-    burst: Burst | None = None
-    trace: str | None = None
-
-
-class RecoverySpec(Said):
-    """What a loss costs beside slower steps. Without a `replacement` a job that starts again waits for the repair."""
-
-    detection: SecondsFromZeroText = 2.0
-    regroup: SecondsFromZeroText = 1.0
-    first_step: SecondsFromZeroText = 0.0
-    restart: SecondsFromZeroText = 300.0
-    replacement: SecondsFromZeroText | None = None
-
-
-class SavingSpec(Said):
-    """Checkpoints: training waits `save` for one, every `interval`, and `restore` reads it."""
-
-    save: SecondsFromZeroText
-    restore: SecondsFromZeroText = 0.0
-    interval: Annotated[float | str, PlainValidator(said(_interval))] = BEST
-
-
-class SnapshotSpec(Said):
-    """Snapshots in memory; with `protection` as the runtime takes them, else a loss leaves one with chance `survives`.
-
-    With `protection` one counts `complete` after it was begun, and what lost nodes had takes `rebuild` more to restore.
-    """
-
-    save: SecondsFromZeroText
-    interval: SecondsText
-    restore: SecondsFromZeroText = 0.0
-    survives: ShareText = 1.0
-    protection: Protection | None = None
-    group: Annotated[int, Field(ge=2, le=_MOST_RANKS)] = 4
-    nodes_per_rack: Count | None = None
-    complete: SecondsFromZeroText = 0.0
-    rebuild: SecondsFromZeroText = 0.0
-
-    def of_runtime(self) -> SnapshotSaving | None:
-        """As the runtime takes them; None: by chance."""
-        if self.protection is None:
-            return None
-        times = (self.interval, self.save, self.complete, self.restore, self.rebuild)
-        return SnapshotSaving(*times, self.protection, self.group, self.nodes_per_rack)
-
-    def by_chance(self) -> Saving | None:
-        """Without protection: usable by chance."""
-        return None if self.protection else Saving(self.interval, self.save, self.restore, self.survives)
-
-
-class ClusterFile(Said):
-    """A whole file."""
-
-    name: str = "cluster"
-    device: str
-    cluster: ClusterShape
-    training: Training
-    failures: FailureSpec
-    recovery: RecoverySpec = RecoverySpec()
-    checkpoint: SavingSpec | None = None
-    snapshot: SnapshotSpec | None = None
-    strategies: list[Annotated[Policy, PlainValidator(said(strategy))]] | None = Field(
-        default=None, min_length=1, max_length=40
-    )
-    degraded_sample_worth: ShareText = DEGRADED_SAMPLE_WORTH
-    projected_sample_worth: ShareText = 1 - PROJECTED_LOSS_RATIO
-
-    @property
-    def worth(self) -> SampleWorth:
-        """What samples that are not exact are worth."""
-        return SampleWorth(self.degraded_sample_worth, self.projected_sample_worth)
-
-
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     (): tuple(ClusterFile.model_fields),
+    ("group",): tuple(Group.model_fields),
     ("cluster",): tuple(ClusterShape.model_fields),
     ("training",): tuple(Training.model_fields),
     ("failures",): tuple(FailureSpec.model_fields),
@@ -173,17 +52,12 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
 class Question:
     """A file that makes sense: its parts as the forecast takes them. A checkpoint's `interval` may be BEST."""
 
-    def __init__(self, said_file: ClusterFile, device: DeviceModel, cluster: Cluster, failures: Failures) -> None:
+    def __init__(self, said_file: ClusterFile, job: JobModel, device: DeviceModel | None, failures: Failures) -> None:
         self.file = said_file
+        self.job = job
+        # None: what computes is said by `group`.
         self.device = device
         self.failures = failures
-        self.job = JobModel(
-            cluster,
-            device.costs,
-            tokens_per_step=cluster.num_microbatches * device.tokens_per_microbatch,
-            link=device.links.between_nodes,
-            activation_bytes=device.message_bytes,
-        )
         times = said_file.recovery
         saving, snapshot = said_file.checkpoint, said_file.snapshot
         self.wants_best_interval = saving is not None and saving.interval == BEST and saving.save > 0
@@ -197,7 +71,8 @@ class Question:
             snapshot=None if snapshot is None else snapshot.by_chance(),
             memory=None if snapshot is None else snapshot.of_runtime(),
         )
-        self.policies = tuple(said_file.strategies or all_policies(has_snapshots=snapshot is not None))
+        by_default = all_policies(has_snapshots=snapshot is not None, of_groups=said_file.group is not None)
+        self.policies = tuple(said_file.strategies or by_default)
 
     def recovery_of(self, policy: Policy, recovery: Recovery) -> Recovery:
         """What of `recovery` the strategy has: one that goes back to checkpoints takes no snapshots."""
@@ -231,15 +106,72 @@ def load(path: Path) -> Question:
     if problems.errors:
         raise all_of(problems.errors)
     _about_snapshots(found, problems)
-    device = _device(found, path.parent, problems)
-    cluster = _cluster(found, device, problems)
+    if found.group is None:
+        device = _device(found, path.parent, problems)
+        cluster = _cluster(found, device, problems)
+        job = None if device is None or cluster is None else _job(device, cluster)
+    else:
+        device, job = None, _job_of_groups(found, found.group, problems)
+        cluster = None if job is None else job.cluster
+    if cluster is not None:
+        _about_redundancy(found, cluster.data_parallel, problems)
     failures = _failures(found, cluster, path.parent, problems)
-    if device is None or cluster is None or failures is None or problems.errors:
+    if job is None or failures is None or problems.errors:
         raise all_of(problems.errors)
     try:
-        return Question(found, device, cluster, failures)
+        return Question(found, job, device, failures)
     except ValueError as error:
         raise UsageError(f"this cannot be simulated: {error}", path=str(path)) from error
+
+
+def _job(device: DeviceModel, cluster: Cluster) -> JobModel:
+    return JobModel(
+        cluster,
+        device.costs,
+        tokens_per_step=cluster.num_microbatches * device.tokens_per_microbatch,
+        link=device.links.between_nodes,
+        activation_bytes=device.message_bytes,
+    )
+
+
+def _job_of_groups(found: ClusterFile, group: Group, problems: Problems) -> JobModel | None:
+    """A job in which a group is a rank: alone in its replica, and on a node of its own."""
+    if found.device is not None:
+        problems.add(("device",), "what computes is said by `group`: leave one of the two out")
+    for key in ("nodes", "gpus_per_node", "pipeline"):
+        if getattr(found.cluster, key) is not None:
+            problems.add(("cluster", key), "groups are units here: say how many there are by `data_parallel` alone")
+    for key in ("sequence_length", "microbatch_size"):
+        if getattr(found.training, key) is not None:
+            problems.add(
+                ("training", key), "is a device's: say what a group trains on in a step by `tokens` of `group`"
+            )
+    for index, policy in enumerate(found.strategies or ()):
+        if policy.name not in OF_GROUPS:
+            message = f"{policy.name} works inside of groups: name {', '.join(OF_GROUPS)}, or describe the ranks"
+            problems.add(("strategies", index), message)
+    num_groups = found.cluster.data_parallel
+    if num_groups * group.gpus > MOST_RANKS:
+        problems.add(("group", "gpus"), f"{num_groups * group.gpus} GPUs are more than there are: at most {MOST_RANKS}")
+    if problems.errors:
+        return None
+    return job_of_groups(
+        num_groups,
+        found.training.microbatches_per_replica,
+        group.compute,
+        group.reduction,
+        group.fetch,
+        num_groups * group.tokens,
+    )
+
+
+def _about_redundancy(found: ClusterFile, num_groups: int, problems: Problems) -> None:
+    for index, policy in enumerate(found.strategies or ()):
+        if policy.name in MASKING and policy.redundancy is not None:
+            most = most_redundancy(policy.name, num_groups)
+            if policy.redundancy > most:
+                message = f"{num_groups} groups hold a shard {most} times at most, not {policy.redundancy} times"
+                problems.add(("strategies", index), message)
 
 
 def _about_snapshots(found: ClusterFile, problems: Problems) -> None:
@@ -261,6 +193,9 @@ def _about_snapshots(found: ClusterFile, problems: Problems) -> None:
 
 def _device(found: ClusterFile, folder: Path, problems: Problems) -> DeviceModel | None:
     name, training = found.device, found.training
+    if name is None:
+        problems.add((), "say what computes: a `device`, or a `group` as a unit")
+        return None
     if name in NAMES:
         return named_device(name, sequence_length=training.sequence_length, microbatch_size=training.microbatch_size)
     path = folder / name
@@ -287,9 +222,13 @@ def _device(found: ClusterFile, folder: Path, problems: Problems) -> DeviceModel
 
 def _cluster(found: ClusterFile, device: DeviceModel | None, problems: Problems) -> Cluster | None:
     shape = found.cluster
+    if shape.nodes is None or shape.gpus_per_node is None or shape.pipeline is None:
+        missing = [key for key in ("nodes", "gpus_per_node", "pipeline") if getattr(shape, key) is None]
+        problems.add(("cluster",), f"say {', '.join(missing)}, too")
+        return None
     num_ranks = shape.nodes * shape.gpus_per_node
-    if num_ranks > _MOST_RANKS:
-        problems.add(("cluster",), f"{num_ranks} ranks are more than there are anywhere: at most {_MOST_RANKS}")
+    if num_ranks > MOST_RANKS:
+        problems.add(("cluster",), f"{num_ranks} ranks are more than there are anywhere: at most {MOST_RANKS}")
         return None
     if device is None:
         return None
@@ -358,7 +297,7 @@ recovery:
 checkpoint: {save: 30s, restore: 60s, interval: best}
 # In the nodes' memory, as the runtime takes them (for `reft`); or without `protection` by chance: survives: 0.95.
 # snapshot: {save: 0.1s, interval: 30s, complete: 10s, restore: 10s, rebuild: 20s, protection: xor, group: 4}
-# strategies: [mecefo, {name: mecefo, quality: 0.25}, checkpoint, reft]
+# strategies: [mecefo, {name: mecefo, quality: 0.25}, {name: spare, redundancy: 4}, checkpoint, reft]
 # degraded_sample_worth: 0.35
 # projected_sample_worth: 0.9
 """

@@ -11,10 +11,10 @@ from harness.analysis.regroups import RUNGS
 from harness.forecast.bamboo import Bamboo
 from harness.forecast.failures import losses
 from harness.forecast.layouts import Layouts
+from harness.forecast.masking import MASKING
 from harness.forecast.model import BAMBOO, CAUSES, Failures, Forecast, JobModel, Loss, Outcome, Policy, Recovery, Spread
-from harness.forecast.pipeline import rate
+from harness.forecast.pipeline import rate_free
 from harness.forecast.simulation import Rates, simulate
-from mecefo_runtime.job.layout import configured_layout
 
 # What is tried around Young's interval.
 _INTERVAL_FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)
@@ -22,7 +22,11 @@ _INTERVAL_FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)
 
 def rates_of(job: JobModel, policy: Policy) -> Rates:
     """The ratings of the policy's layouts. They can be shared by all forecasts of the same job and policy."""
-    return Bamboo(job) if policy.name == BAMBOO else Layouts(job, policy)
+    if policy.name == BAMBOO:
+        return Bamboo(job)
+    if policy.name in MASKING:
+        return MASKING[policy.name](job, policy.redundancy)
+    return Layouts(job, policy)
 
 
 def forecast(
@@ -66,7 +70,7 @@ def _forecast(
     seed: int,
     rates: Rates,
 ) -> Forecast:
-    free_seconds = rate(configured_layout(job.cluster), job).step_seconds
+    free_seconds = rate_free(job).step_seconds
     policy_seconds = rates.free.step_seconds
     outcomes = tuple(
         simulate(

@@ -53,12 +53,17 @@ class Change:
 
     Training stands still for `transfer_seconds`; then `first` runs for `num_first_steps`, while the rest is fetched,
     and one more regroup follows. Without such steps what is wanted runs at once. `is_lost`: some state is nowhere.
+
+    Of what the layout before had computed of the step in flight, `kept_ratio` need not be computed any more; but
+    `owed_seconds` of the next layout's computing are left in any case.
     """
 
     transfer_seconds: float = 0.0
     first: Rating | None = None
     num_first_steps: int = 0
     is_lost: bool = False
+    kept_ratio: float = 0.0
+    owed_seconds: float = 0.0
 
 
 class Layouts:
@@ -73,6 +78,7 @@ class Layouts:
         self._takeover: Literal["auto", "direct", "background"] = settings.get("takeover", policy.takeover)
         self._planner = find(policy.name)
         self._cluster = _reduced(job.cluster)
+        self._num_alike = job.cluster.data_parallel / self._cluster.data_parallel
         self._ratings: dict[tuple[tuple[Stages, int], ...], Rating | None] = {}
         self._changes: dict[tuple[tuple[int, int], ...], Change] = {}
         self._layouts: dict[frozenset[int], Layout | None] = {}
@@ -92,7 +98,7 @@ class Layouts:
         if key not in self._ratings:
             pattern = [stages for stages, num in key for _ in range(num)]
             layout = self._plan(_ranks(self._cluster, pattern))
-            self._ratings[key] = None if layout is None else rate(layout, self._job)
+            self._ratings[key] = None if layout is None else rate(layout, self._job, self._num_alike)
         rating = self._ratings[key]
         if rating is None or self._cluster is self._job.cluster or not lost:
             return rating
@@ -105,12 +111,22 @@ class Layouts:
         """From the layout without `before` to the one without `after`."""
         were, are = (lost_stages(self._job.cluster, dead) for dead in (before, after))
         pairs = [(are.get(replica, ()), were.get(replica, ())) for replica in {*were, *are}]
+        kept_ratio = self._kept_ratio(pairs)
         if self._cluster is not self._job.cluster:
             pairs = [(now, was) for now, was in pairs if now != was][: self._cluster.data_parallel // 2]
         key = tuple(sorted((len(now), len(was)) for now, was in pairs))
         if key not in self._changes:
             self._changes[key] = self._plan_change(pairs)
-        return self._changes[key]
+        change = self._changes[key]
+        # As long as the others fetch state, those that lost nobody train alone.
+        return replace(change, kept_ratio=kept_ratio if change.first is None else 1.0)
+
+    def _kept_ratio(self, pairs: Sequence[tuple[Stages, Stages]]) -> float:
+        """What replicas that lost nobody have computed counts, and saves all that train the same (`completion`)."""
+        num_replicas, num_stages = self._job.cluster.data_parallel, self._job.cluster.pipeline
+        num_gone = sum(len(now) == num_stages for now, _ in pairs)
+        num_hurt = sum(now != was or len(now) == num_stages for now, was in pairs)
+        return (num_replicas - num_hurt) / max(1, num_replicas - num_gone)
 
     def _plan_change(self, pairs: list[tuple[Stages, Stages]]) -> Change:
         # Those that are hit first, in the order in which they are rated.
@@ -136,7 +152,7 @@ class Layouts:
         stall_seconds = transfer_seconds(plan.transfers, unit_bytes(plan.layout, costs), costs)
         if not plan.background:
             return Change(stall_seconds)
-        return Change(stall_seconds, rate(plan.layout, self._job), plan.background.last_step - 1)
+        return Change(stall_seconds, rate(plan.layout, self._job, self._num_alike), plan.background.last_step - 1)
 
     def _plan(self, dead: frozenset[int]) -> Layout | None:
         if dead not in self._layouts:

@@ -9,8 +9,8 @@
     found.settled_drop_ratio.median   # layouts' speed alone, before regroups and transfers
     found.drop_ratio.median           # with them
 
-A policy is the name of a planner (`mecefo_runtime.planners.names()`) or `bamboo`. All seconds are those of the job's
-own wall clock.
+A policy is the name of a planner (`mecefo_runtime.planners.names()`), `bamboo` or `replication`. All seconds
+are those of the job's own wall clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 from mecefo_runtime.prediction.step_time import reducing_over
 
-BAMBOO = "bamboo"
+BAMBOO, REPLICATION, SPARE = "bamboo", "replication", "spare"
 # Every second of a forecast is productive or has one of these causes.
 CAUSES = (
     *("degraded_speed", "redundancy", "detection", "regroup", "transfer"),
@@ -199,12 +199,16 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A strategy: a planner's `name`, or `bamboo`; with the limits of its quality and `takeover` as in `JobConfig`."""
+    """A strategy: a planner's `name`, `bamboo` or `replication`; with its settings as in `JobConfig`.
+
+    `redundancy` is how many groups hold each shard of a step, of `spare` and `replication`; None: see `masking`.
+    """
 
     name: str
     degraded_share_limit: float = 1.0
     projected_share_limit: float = 0.0
     takeover: Literal["auto", "direct", "background"] = "auto"
+    redundancy: int | None = None
 
     @property
     def stops_on_loss(self) -> bool:
@@ -212,7 +216,9 @@ class Policy:
         return stops_on_loss(self.name)
 
     def __str__(self) -> str:
-        """Its name and, of `mecefo`, its quality: none is named where it is the default one."""
+        """Its name, its redundancy and, of `mecefo`, its quality: nothing is named where it is the default one."""
+        if self.redundancy is not None:
+            return f"{self.name}, r={self.redundancy}"
         if self.name != "mecefo":
             return self.name
         quality = Quality(self.degraded_share_limit, self.projected_share_limit)
@@ -224,12 +230,14 @@ class Policy:
 class Rating:
     """A layout as a forecast sees it.
 
-    `degraded_ratio` and `projected_ratio` are the shares of samples x layers that are computed so.
+    `degraded_ratio` and `projected_ratio` are the shares of samples x layers that are computed so. A step begins with
+    `compute_seconds` of forward and backward passes; inf: all of it.
     """
 
     step_seconds: float
     degraded_ratio: float = 0.0
     projected_ratio: float = 0.0
+    compute_seconds: float = inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from harness.forecast.model import JobModel, Rating
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import Layout, Replica
+from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.job.link import Link
 from mecefo_runtime.prediction.step_time import commit_seconds, span_update_seconds, state_bytes
 from mecefo_runtime.step.ratings import Ratings
@@ -23,19 +23,35 @@ from mecefo_runtime.step.ratings import Ratings
 _SETTLED_ROUNDS = 6
 
 
-def rate(layout: Layout, job: JobModel) -> Rating:
-    """How long a step of `layout` takes when it has settled, and how much of it is computed approximately."""
+def rate(layout: Layout, job: JobModel, num_alike: float = 1) -> Rating:
+    """How long a step of `layout` takes when it has settled, and how much of it is computed approximately.
+
+    Each of its replicas stands for `num_alike`.
+    """
     finished = {replica.replica: _finished(replica, layout.num_layers, job) for replica in layout.replicas}
-    if job.link is None:
-        seconds = max(max(times) for times in finished.values())
-    else:
-        seconds = _reduced_seconds(layout, finished, job.costs, job.link)
+    computed_seconds = seconds = max(max(times) for times in finished.values())
+    if job.link is not None:
+        seconds = _reduced_seconds(layout, finished, job.costs, job.link, num_alike)
     all_work = layout.num_microbatches * layout.num_layers
     degraded = sum(r.num_microbatches * len(s.degraded) for r in layout.replicas for s in r.spans)
     projected = sum(r.num_microbatches * len(s.projected) for r in layout.replicas for s in r.spans)
     committed_seconds = commit_seconds(layout, job.costs, reduces_by_link=job.link is not None)
     seconds += (committed_seconds or 0.0) + job.overhead_seconds
-    return Rating(seconds, degraded / all_work, projected / all_work)
+    return Rating(seconds, degraded / all_work, projected / all_work, computed_seconds)
+
+
+def rate_configured(job: JobModel, num_microbatches: int, num_replicas: int) -> Rating:
+    """How long a step of `num_replicas` takes that each have their configured layers, and so many microbatches."""
+    cluster = job.cluster
+    stages = map(cluster.stage_layers, range(cluster.pipeline))
+    spans = tuple(Span(stage, layers.start, layers.stop) for stage, layers in enumerate(stages))
+    return rate(Layout(cluster.num_layers, (Replica(0, spans, num_microbatches),)), job, num_replicas)
+
+
+def rate_free(job: JobModel) -> Rating:
+    """The configured job without failures."""
+    cluster = job.cluster
+    return rate_configured(job, -(-cluster.num_microbatches // cluster.data_parallel), cluster.data_parallel)
 
 
 def replica_seconds(replica: Replica, num_layers: int, job: JobModel) -> float:
@@ -49,7 +65,9 @@ def _finished(replica: Replica, num_layers: int, job: JobModel) -> tuple[float, 
     return one_forward_one_backward(*stages, replica.num_microbatches, job.message_seconds)
 
 
-def _reduced_seconds(layout: Layout, finished: Mapping[int, tuple[float, ...]], costs: Costs, link: Link) -> float:
+def _reduced_seconds(
+    layout: Layout, finished: Mapping[int, tuple[float, ...]], costs: Costs, link: Link, num_alike: float
+) -> float:
     """When the last rank has the sums of all that it holds.
 
     A rank begins when its own pipeline is through, and a unit's sum needs all of its holders. Each of n sends and
@@ -68,7 +86,8 @@ def _reduced_seconds(layout: Layout, finished: Mapping[int, tuple[float, ...]], 
         for seconds in sorted(set(ready[first:end])):
             layers = [layer for layer in range(first, end) if ready[layer] == seconds]
             gradient_bytes = state_bytes(len(layers), 0 in layers, num_layers - 1 in layers, costs) / 4
-            done_seconds = max(done_seconds, seconds) + link.all_reduce_seconds(gradient_bytes, len(layout.replicas))
+            num_holders = round(num_alike * len(layout.replicas))
+            done_seconds = max(done_seconds, seconds) + link.all_reduce_seconds(gradient_bytes, num_holders)
         latest_seconds = max(latest_seconds, done_seconds)
     return latest_seconds
 

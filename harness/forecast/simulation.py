@@ -1,7 +1,8 @@
 """One job under given losses, from event to event: what it did with its time.
 
 Between two events nothing is stepped through: so many whole steps of so many seconds fit. The step that is in flight at
-a loss is thrown away; a rank that is back joins at the next step boundary.
+a loss is completed: what counts of it is a head start of the next one. A rank that is back joins at the next step
+boundary.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import floor, inf
+from dataclasses import dataclass, replace
+from math import floor, inf, nextafter
 from typing import Protocol
 
 import numpy as np
@@ -40,11 +41,16 @@ class Rates(Protocol):
 
 @dataclass(slots=True)
 class _Stall:
-    """Training stands still for `seconds`, by `cause`; what `saver` saves is safe then."""
+    """Training stands still for `seconds`, by `cause`; what `saver` saves is safe then.
+
+    In the first `drain_seconds` those that do not know of a loss yet go on with their step; `kept_ratio` of it counts.
+    """
 
     cause: str
     seconds: float
     saver: _Saver | None = None
+    drain_seconds: float = 0.0
+    kept_ratio: float = 0.0
 
 
 @dataclass(slots=True)
@@ -84,32 +90,50 @@ def simulate(
     `losses` are in order of time. What is drawn beside them (whether a snapshot outlives a loss) is drawn from `seed`.
     """
     job = _Job(rates, policy, recovery, free_seconds, np.random.default_rng([seed, 1]), num_nodes)
-    repairs: list[tuple[float, int, tuple[int, ...], tuple[int, ...]]] = []
+    absences: list[_Absence] = []
     down_seconds = 0.0
-    for number, loss in enumerate(losses):
+    for loss in losses:
         if loss.at_seconds >= horizon_seconds:
             break
-        while repairs and repairs[0][0] <= loss.at_seconds:
-            job.repair(*_due(heapq.heappop(repairs)))
+        down_seconds += _end(absences, job, loss.at_seconds)
         ranks = job.lose(loss.at_seconds, loss.ranks, loss.nodes)
         if not ranks:
             continue
-        repair_seconds = loss.repair_seconds
-        if policy.stops_on_loss and recovery.replacement_seconds is not None:
-            repair_seconds = min(repair_seconds, recovery.replacement_seconds)
-        back_seconds = loss.at_seconds + repair_seconds
-        down_seconds += len(ranks) * (min(horizon_seconds, back_seconds) - loss.at_seconds)
-        if back_seconds < inf:
-            heapq.heappush(repairs, (back_seconds, number, ranks, loss.nodes))
-    while repairs and repairs[0][0] < horizon_seconds:
-        job.repair(*_due(heapq.heappop(repairs)))
+        heapq.heappush(absences, _Absence(loss.at_seconds + loss.repair_seconds, loss.at_seconds, ranks, loss.nodes))
+        if job.is_waiting and recovery.replacement_seconds is not None:
+            replaced_seconds = loss.at_seconds + recovery.replacement_seconds
+            absences = [replace(one, until_seconds=min(one.until_seconds, replaced_seconds)) for one in absences]
+            heapq.heapify(absences)
+    down_seconds += _end(absences, job, nextafter(horizon_seconds, 0))
+    down_seconds += sum((horizon_seconds - one.since_seconds) * len(one.ranks) for one in absences)
     return job.finish(horizon_seconds, down_seconds / (num_ranks * horizon_seconds))
 
 
-def _due(
-    repair: tuple[float, int, tuple[int, ...], tuple[int, ...]],
-) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-    return repair[0], repair[2], repair[3]
+@dataclass(frozen=True, slots=True, order=True)
+class _Absence:
+    """`ranks` are down, and `nodes` without their memory."""
+
+    until_seconds: float
+    since_seconds: float
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+
+    @property
+    def rank_seconds(self) -> float:
+        return (self.until_seconds - self.since_seconds) * len(self.ranks)
+
+
+def _end(absences: list[_Absence], job: _Job, until_seconds: float) -> float:
+    """Who is back by then is back, all of an instant together; returns for how many seconds ranks were down."""
+    down_seconds = 0.0
+    while absences and absences[0].until_seconds <= until_seconds:
+        back = [heapq.heappop(absences)]
+        while absences and absences[0].until_seconds == back[0].until_seconds:
+            back.append(heapq.heappop(absences))
+        ranks, nodes = ([number for one in back for number in getattr(one, name)] for name in ("ranks", "nodes"))
+        job.repair(back[0].until_seconds, ranks, nodes)
+        down_seconds += sum(one.rank_seconds for one in back)
+    return down_seconds
 
 
 class _Job:
@@ -137,7 +161,7 @@ class _Job:
         self._lost_seconds = dict.fromkeys(CAUSES, 0.0)
         self._work = Work()
         # From the loss of state until training goes on; and as long as ranks are lacking for it.
-        self._is_down = self._is_waiting = False
+        self._is_down = self.is_waiting = False
         self._restore_seconds = 0.0
         self._unrecovered: list[float] = []
         self._recoveries: list[float] = []
@@ -161,9 +185,9 @@ class _Job:
         self._dead |= frozenset(lost)
         self._num_losses += 1
         self._unrecovered.append(at_seconds)
-        self._lost_seconds["repeated_work"] += self._in_step_seconds
-        self._in_step_seconds = 0.0
-        self._queue = [_Stall("detection", self._recovery.detection_seconds)]
+        interrupted = self._queue[0]
+        detection = _Stall("detection", self._recovery.detection_seconds)
+        self._queue = [detection]
         if self._policy.stops_on_loss or self._is_down:
             self._start_again()
             return lost
@@ -173,6 +197,7 @@ class _Job:
             self._start_again()
         else:
             self._rungs["peer"] += 1
+            self._complete(interrupted, detection, change, change.first or rating)
             self._regroup(rating, change)
         return lost
 
@@ -182,7 +207,7 @@ class _Job:
         if self._memory is not None:
             self._memory.come_back(at_seconds, nodes)
         self._dead -= frozenset(ranks)
-        if self._is_waiting:
+        if self.is_waiting:
             self._restart()
             return
         # It joins at the next step boundary; what is under way is finished before, with one step at least.
@@ -199,8 +224,7 @@ class _Job:
         """The end of what is simulated."""
         self._advance(horizon_seconds)
         if self._in_step_seconds:
-            steps = self._queue[0]
-            assert isinstance(steps, _Steps)
+            steps = next(part for part in self._queue if isinstance(part, _Steps))
             self._commit(steps, self._in_step_seconds / self._seconds(steps))
         work = self._work
         lost = self._lost_seconds | {
@@ -224,6 +248,21 @@ class _Job:
 
     # ---- what follows an event ----
 
+    def _complete(self, interrupted: _Stall | _Steps, detection: _Stall, change: Change, after: Rating) -> None:
+        """What counts of the step in flight, now and until its ranks know of the loss; the rest is done again."""
+        done_seconds, to_do_seconds = self._in_step_seconds, 0.0
+        if isinstance(interrupted, _Steps):
+            compute_seconds = min(interrupted.rating.compute_seconds, self._seconds(interrupted))
+            done_seconds = min(done_seconds, compute_seconds)
+            to_do_seconds = compute_seconds - done_seconds
+        most_seconds = max(0.0, min(after.compute_seconds, after.step_seconds) - change.owed_seconds)
+        kept_seconds = min(change.kept_ratio * done_seconds, most_seconds)
+        self._lost_seconds["repeated_work"] += self._in_step_seconds - kept_seconds
+        self._in_step_seconds = kept_seconds
+        if change.kept_ratio:
+            detection.kept_ratio = change.kept_ratio
+            detection.drain_seconds = min(to_do_seconds, (most_seconds - kept_seconds) / change.kept_ratio)
+
     def _regroup(self, rating: Rating, change: Change) -> None:
         self._num_regroups += 1
         seconds, extra_seconds = self._recovery.regroup_seconds, self._recovery.first_step_seconds
@@ -237,7 +276,9 @@ class _Job:
 
     def _start_again(self) -> None:
         """State is gone: back to what was saved, as soon as there are ranks enough."""
-        self._is_down, self._is_waiting = True, True
+        self._is_down, self.is_waiting = True, True
+        self._lost_seconds["repeated_work"] += self._in_step_seconds
+        self._in_step_seconds = 0.0
         self._restore_seconds = self._go_back()
         self._queue.append(_Stall("restart", inf))
         self._restart()
@@ -246,7 +287,7 @@ class _Job:
         rating = None if self._policy.stops_on_loss and self._dead else self._rates.rating(self._dead)
         if rating is None:
             return
-        self._is_waiting = False
+        self.is_waiting = False
         self._queue.pop()
         self._queue.append(_Stall("restart", self._recovery.restart_seconds + self._restore_seconds))
         self._queue.append(_Steps(rating, self._dead, extra_seconds=self._recovery.first_step_seconds))
@@ -283,9 +324,13 @@ class _Job:
                 self._train(part, until_seconds)
                 continue
             seconds = min(part.seconds, until_seconds - self._now)
-            self._lost_seconds[part.cause] += seconds
+            drained_seconds = min(seconds, part.drain_seconds)
+            kept_seconds = part.kept_ratio * drained_seconds
+            self._in_step_seconds += kept_seconds
+            self._lost_seconds[part.cause] += seconds - kept_seconds
             self._now += seconds
             part.seconds -= seconds
+            part.drain_seconds -= drained_seconds
             if part.seconds <= _NOTHING_SECONDS:
                 self._queue.pop(0)
                 if part.saver is not None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 
 from chaos.errors import UsageError, nearest, shown
-from harness.forecast.model import BAMBOO, Policy
+from harness.forecast.model import BAMBOO, REPLICATION, SPARE, Policy
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import QUALITIES, quality_of
 from mecefo_runtime.planners import goes_back_to
+
+WITH_REDUNDANCY = (SPARE, REPLICATION)
+# Those that take a data-parallel group as a whole; `exact` shares its microbatches over the others.
+OF_GROUPS = ("exact", SPARE, REPLICATION, "checkpoint", "reft")
 
 
 def number(value: object) -> float:
@@ -36,11 +41,14 @@ def share(value: object) -> float:
 
 
 def strategy(value: object) -> Policy:
-    """`mecefo`, or a mapping that also says the share of the samples that it may degrade at most."""
+    """`mecefo`, or a mapping that also says the share of the samples that it may degrade at most.
+
+    Of `spare` and `replication` it says how many groups hold each shard: the `redundancy`.
+    """
     raw = {"name": value} if isinstance(value, str) else value
     if not isinstance(raw, Mapping):
         raise UsageError(f"{shown(value)} is no strategy: write mecefo, or {{name: mecefo, quality: 0.25}}")
-    keys = ("name", "quality")
+    keys = ("name", "quality", "redundancy")
     for key in raw:
         if key not in keys:
             raise UsageError(
@@ -50,13 +58,20 @@ def strategy(value: object) -> Policy:
     if not isinstance(name, str) or name not in known:
         guess = nearest(str(name), known)
         raise UsageError(f"there is no strategy {shown(name)}: there are {', '.join(known)}", suggestion=guess)
+    redundancy = raw.get("redundancy")
+    if redundancy is not None:
+        if name not in WITH_REDUNDANCY:
+            raise UsageError(f"{name} has no redundancy: {' and '.join(WITH_REDUNDANCY)} have")
+        if isinstance(redundancy, bool) or not isinstance(redundancy, int) or redundancy < 1:
+            raise UsageError(f"{shown(redundancy)} is no redundancy: write a whole number of at least 1")
     said_quality = raw.get("quality", "auto")
     if isinstance(said_quality, bool) or not isinstance(said_quality, str | int | float):
         raise UsageError(f"{shown(said_quality)} is no quality: write {', '.join(QUALITIES)} or a share from 0 to 1")
     try:
-        return policy(name, said_quality if isinstance(said_quality, str) else share(said_quality))
+        found = policy(name, said_quality if isinstance(said_quality, str) else share(said_quality))
     except ValueError as error:
         raise UsageError(str(error), suggestion=nearest(str(said_quality), QUALITIES)) from error
+    return replace(found, redundancy=redundancy)
 
 
 def policy(name: str, quality: str | float = "auto") -> Policy:
@@ -66,11 +81,12 @@ def policy(name: str, quality: str | float = "auto") -> Policy:
 
 def strategy_names() -> tuple[str, ...]:
     """Everything that can be forecast: the planners there are, and what is a model alone."""
-    return (*planners.names(), BAMBOO)
+    return tuple(dict.fromkeys((*planners.names(), SPARE, BAMBOO, REPLICATION)))
 
 
-def all_policies(*, has_snapshots: bool) -> list[Policy]:
-    """What is compared where no strategies are named."""
-    mecefo = [policy("mecefo", quality) for quality in QUALITIES]
-    others = (name for name in strategy_names() if has_snapshots or goes_back_to(name) != "snapshots")
+def all_policies(*, has_snapshots: bool, of_groups: bool = False) -> list[Policy]:
+    """What is compared where no strategies are named; `of_groups`: of groups that are units."""
+    mecefo = [] if of_groups else [policy("mecefo", quality) for quality in QUALITIES]
+    names = OF_GROUPS if of_groups else strategy_names()
+    others = (name for name in names if has_snapshots or goes_back_to(name) != "snapshots")
     return [*mecefo, *(policy(name) for name in others if name != "mecefo")]

@@ -77,7 +77,7 @@ class Study:
         device = self.question.device
         return {
             "cluster": file.model_dump(mode="json", exclude={"strategies"}),
-            "device": {"name": device.name, "provenance": device.provenance, "basis": device.basis},
+            "device": device and {"name": device.name, "provenance": device.provenance, "basis": device.basis},
             "hours": self.hours,
             "seed": self.seed,
             "replications": self.num_replications,

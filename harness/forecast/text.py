@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.words import name_seconds
-from harness.forecast.cluster_file import DEGRADED_SAMPLE_WORTH, DEGRADED_SAMPLE_WORTH_SOURCE
+from harness.forecast.cluster_schema import DEGRADED_SAMPLE_WORTH, DEGRADED_SAMPLE_WORTH_SOURCE
 from harness.forecast.model import Forecast, Policy
 from harness.forecast.study import Answer, Study, young_seconds
 
@@ -59,7 +59,9 @@ def heading(study: Study) -> list[str]:
     """What was asked, in words."""
     question, file = study.question, study.question.file
     cluster, device, failures = question.job.cluster, question.device, question.failures
-    unit = failures.unit if failures.trace is None else "node"
+    unit: str = "node" if failures.trace is not None else failures.unit
+    if device is None:
+        unit = "group"
     if failures.trace is not None:
         process = f"{len(failures.trace)} failures from a trace"
     else:
@@ -69,11 +71,23 @@ def heading(study: Study) -> list[str]:
         process += f" and is back after {duration(failures.repair_seconds)}"
         if failures.burst_ratio:
             process += f"; {failures.burst_ratio:.0%} of the failures follow another one closely"
-    down = study.best.down_ratio
+    down = study.best.down_ratio * cluster.num_ranks
+    if file.group is not None:
+        group = file.group
+        what = (
+            f"{cluster.data_parallel * group.gpus:,} GPUs in {cluster.data_parallel:,} groups of {group.gpus:,}, which "
+            f"compute for {duration(group.compute)} a step and reduce for {duration(group.reduction)}"
+        )
+    else:
+        assert device is not None, "there is one where there are no groups"
+        what = (
+            f"{cluster.num_ranks:,} ranks ({cluster.nodes} nodes of {cluster.gpus_per_node}), data parallel "
+            f"{cluster.data_parallel} x pipeline {cluster.pipeline}, {device.model} on {device.name} "
+            f"({device.provenance})"
+        )
     return [
-        f"{file.name}: {cluster.num_ranks:,} ranks ({cluster.nodes} nodes of {cluster.gpus_per_node}), data parallel "
-        f"{cluster.data_parallel} x pipeline {cluster.pipeline}, {device.model} on {device.name} ({device.provenance})",
-        f"{process}; {down * cluster.num_ranks:.1f} ranks are down on average",
+        f"{file.name}: {what}",
+        f"{process}; {down:.1f} {'ranks' if file.group is None else 'groups'} are down on average",
         f"without failures: {duration(study.best.free_step_seconds)} a step, "
         f"{study.best.free_tokens_per_second:,.0f} tokens/s, {free_hours(study):,.1f} hours for "
         f"{file.training.steps:,} steps",
@@ -124,8 +138,9 @@ def reading(study: Study) -> list[str]:
     if young is not None:
         lines.append(f"Young's checkpoint interval for a job that starts again: {duration(young)}.")
     lines += [line for answer in study.answers if (line := rungs_text(answer.forecast))]
-    if study.question.device.provenance == "predicted":
-        lines.append(f"The device is predicted, not measured: {study.question.device.basis}.")
+    device = study.question.device
+    if device is not None and device.provenance == "predicted":
+        lines.append(f"The device is predicted, not measured: {device.basis}.")
     return lines
 
 

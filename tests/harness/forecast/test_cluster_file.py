@@ -10,7 +10,6 @@ from chaos.errors import UsageError
 from harness.forecast.cluster_file import EXAMPLE, load
 from harness.forecast.model import Loss, Policy, SnapshotSaving
 from harness.forecast.strategies import all_policies, strategy_names
-from mecefo_runtime import planners
 from mecefo_runtime.prediction.named_devices import named_device
 
 pytestmark = pytest.mark.unit
@@ -39,7 +38,7 @@ def test_the_example_is_a_question(tmp_path):
 def test_what_is_not_said_has_a_default(tmp_path):
     question = loaded(tmp_path, LEAST)
     assert question.policies == tuple(all_policies(has_snapshots=False))
-    assert {policy.name for policy in question.policies} == {*planners.names(), "bamboo"} - {"reft"}
+    assert {policy.name for policy in question.policies} == {*strategy_names()} - {"reft"}
     assert question.recovery.checkpoint is None and not question.wants_best_interval
     device = named_device("a100-7b")
     assert question.job.costs == device.costs and question.job.link == device.links.between_nodes
