@@ -38,11 +38,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (
         *(
             "system",
+            "stacks",
             "job",
             "prediction",
             "model",
             "comm",
-            "stacks",
             "planners",
             "state",
             "checkpoint",

@@ -8,12 +8,14 @@ layers only: the embedding goes with the holder of layer 0 and the head with the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from math import lcm
 from typing import Any
 
+from mecefo_runtime.job.assignment import Assignment
 from mecefo_runtime.job.share import WHOLE, Share
 
 EMBEDDING = "embedding"
@@ -140,11 +142,13 @@ class Layout:
     """The active replicas of a job. A rank that appears in no span is idle.
 
     `stand_ins`: (rank that lost its place in the configured layout, rank that has it now), ascending.
+    Microbatches go to the replicas in order, unless an `assignment` says who computes which.
     """
 
     num_layers: int
     replicas: tuple[Replica, ...]
     stand_ins: tuple[tuple[int, int], ...] = ()
+    assignment: Assignment | None = None
 
     @property
     def num_microbatches(self) -> int:
@@ -173,8 +177,11 @@ class Layout:
                     return replica, position
         return None
 
-    def microbatches_of(self, replica: int) -> range:
+    def microbatches_of(self, replica: int) -> Sequence[int]:
         """The microbatches of a step that `replica` computes, as indices into the step's microbatches."""
+        if self.assignment is not None:
+            shards = shards_of(len(self.assignment.orders), self.num_microbatches)
+            return [index for held in self.assignment.types_of(replica) for index in shards[held]]
         first = 0
         for candidate in self.replicas:
             if candidate.replica == replica:
@@ -232,12 +239,18 @@ class Layout:
                 raise LayoutError(f"replica {replica.replica} has a negative number of microbatches")
         if self.num_microbatches != cluster.num_microbatches:
             raise LayoutError(f"{self.num_microbatches} microbatches planned, a step has {cluster.num_microbatches}")
+        computed = [self.microbatches_of(replica.replica) for replica in self.replicas]
+        if sorted(index for own in computed for index in own) != list(range(self.num_microbatches)):
+            raise LayoutError("a microbatch of the step is not computed exactly once")
+        if any(len(own) != replica.num_microbatches for own, replica in zip(computed, self.replicas, strict=True)):
+            raise LayoutError("a replica computes another number of microbatches than it has")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
             "num_layers": self.num_layers,
             "stand_ins": [list(pair) for pair in self.stand_ins],
+            **({} if self.assignment is None else {"assignment": self.assignment.to_dict()}),
             "replicas": [
                 {
                     "replica": replica.replica,
@@ -265,6 +278,7 @@ class Layout:
         return cls(
             num_layers=raw["num_layers"],
             stand_ins=tuple((place, rank) for place, rank in raw.get("stand_ins", ())),
+            assignment=Assignment.from_dict(raw["assignment"]) if "assignment" in raw else None,
             replicas=tuple(
                 Replica(
                     replica=r["replica"],
@@ -329,6 +343,12 @@ def split_evenly(total: int, parts: int) -> list[int]:
     """`total` as `parts` whole numbers that differ by at most one, the larger ones first."""
     base, extra = divmod(total, parts)
     return [base + (index < extra) for index in range(parts)]
+
+
+def shards_of(num_types: int, num_microbatches: int) -> list[range]:
+    """By shard type its microbatches: what each replica computes when nothing has failed."""
+    ends = list(accumulate(split_evenly(num_microbatches, num_types)))
+    return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
