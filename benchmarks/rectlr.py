@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks._machine import Machine, describe_machine
 from benchmarks._runs import finish
 from benchmarks._spread import Spread, spread, table
+from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.stacks.rectlr import original_stacks, reorder
-from mecefo_runtime.stacks.rulers import offsets
 
 # (N groups, redundancy): near what the paper found best, and the one that the aim is for.
 SIZES = ((200, 9), (600, 8), (1000, 9), (1000, 10))
@@ -36,7 +36,7 @@ def time_losses(num_groups: int, redundancy: int, num_orders: int) -> tuple[Timi
     found: dict[str, list[float]] = {COVERED: [], REORDERED: []}
     endured = []
     for seed in range(num_orders):
-        stacks, alive = original_stacks(num_groups, offsets(redundancy)), np.ones(num_groups, dtype=bool)
+        stacks, alive = original_stacks(Placement.of(num_groups, redundancy)), np.ones(num_groups, dtype=bool)
         for group in np.random.default_rng(seed).permutation(num_groups):
             alive[group] = False
             began = time.thread_time()

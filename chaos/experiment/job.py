@@ -37,8 +37,10 @@ from mecefo_runtime.job.config import (
     quality_of,
 )
 from mecefo_runtime.job.protection import Protection
-from mecefo_runtime.planners import fixed_settings, goes_back_to, with_fixed_settings
+from mecefo_runtime.planners import fixed_settings, goes_back_to, places_shards, with_fixed_settings
 from mecefo_runtime.prediction.device_model import DeviceModel, emulating, rescaled
+from mecefo_runtime.stacks.placement import DoesNotFit, Placement
+from mecefo_runtime.stacks.rulers import MAX_REDUNDANCY, OffsetKind
 from mecefo_runtime.system.devices import DeviceChoice
 
 # The recipe's defaults are the runtime's.
@@ -146,6 +148,8 @@ class Job(Said):
     takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
     quality: QualityText = "auto"
     degraded_share_limit: float | None = Field(default=None, ge=0, le=1)
+    redundancy: int | None = Field(default=None, ge=1, le=MAX_REDUNDANCY)
+    stack_offsets: OffsetKind = _DEFAULTS.stack_offsets
     rank_memory_bytes: int | None = Field(default=None, ge=1)
     heartbeat_timeout: HeartbeatText = Duration(seconds=_DEFAULTS.heartbeat_timeout_seconds)
     precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
@@ -219,6 +223,11 @@ class Job(Said):
             why = f"must be auto or direct with {setting('job.sharded_optimizer')}: no state moves in the background"
             raise UsageError(why, key="takeover")
         data_parallel, pipeline = self.shape()
+        if places_shards(self.strategy):
+            try:
+                Placement.of(data_parallel, self.redundancy, self.stack_offsets)
+            except DoesNotFit as error:
+                raise UsageError(str(error), key="redundancy") from None
         quality = quality_of(self.quality if self.degraded_share_limit is None else self.degraded_share_limit)
         config = JobConfig(
             model=self.preset(),
@@ -244,6 +253,8 @@ class Job(Said):
             takeover=self.takeover,
             degraded_share_limit=quality.degraded_share_limit,
             projected_share_limit=quality.projected_share_limit,
+            redundancy=self.redundancy,
+            stack_offsets=self.stack_offsets,
             rank_memory_bytes=self.rank_memory_bytes,
             heartbeat_timeout_seconds=self.heartbeat_timeout.seconds or _DEFAULTS.heartbeat_timeout_seconds,
             precision=self.precision,
@@ -270,6 +281,9 @@ class Job(Said):
             key: f"must be {shown(fixed)} with the strategy {self.strategy}, or left out, not {shown(own)}"
             for key, own, fixed in _said_otherwise(self, fixed_by_key)
         }
+        for key in ("redundancy", "stack_offsets"):
+            if getattr(self, key) != getattr(_DEFAULTS, key) and not places_shards(self.strategy):
+                found[key,] = f"must be left out with the strategy {self.strategy}: its replicas hold all data"
         if self.quality != "auto" and "degraded_share_limit" in fixed_by_key:
             found["quality",] = f"must be left out with the strategy {self.strategy}, which fixes it"
         return found

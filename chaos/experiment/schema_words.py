@@ -52,6 +52,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "health": "what becomes of steps that are not fit to be committed",
         "checkpoint": "durable checkpoints; none where it is left out",
         "snapshots": "snapshots of the state in the nodes' memory; none where it is left out",
+        "redundancy": "with strategy spare: how many replicas hold each shard; left out: floor(log2 N + 0.833)",
+        "stack_offsets": "with strategy spare: which shards a replica holds: by a Golomb ruler, or consecutive ones",
         "sharded_optimizer": "each holder of a layer has the moments of its share (ZeRO-1); snapshots protect them",
         "takeover": "whether training waits for state that has to move; `auto`: what is estimated to cost less",
         "quality": "with mecefo: how much may be approximated; a share is that of samples through degraded layers",

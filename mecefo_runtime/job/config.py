@@ -12,6 +12,7 @@ from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.job.protection import Protection
+from mecefo_runtime.stacks.rulers import OffsetKind
 from mecefo_runtime.system.devices import DeviceChoice
 
 
@@ -218,7 +219,9 @@ class JobConfig:
     `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `sharded_optimizer`: each
     holder of a unit has the moments of its share alone (ZeRO-1, arXiv 1910.02054). `takeover`: whether
     training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
-    what costs less (`auto`). `rank_memory_bytes`: what a rank may use for state and activations, None: no limit.
+    what costs less (`auto`). `redundancy`: how many replicas hold each shard of a step where the strategy places them,
+    None: as many as SPARe's closed form has it; `stack_offsets` says which. `rank_memory_bytes`: what a rank may use
+    for state and activations, None: no limit.
     `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state
     stay in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads
     CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether a compute segment is padded to what
@@ -257,6 +260,8 @@ class JobConfig:
     takeover: Literal["auto", "direct", "background"] = "auto"
     degraded_share_limit: float = QUALITIES["auto"].degraded_share_limit
     projected_share_limit: float = QUALITIES["auto"].projected_share_limit
+    redundancy: int | None = None
+    stack_offsets: OffsetKind = "golomb"
     rank_memory_bytes: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     device: DeviceChoice = "auto"

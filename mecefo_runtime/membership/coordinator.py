@@ -53,7 +53,7 @@ from mecefo_runtime.job.state_source import Source, Version
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
-from mecefo_runtime.planners import find, goes_back_to, stops_on_loss, with_fixed_settings
+from mecefo_runtime.planners import find, goes_back_to, placement_of, stops_on_loss, with_fixed_settings
 from mecefo_runtime.prediction.predicted_costs import predict_costs
 from mecefo_runtime.recovery.places import filling_places
 from mecefo_runtime.recovery.regroup import CannotGoOn, Rules
@@ -121,6 +121,7 @@ class Coordinator:
                 health=job.health,
                 degraded_share_limit=job.degraded_share_limit,
                 projected_share_limit=job.projected_share_limit,
+                placement=placement_of(job),
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
                 rejected_checkpoints=lambda after_step: rejected_checkpoints(job, after_step),
                 stops_on_loss=stops_on_loss(job.strategy),

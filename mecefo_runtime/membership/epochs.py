@@ -144,13 +144,17 @@ class Epochs:
         """Number the epoch that is to follow."""
         self.target = max(self.target, self.number) + 1
 
-    def end_all(self, *, is_again: bool) -> None:
-        """All ranks end, to be started again; the next epoch begins with a checkpoint. `is_again`: they were ending."""
+    def end_all(self, why: str | None, *, is_again: bool) -> None:
+        """All ranks end, to be started again; the next epoch begins with stored state. `is_again`: they were ending.
+
+        `why`: for what reason, None: as the strategy has it.
+        """
         if not is_again:
             # Those who were lost will be back; the others never were away.
             self.entered &= frozenset(self._connected)
             is_anybody_left = any(member.status != "fresh" for member in self._connected.values())
-            self.restore_reason = "the strategy ends all ranks after a loss" if is_anybody_left else ALL_LOST
+            after_loss = "the strategy ends all ranks after a loss" if is_anybody_left else ALL_LOST
+            self.restore_reason = why or after_loss
         self.stage, self.reason = Stage.GATHERING, "loss"
         self.members = frozenset()
         self._called_seconds = self._clock()

@@ -19,7 +19,7 @@ from mecefo_runtime.membership.member_table import Effects, Member, MemberTable,
 from mecefo_runtime.membership.pending_losses import PendingLosses
 from mecefo_runtime.membership.restart import Restart
 from mecefo_runtime.recovery.commit import RuleBroken
-from mecefo_runtime.recovery.regroup import CannotGoOn, Rules, newest_said
+from mecefo_runtime.recovery.regroup import CannotGoOn, NeedsAllRanks, Rules, newest_said
 
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5
@@ -286,13 +286,13 @@ class Transitions:
         else:
             self.epochs.call_out(reason)
 
-    def _start_again(self) -> None:
+    def _start_again(self, why: str | None = None) -> None:
         if (reason := self.restart.failure_reason()) is not None:
             self._give_up(reason)
             return
         self._stop_waiting()
         self._snapshots_seconds = None
-        self.epochs.end_all(is_again=self.restart.is_under_way)
+        self.epochs.end_all(why, is_again=self.restart.is_under_way)
         self.restart.begin(self.epochs.number, self.links.cut_off)
         self.losses.clear()
         self.gathering.begin_anew()
@@ -327,6 +327,11 @@ class Transitions:
                 self._fail(f"a bug of the runtime: {error}")
             else:
                 self.proceed()
+        except NeedsAllRanks as error:
+            if self._is_state_kept():
+                self._start_again(str(error))
+            else:
+                self._fail(f"{error}. There is no snapshot and no checkpoint to start again from")
         except CannotGoOn as error:
             self._fail(str(error))
         else:

@@ -3,7 +3,7 @@
 An underscore in the file's name is a hyphen in the strategy's. A planner module has one function, `plan(situation) ->
 Layout`, pure and deterministic, and a docstring whose first line says what it does. It raises `NoLayout` when no
 replica can be made whole. What else belongs to a strategy is said by constants: see `stops_on_loss`,
-`goes_back_to` and `fixed_settings`.
+`goes_back_to`, `places_shards` and `fixed_settings`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from typing import Any, Literal, Protocol, cast
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
+from mecefo_runtime.stacks.placement import Placement
 
 
 class NoLayout(RuntimeError):
     """No replica can be made whole: the job cannot go on. The text says what is short."""
+
+
+class WipeOut(NoLayout):
+    """The living replicas do not hold all data between them: the job goes on when all ranks are back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class Situation:
 
     `current` is what ran last. `holdings` are the units that each living rank holds now (one that is not named holds
     nothing); empty where it is not known. At most `degraded_share_limit` (0 to 1) of a step's samples may go through
-    degraded layers, and at most `projected_share_limit` of the replicas may project a layer.
+    degraded layers, and at most `projected_share_limit` of the replicas may project a layer. `placement` says which
+    shards of a step each replica holds, None: whatever it is given.
     """
 
     cluster: Cluster
@@ -40,6 +46,7 @@ class Situation:
     holdings: Mapping[int, frozenset[str]] = field(default_factory=dict)
     degraded_share_limit: float = 1.0
     projected_share_limit: float = 0.0
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         for name in ("degraded_share_limit", "projected_share_limit"):
@@ -79,6 +86,21 @@ def goes_back_to(name: str) -> Literal["checkpoint", "snapshots"] | None:
     The planner's module says so by `GOES_BACK_TO`.
     """
     return getattr(_module(name), "GOES_BACK_TO", None) if name in names() else None
+
+
+def places_shards(name: str) -> bool:
+    """Whether a replica of a job of that strategy computes only shards of a step that it holds; False of unknown names.
+
+    The planner's module says so by `PLACES_SHARDS`.
+    """
+    return name in names() and getattr(_module(name), "PLACES_SHARDS", False) is True
+
+
+def placement_of(job: JobConfig) -> Placement | None:
+    """Where the shards of a step of `job` are; None: its strategy does not place them."""
+    if not places_shards(job.strategy):
+        return None
+    return Placement.of(job.data_parallel, job.redundancy, job.stack_offsets)
 
 
 def fixed_settings(name: str) -> Mapping[str, Any]:

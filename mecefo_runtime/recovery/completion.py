@@ -7,13 +7,14 @@ out over the replicas of the new layout, so that the slowest is done as soon as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heapreplace
 
 from mecefo_runtime.job.contribution import Completion, ComputedPart, Contribution, Work
 from mecefo_runtime.job.costs import Costs
-from mecefo_runtime.job.layout import Layout, Replica
+from mecefo_runtime.job.layout import Layout, Replica, shards_of
 from mecefo_runtime.prediction.step_time import pipeline_seconds, span_seconds
+from mecefo_runtime.stacks.placement import Placement
 
 
 def complete(
@@ -24,11 +25,12 @@ def complete(
     before: Layout | None,
     *,
     averages_rest: bool = False,
+    placement: Placement | None = None,
 ) -> Completion | None:
     """How the members of `layout` complete `step`, of which ranks have these `contributions`; None: they begin anew.
 
     `before` is the layout that they were computed in. `averages_rest`: what was computed with low-rank gradients does
-    not count, since its bases end with their epoch.
+    not count, since its bases end with their epoch. `placement`: who holds the data, None: everybody all of it.
     """
     kept: list[Work] = []
     taken: set[int] = set()
@@ -44,7 +46,7 @@ def complete(
     if not kept:
         return None
     left = [index for index in range(layout.num_microbatches) if index not in taken]
-    return Completion(step, tuple(kept), share_out(left, layout, costs), _lost_work_ratio(kept, before))
+    return Completion(step, tuple(kept), share_out(left, layout, costs, placement), _lost_work_ratio(kept, before))
 
 
 def _kept_of(replica: Replica, contributions: Mapping[int, Contribution]) -> tuple[Work, ...]:
@@ -65,10 +67,13 @@ def _kept_of(replica: Replica, contributions: Mapping[int, Contribution]) -> tup
     )
 
 
-def share_out(microbatches: Iterable[int], layout: Layout, costs: Costs) -> dict[int, tuple[int, ...]]:
+def share_out(
+    microbatches: Iterable[int], layout: Layout, costs: Costs, placement: Placement | None = None
+) -> dict[int, tuple[int, ...]]:
     """`microbatches` by replica of `layout`, so that the slowest is done as soon as can be; it may have none.
 
-    One after the other to whoever is through with it first: as good as any way, since all take a replica the same.
+    One after the other to whoever is through with it first: as good as any way, since all take a replica the same,
+    unless a `placement` says that not everybody holds the data of each.
     """
     stages = {
         replica.replica: [span_seconds(span, layout.num_layers, costs) for span in replica.spans]
@@ -81,6 +86,9 @@ def share_out(microbatches: Iterable[int], layout: Layout, costs: Costs) -> dict
         number = len(shares[replica]) + 1
         return pipeline_seconds(max(stages[replica]), sum(stages[replica]), number)
 
+    if placement is not None:
+        _share_out_held(microbatches, layout.num_microbatches, placement, shares, seconds)
+        return {replica: tuple(share) for replica, share in shares.items()}
     queue = [(seconds(replica), replica) for replica in shares if most[replica]]
     heapify(queue)
     for index in microbatches:
@@ -89,6 +97,24 @@ def share_out(microbatches: Iterable[int], layout: Layout, costs: Costs) -> dict
         is_full = len(shares[replica]) >= most[replica]
         heapreplace(queue, (float("inf") if is_full else seconds(replica), replica))
     return {replica: tuple(share) for replica, share in shares.items()}
+
+
+def _share_out_held(
+    microbatches: Iterable[int],
+    num_microbatches: int,
+    placement: Placement,
+    shares: Mapping[int, list[int]],
+    seconds: Callable[[int], float],
+) -> None:
+    """One after the other to that holder of its shard who is through with it first (SPARe's patch compute)."""
+    shards = shards_of(placement.num_groups, num_microbatches)
+    type_of = {index: shard_type for shard_type, shard in enumerate(shards) for index in shard}
+    holders: dict[int, list[int]] = {}
+    for replica in shares:
+        for held in placement.held_by(replica):
+            holders.setdefault(held, []).append(replica)
+    for index in microbatches:
+        shares[min(holders[type_of[index]], key=lambda replica: (seconds(replica), replica))].append(index)
 
 
 def _most(replica: Replica) -> float:

@@ -28,12 +28,13 @@ from mecefo_runtime.job.state_source import (
     plan_pieces,
     transfers,
 )
-from mecefo_runtime.planners import NoLayout, Planner, Situation
+from mecefo_runtime.planners import NoLayout, Planner, Situation, WipeOut
 from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.recovery.commit import Decision
 from mecefo_runtime.recovery.completion import complete
 from mecefo_runtime.recovery.rungs import Rung, lowest_rung, passed_over
 from mecefo_runtime.recovery.sharded import plan_shares
+from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 
 # Of a step's time, how much a rank may spend on state in the background. More would delay the step.
@@ -43,6 +44,10 @@ BALANCE = "balance"
 
 class CannotGoOn(RuntimeError):
     """No layout is possible, or state is lost for good; the text says which and why."""
+
+
+class NeedsAllRanks(CannotGoOn):
+    """Those who are left cannot go on; when all ranks are back, the job can, with stored state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Rules:
     health: HealthConfig = field(default_factory=HealthConfig)
     degraded_share_limit: float = 1.0
     projected_share_limit: float = 0.0
+    placement: Placement | None = None
     newest_checkpoint: Callable[[Collection[tuple[Version, Source]]], Durable | None] = lambda refused: None
     rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
     stops_on_loss: bool = False
@@ -159,7 +165,8 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     if plan.returns_to is not None or plan.starts_anew or plan.decision is not decision:
         return plan
     step, given = decision.committed_step + 1, (plan.layout, decision.contributions, survivors.costs)
-    completion = complete(step, *given, survivors.layout, averages_rest=rules.averages_rest)
+    limits: dict[str, Any] = {"averages_rest": rules.averages_rest, "placement": rules.placement}
+    completion = complete(step, *given, survivors.layout, **limits)
     return replace(plan, completion=completion)
 
 
@@ -182,9 +189,12 @@ def _plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: 
         holdings=holdings,
         degraded_share_limit=rules.degraded_share_limit,
         projected_share_limit=rules.projected_share_limit,
+        placement=rules.placement,
     )
     try:
         target = _plan(rules, situation)
+    except WipeOut as error:
+        raise NeedsAllRanks(str(error)) from error
     except NoLayout as error:
         raise CannotGoOn(f"{error}{newest_said(rules, survivors.refused)}") from error
     target.check(rules.cluster, members)
@@ -201,9 +211,9 @@ def _plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: 
     offers = [Offer.whole(version, PeerSource(r), units) for r, units in survivors.damaged.offers(holdings).items()]
     pieces, missing = plan_pieces(target, offers, holdings)
     if missing and all(any(unit in units for units in holdings.values()) for unit in missing):
-        # It cannot be moved, but whoever holds it may go on with it.
+        # It cannot be moved, but whoever holds it may go on with it, unless it must not compute what others did.
         ready = _fastest(_ready_layouts(rules.cluster, survivors.layout, target, members, holdings), survivors.costs)
-        if ready is not None:
+        if ready is not None and rules.placement is None:
             return RegroupPlan(members, ready, decision)
         what = f"no holder of {', '.join(missing)} could send it undamaged"
         return _go_back(rules, survivors, decision, members, target, what)

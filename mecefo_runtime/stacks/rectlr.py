@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import maximum_flow, min_weight_full_bipartite_matching
 
+from mecefo_runtime.stacks.placement import Placement
+
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 # What a type costs that a group computes already, and what one costs that has to be brought forward in its stack.
@@ -34,10 +36,10 @@ class Stacks:
     counted: Ints
 
 
-def original_stacks(num_groups: int, offsets: tuple[int, ...]) -> Stacks:
-    """When nothing has failed: group g holds g + o mod N for every offset o, and computes type g."""
-    groups = np.arange(num_groups)
-    return Stacks((groups[:, None] + np.array(offsets)) % num_groups, 1, groups)
+def original_stacks(placement: Placement) -> Stacks:
+    """When nothing has failed: every group computes the first type of its stack."""
+    groups = np.arange(placement.num_groups)
+    return Stacks((groups[:, None] + np.array(placement.offsets)) % placement.num_groups, 1, groups)
 
 
 def least_depth(num_groups: int, num_alive: int) -> int:

@@ -21,6 +21,7 @@ from mecefo_runtime.comm.transport import FIRST_STATE_TAG
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
 from mecefo_runtime.model.data import Corpus
+from mecefo_runtime.model.held_data import HeldData
 from mecefo_runtime.model.model import Head
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.traffic import FREE, Traffic
@@ -62,7 +63,7 @@ class Pipeline:
         layout: Layout,
         state: ModelState,
         groups: Groups,
-        corpus: Corpus,
+        corpus: Corpus | HeldData,
         pacer: Pacer,
         ratings: Ratings,
         job: JobConfig,

@@ -10,8 +10,11 @@ import torch
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.comm.messages import Form, Received
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.share import Share
 from mecefo_runtime.model.data import Corpus, read_corpus
+from mecefo_runtime.model.held_data import HeldData
+from mecefo_runtime.planners import placement_of
 from mecefo_runtime.snapshots.keeping import Keeping, of_rank
 from mecefo_runtime.state.fetch import Fetching
 from mecefo_runtime.state.holdings import Holdings
@@ -63,6 +66,7 @@ class EpochBuilder:
         self._keeping = keeping
         self._announce = announce
         self._corpus = Corpus(read_corpus(job.data), job.sequence_length, job.seed)
+        self._placement = placement_of(job)
 
     def build(self, form: Form, groups: Groups, distrusted: Collection[str], leaving: Leaving) -> Built:
         """Make the epoch of `form` in its `groups`; units `distrusted` are not kept.
@@ -87,7 +91,7 @@ class EpochBuilder:
         ratings = Ratings(form.ratings, layout, rank, reduces_by_link=self._traffic.link is not None)
         pipeline = None
         if layout.find(rank) is not None:
-            parts = (layout, state, groups, self._corpus, self._pacer, ratings, self._job)
+            parts = (layout, state, groups, self._data_of(layout), self._pacer, ratings, self._job)
             pipeline = Pipeline(*parts, leaving, self._traffic)
         epoch = Epoch(
             number=form.epoch,
@@ -105,3 +109,10 @@ class EpochBuilder:
             completion=form.completion,
         )
         return Built(epoch, held, transferred, speed)
+
+    def _data_of(self, layout: Layout) -> Corpus | HeldData:
+        """What this rank may read."""
+        place = layout.find(self._rank)
+        if place is None or self._placement is None:
+            return self._corpus
+        return HeldData(self._corpus, self._job, self._placement, place[0].replica)

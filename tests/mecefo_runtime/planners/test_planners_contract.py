@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import ApproximationConfig, JobConfig
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, split_evenly
-from mecefo_runtime.planners import NoLayout, Situation
+from mecefo_runtime.planners import NoLayout, Situation, WipeOut
 from tests.examples import FEW
 from tests.mecefo_runtime.planning import costs
 
 pytestmark = pytest.mark.unit
 
 each_planner = pytest.mark.parametrize("name", planners.names())
+# Those whose replicas can compute anything.
+any_data = pytest.mark.parametrize("name", [name for name in planners.names() if not planners.places_shards(name)])
 
 
 @st.composite
@@ -110,7 +112,11 @@ def test_planning_needs_no_torch():
 @given(situation=situations())
 def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
     cluster, alive = situation.cluster, situation.alive
-    layout = planners.find(name)(situation)
+    try:
+        layout = planners.find(name)(situation)
+    except WipeOut:
+        assert planners.places_shards(name)
+        return
     layout.check(cluster, alive)
     assert layout.replicas
     assert layout.num_layers == cluster.num_layers
@@ -123,7 +129,7 @@ def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
     assert Layout.from_dict(layout.to_dict()) == layout
 
 
-@each_planner
+@any_data
 @given(situation=situations(), random=st.randoms(use_true_random=False))
 def test_the_same_survivors_give_the_same_layout(name, situation, random):
     plan = planners.find(name)
@@ -147,7 +153,7 @@ def test_without_survivors_there_is_no_layout(name, cluster, any_costs):
         planners.find(name)(Situation(cluster, frozenset(), any_costs))
 
 
-@each_planner
+@any_data
 @given(cluster=clusters(), any_costs=costs(), data=st.data())
 def test_any_single_survivor_carries_on(name, cluster, any_costs, data):
     survivor = data.draw(st.integers(0, cluster.num_ranks - 1))

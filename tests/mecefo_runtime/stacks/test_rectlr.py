@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.stacks.rectlr import Stacks, least_depth, original_stacks, reorder
-from mecefo_runtime.stacks.rulers import largest_redundancy, offsets
+from mecefo_runtime.stacks.rulers import largest_redundancy
 
 pytestmark = pytest.mark.unit
 
@@ -65,7 +66,7 @@ def test_through_losses_and_returns_an_independent_solver_finds_nothing_better(d
     num_groups = data.draw(st.integers(1, 14))
     kind = data.draw(st.sampled_from(["golomb", "consecutive"]))
     redundancy = data.draw(st.integers(1, largest_redundancy(num_groups, kind)))
-    present = original_stacks(num_groups, offsets(redundancy, kind))
+    present = original_stacks(Placement.of(num_groups, redundancy, kind))
     alive = set(range(num_groups))
     for _ in range(data.draw(st.integers(1, 8))):
         changed = data.draw(st.sets(st.integers(0, num_groups - 1), min_size=1, max_size=3))
@@ -82,7 +83,7 @@ def test_through_losses_and_returns_an_independent_solver_finds_nothing_better(d
 
 
 def test_a_wipe_out_is_when_all_that_hold_a_type_are_lost() -> None:
-    present = original_stacks(8, offsets(3))
+    present = original_stacks(Placement.of(8, 3))
     alive = np.ones(8, dtype=bool)
     # Type 3 is held by groups 3, 2 and 0.
     alive[[3, 2]] = False
@@ -92,7 +93,7 @@ def test_a_wipe_out_is_when_all_that_hold_a_type_are_lost() -> None:
 
 
 def test_what_is_covered_already_is_not_moved() -> None:
-    present = original_stacks(12, offsets(4))
+    present = original_stacks(Placement.of(12, 4))
     alive = np.ones(12, dtype=bool)
     alive[5] = False
     first = reorder(present, alive)
