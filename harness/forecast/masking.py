@@ -25,8 +25,9 @@ from harness.forecast.pipeline import rate_configured
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, split_evenly
 from mecefo_runtime.prediction.step_time import state_bytes
+from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.stacks.rectlr import least_depth, original_stacks, reorder
-from mecefo_runtime.stacks.rulers import best_redundancy, largest_redundancy, offsets
+from mecefo_runtime.stacks.rulers import largest_redundancy
 
 # What the paper found to be the best for 200, 600 and 1,000 groups.
 REPLICATION_REDUNDANCY = 3
@@ -62,9 +63,9 @@ class Spare(_Masking):
     """Stacked shards; the redundancy is by default the one that the paper finds best, as far as it can be had."""
 
     def __init__(self, job: JobModel, redundancy: int | None = None) -> None:
-        num_groups = job.cluster.data_parallel
-        super().__init__(job, best_redundancy(num_groups) if redundancy is None else redundancy)
-        self._stacks = original_stacks(num_groups, offsets(self.redundancy))
+        self._placement = Placement.of(job.cluster.data_parallel, redundancy)
+        super().__init__(job, self._placement.redundancy)
+        self._stacks = original_stacks(self._placement)
         self._rated = cache(self._rate)
         self._depths: dict[frozenset[int], int | None] = {}
 
@@ -117,7 +118,7 @@ class Spare(_Masking):
         num_groups = self._cluster.data_parallel
         load = Counter(dict.fromkeys(lost, depth))
         for shard in lost:
-            holders = [(shard - offset) % num_groups for offset in offsets(self.redundancy)]
+            holders = [(shard - offset) % num_groups for offset in self._placement.offsets]
             chosen = min(holders, key=lambda group: load.get(group, 1))
             load[chosen] = load.get(chosen, 1) + 1
             if load[chosen] > depth:

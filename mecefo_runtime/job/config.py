@@ -235,10 +235,10 @@ class JobConfig:
 
     model: ModelConfig = PRESETS["llama-tiny"]
     nodes: int = 4
-    spares: int = 0
     gpus_per_node: int = 2
     data_parallel: int = 4
     pipeline: int = 2
+    spares: int = 0
     steps: int = 560
     seed: int = 0
     strategy: str = "mecefo"

@@ -17,8 +17,8 @@ from harness.forecast.model import Failures, Loss, Policy, Recovery, Saving
 from harness.forecast.simulation import simulate
 from harness.forecast.study import study
 from harness.forecast.text import to_text
+from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.stacks.rectlr import original_stacks, reorder
-from mecefo_runtime.stacks.rulers import offsets
 from tests.harness.forecast.jobs import job_of
 
 pytestmark = pytest.mark.unit
@@ -57,7 +57,7 @@ def test_a_step_takes_the_least_depth_at_which_all_shards_have_a_group(num_group
     lost = data.draw(st.frozensets(st.integers(0, num_groups - 1), max_size=num_groups))
     alive = np.ones(num_groups, dtype=bool)
     alive[list(lost)] = False
-    expected = reorder(original_stacks(num_groups, offsets(redundancy)), alive)
+    expected = reorder(original_stacks(Placement.of(num_groups, redundancy)), alive)
     found = Spare(job_of_groups(num_groups, 1, 8.0, 2.0, 0.0, 1), redundancy).rating(lost)
     if expected is None:
         assert found is None
