@@ -107,7 +107,10 @@ def _move_fewest(orders: Ints, groups: Ints, depth: int) -> Stacks:
     # A place of each group for each layer. A type that is among the first ones has a place already, where it costs
     # least: types of one group that stay can always keep theirs.
     places = np.arange(len(groups) * depth).reshape(len(groups), depth)
-    staying = coo_array((np.full(places.size, _STAYS), (held[:, :depth].ravel(), places.ravel())))
+    # Among equals those come first that groups compute first, so that nobody is left without a type for no reason;
+    # over all types that adds up to less than one move.
+    stays = _STAYS + np.tile(np.arange(depth) / (depth * num_types), len(groups))
+    staying = coo_array((stays, (held[:, :depth].ravel(), places.ravel())))
     behind = held[:, depth:]
     rows = np.repeat(behind.ravel(), depth)
     columns = np.repeat(places, num_held - depth, axis=0).ravel()
