@@ -80,8 +80,9 @@ def policy(name: str, quality: str | float = "auto") -> Policy:
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Everything that can be forecast: the planners there are, and what is a model alone."""
-    return tuple(dict.fromkeys((*planners.names(), SPARE, BAMBOO, REPLICATION)))
+    """Everything that can be forecast: planners for which it does not matter who is who, and what is a model alone."""
+    alike = (name for name in planners.names() if not planners.places_shards(name))
+    return (*alike, SPARE, BAMBOO, REPLICATION)
 
 
 def all_policies(*, has_snapshots: bool, of_groups: bool = False) -> list[Policy]:

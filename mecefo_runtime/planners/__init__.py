@@ -1,9 +1,9 @@
 """Planners: who is alive -> layout. One file each; a file in this folder is found by its name (`--strategy`).
 
-An underscore in the file's name is a hyphen in the strategy's. A planner module has one function, `plan(situation) ->
-Layout`, pure and deterministic, and a docstring whose first line says what it does. It raises `NoLayout` when no
-replica can be made whole. What else belongs to a strategy is said by constants: see `stops_on_loss`,
-`goes_back_to`, `places_shards` and `fixed_settings`.
+An underscore in the file's name is a hyphen in the strategy's, and `_plus_` is a plus. A planner module has one
+function, `plan(situation) -> Layout`, pure and deterministic, and a docstring whose first line says what it does. It
+raises `NoLayout` when no replica can be made whole. What else belongs to a strategy is said by constants: see
+`stops_on_loss`, `goes_back_to`, `places_shards` and `fixed_settings`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Planner(Protocol):
 def names() -> tuple[str, ...]:
     """The planners that this folder holds."""
     found = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(sorted(name.replace("_", "-") for name in found if not name.startswith("_")))
+    shown = (name.replace("_plus_", "+").replace("_", "-") for name in found if not name.startswith("_"))
+    return tuple(sorted(shown))
 
 
 def stops_on_loss(name: str | None) -> bool:
@@ -133,4 +134,4 @@ def find(name: str) -> Planner:
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    return importlib.import_module(f"{__name__}.{name.replace('+', '_plus_').replace('-', '_')}")

@@ -12,8 +12,8 @@ from mecefo_runtime.planners._partition import Need, Pace, Partition
 from mecefo_runtime.planners._stages import ROUNDING_RATIO
 
 # Until two budgets are as near to each other as rounding.
-_NUM_BISECTIONS = 40
-_NUM_DOUBLINGS = 10
+NUM_BISECTIONS = 40
+NUM_DOUBLINGS = 10
 _NO_NEED = Need(0, 0, 0.0, 0.0)
 
 
@@ -97,13 +97,13 @@ class Sharing:
                 paces += self._paces(_kind(team, degrading), 1)
         low, high = 0.0, self._num_microbatches * max(pace.sum_seconds for pace in paces)
         # In this time each team could do all, were it not that many microbatches may take more memory, hence more time.
-        for _ in range(_NUM_DOUBLINGS):
+        for _ in range(NUM_DOUBLINGS):
             if self.is_enough(teams, degrading, high):
                 break
             high *= 2
         else:
             return None
-        for _ in range(_NUM_BISECTIONS):
+        for _ in range(NUM_BISECTIONS):
             middle = (low + high) / 2
             if self.is_enough(teams, degrading, middle):
                 high = middle

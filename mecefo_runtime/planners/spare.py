@@ -7,6 +7,7 @@ again from the newest snapshot or checkpoint, as if nothing had failed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -25,30 +26,36 @@ FIXED_SETTINGS = {"takeover": "direct"}
 def plan(situation: Situation) -> Layout:
     """See `Planner`; losses equal the fault-free run's up to the order of floating-point sums."""
     configured = configured_layout(situation.cluster)
-    alive_ranks = situation.alive
-    whole = [one.replica for one in configured.replicas if all(span.rank in alive_ranks for span in one.spans)]
+    alive = situation.alive
+    whole = {one.replica for one in configured.replicas if all(span.rank in alive for span in one.spans)}
     if len(whole) == len(configured.replicas):
         return configured
-    if not alive_ranks:
+    if not alive:
         raise NoLayout("no replica has a living rank left")
+    return masked(situation, configured, whole)
+
+
+def masked(situation: Situation, configured: Layout, computing: Collection[int]) -> Layout:
+    """The replicas that are `computing` compute all shards of a step, as if each had its configured stages.
+
+    Raises:
+        WipeOut: they do not hold all shards.
+    """
     placement = situation.placement or Placement.of(len(configured.replicas))
     alive = np.zeros(placement.num_groups, dtype=bool)
-    alive[whole] = True
+    alive[sorted(computing)] = True
     stacks = reorder(_present(situation, placement), alive)
     if stacks is None:
         raise WipeOut(
-            f"{len(whole)} whole replicas of {placement.num_groups} do not hold all shards of a step, of which each is "
-            f"held by {placement.redundancy}"
+            f"{len(computing)} whole replicas of {placement.num_groups} do not hold all shards of a step, of which "
+            f"each is held by {placement.redundancy}"
         )
-    assignment = _to_assignment(stacks)
-    unassigned = replace(configured, assignment=assignment)
-    return replace(
-        unassigned,
-        replicas=tuple(
-            replace(configured.replicas[number], num_microbatches=len(unassigned.microbatches_of(number)))
-            for number in whole
-        ),
+    unshared = replace(configured, assignment=_to_assignment(stacks))
+    replicas = (
+        replace(configured.replicas[number], num_microbatches=len(unshared.microbatches_of(number)))
+        for number in sorted(computing)
     )
+    return replace(unshared, replicas=tuple(replicas))
 
 
 def _present(situation: Situation, placement: Placement) -> Stacks:

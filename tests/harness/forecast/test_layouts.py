@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from harness.forecast import layouts
 from harness.forecast.bamboo import Bamboo
 from harness.forecast.layouts import Layouts
-from harness.forecast.masking import MASKING
 from harness.forecast.model import Policy
 from harness.forecast.pipeline import rate
 from mecefo_runtime import planners
@@ -21,8 +20,8 @@ from tests.harness.forecast.jobs import job_of
 
 pytestmark = pytest.mark.unit
 
-# Those that mask whole replicas have ratings of their own.
-STRATEGIES = sorted(set(planners.names()) - {"checkpoint", *MASKING})
+# Where replicas hold different shards, labels do make a difference.
+STRATEGIES = [name for name in planners.names() if name != "checkpoint" and not planners.places_shards(name)]
 
 
 def planned(job, policy, dead):
