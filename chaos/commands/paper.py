@@ -16,17 +16,21 @@ from chaos.commands.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
 from chaos.commands.output import print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
-_PAPERS = ("mecefo", "reft")
+_PAPERS = ("mecefo", "reft", "spare")
 # Of each method; a run takes a quarter of a minute.
 _NUM_UNDILATED_SEEDS = 3
 # Runs of eight nodes of which the seed chooses some, whatever `--runs` says of the others.
 _NUM_RUNS_OF_NODES = 10
-# Options that are about one of the papers alone.
+# Options that are about some of the papers alone.
 _OWN = {
-    **dict.fromkeys(("emulate", "seeds", "only", "time_scale", "is_undilated", "is_anew", "convergence"), "mecefo"),
-    **dict.fromkeys(("draws", "runs", "seed", "saving"), "reft"),
+    **dict.fromkeys(("emulate", "seeds", "only", "time_scale", "is_undilated", "is_anew", "convergence"), ("mecefo",)),
+    **dict.fromkeys(("draws", "runs", "saving"), ("reft",)),
+    "seed": ("reft", "spare"),
+    **dict.fromkeys(("simulate", "rows", "assumed"), ("spare",)),
 }
-_HELP = """Check a paper's claims: MeCeFO (arXiv 2510.16415), REFT (arXiv 2310.12670).
+# Seeds of a row of one's own, as the table that came with this version has.
+_NUM_SIMULATED_SEEDS = 3
+_HELP = """Check a paper's claims: MeCeFO (arXiv 2510.16415), REFT (arXiv 2310.12670), SPARe (arXiv 2603.00357).
 
 \b
 chaos paper mecefo               paper | forecast | emulated, with verdicts
@@ -37,9 +41,14 @@ chaos paper reft                 closed form | drawn by chance | really lost,
 chaos paper reft --draws 200     lose real nodes first: 200 times, in minutes
 chaos paper reft --runs 3        make real runs first: one in a quarter of a
                                  minute
+chaos paper spare                closed forms and a simulated table, with
+                                 verdicts; in a quarter of a minute
+chaos paper spare --simulate 3   simulate every row first: 3 seeds, minutes
+chaos paper spare --row spare,600,12 --row replication,600,3 \\
+    --assume recovery=absorb     simulate only these, under that assumption
 
-What was emulated, drawn and run when this version was made comes with it, with its date and machine; results of your
-own take its place.
+What was emulated, drawn, run and simulated when this version was made comes with it, with its date and machine;
+results of your own take its place.
 
 Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided.
 """
@@ -91,12 +100,32 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="reft: of all that is left to chance.",
+    help="reft: of all that is left to chance. spare: of the orders of failures; simulated jobs have seeds 1, 2, ...",
 )
 @click.option(
     "--saving",
     type=click.Path(path_type=Path, dir_okay=False),
     help="reft: what `python -m benchmarks.snapshots --saving FILE` wrote, instead of what came with this version.",
+)
+@click.option(
+    "--simulate",
+    type=click.IntRange(1, 1000),
+    metavar="SEEDS",
+    help="spare: first simulate every row with so many seeds. What is done is kept.",
+)
+@click.option(
+    "--row",
+    "rows",
+    multiple=True,
+    metavar="SCHEME,N,R",
+    help="spare: simulate only this row: spare or replication, so many groups, so many copies of a shard.",
+)
+@click.option(
+    "--assume",
+    "assumed",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="spare: of rows, e.g. recovery=absorb, restarting=failed, jitter_ratio=0.",
 )
 @click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")
 @JSON_OPTION
@@ -110,11 +139,12 @@ def paper(
         raise UsageError(message, suggestion=nearest(name, _PAPERS))
     for parameter in context.command.params:
         is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if is_said and _OWN.get(parameter.name or "", name) != name:
-            raise UsageError(f"it is about {_OWN[parameter.name or '']}, not {name}", key=parameter.opts[0])
-    own = {key: value for key, value in options.items() if _OWN[key] == name}
+        about = _OWN.get(parameter.name or "", (name,))
+        if is_said and name not in about:
+            raise UsageError(f"it is about {' and '.join(about)}, not {name}", key=parameter.opts[0])
+    own = {key: value for key, value in options.items() if name in _OWN[key]}
     folder = results or Path(DEFAULT_OUT) / f"paper-{name}"
-    view = _mecefo(folder, **own) if name == "mecefo" else _reft(folder, **own)
+    view = _VIEWS[name](folder, **own)
     if page is not None:
         from harness.store.files import write_whole
 
@@ -184,6 +214,40 @@ def _reft(results: Path, draws: int | None, runs: int | None, seed: int, saving:
     return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
 
+def _spare(results: Path, seed: int, simulate: int | None, rows: tuple[str, ...], assumed: tuple[str, ...]) -> _View:
+    from harness.papers.spare.check import check
+    from harness.papers.spare.page import render
+    from harness.papers.spare.simulated import read_simulated, simulate_all
+    from harness.papers.spare.text import check_text
+
+    if rows:
+        return _simulated_rows(rows, assumed, simulate or _NUM_SIMULATED_SEEDS)
+    if assumed:
+        raise UsageError("it is about rows of your own: give --row, too", key="--assume")
+    # What is in the folder is looked at before work begins.
+    read_simulated(results)
+    if simulate is not None:
+        simulate_all(simulate, results, len(os.sched_getaffinity(0)), _say)
+    found = check(read_simulated(results), seed)
+    return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
+
+
+def _simulated_rows(rows: tuple[str, ...], assumed: tuple[str, ...], num_seeds: int) -> _View:
+    from dataclasses import asdict
+
+    from harness.papers.spare.simulated import parse_row, simulate_rows
+    from harness.papers.spare.text import rows_text
+
+    wanted = [parse_row(row, assumed) for row in rows]
+    found = simulate_rows(wanted, num_seeds, len(os.sched_getaffinity(0)), _say)
+    document = [{**asdict(row), "outcomes": [asdict(one) for one in outcomes]} for row, outcomes in found.items()]
+
+    def no_page() -> str:
+        raise UsageError("rows of your own have no page", key="--html")
+
+    return _View(rows_text(found), {"rows": document}, no_page, 0)
+
+
 def _emulate(results: Path, seeds: int, only: str | None, time_scale: float | None) -> None:
     from harness.analysis.words import name_seconds
     from harness.papers.mecefo.results import read_results
@@ -196,6 +260,9 @@ def _emulate(results: Path, seeds: int, only: str | None, time_scale: float | No
     about = name_seconds(estimated_seconds(runs, time_scale))
     _say(f"{len(runs)} runs, about {about}; stop it at any time, what is done is kept")
     emulate(runs, results, sys.stderr, time_scale)
+
+
+_VIEWS: dict[str, Callable[..., _View]] = {"mecefo": _mecefo, "reft": _reft, "spare": _spare}
 
 
 def _say(text: str) -> None:

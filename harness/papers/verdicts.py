@@ -21,6 +21,18 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """Whether something holds; `passed` None: too little was measured to tell. `n` is of how many."""
+
+    name: str
+    passed: bool | None
+    value: str
+    limit: str
+    n: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """What cannot be decided here, and what would decide it."""
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from harness.papers.verdicts import Finding, Open
+from harness.papers.verdicts import Finding, Gate, Open, gate_word
 
 _REPORT = Path(__file__).parents[1] / "report"
 _STYLES = (_REPORT / "palette.css", _REPORT / "figures.css", Path(__file__).with_name("page.css"))
 NOT_KNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table with its title, and what is to be known of it; the columns `left` are words."""
+
+    title: str
+    about: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: tuple[int, ...] = (0,)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] | None = None) -> Iterator[str]:
@@ -30,6 +42,12 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
     """What the paper claims beside what is found here."""
     rows = [(one.claim, one.paper, one.ours, one.verdict) for one in findings]
     return table(("claim", "paper", "here", "verdict"), rows, left=range(4))
+
+
+def gate_line(gate: Gate) -> str:
+    """One gate in a line."""
+    tail = f" ({gate.reason})" if gate.reason else ""
+    return f"{gate_word(gate.passed):<9} {gate.name}: {gate.value}, limit {gate.limit}, n {gate.n}{tail}"
 
 
 def open_lines(questions: Iterable[Open]) -> Iterator[str]:

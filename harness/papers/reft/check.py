@@ -10,13 +10,13 @@ from typing import Any
 from harness.papers.reft.claims import CORRELATED_RATIO, CORRELATED_SECONDS, NODE_MTBF_SECONDS, PAPER, SHAPE
 from harness.papers.reft.correlated import RackRow, StageRow, WindowRow, rack_rows, stage_rows, window_rows
 from harness.papers.reft.findings import OPEN, findings
-from harness.papers.reft.gates import Gate, gates_of
+from harness.papers.reft.gates import gates_of
 from harness.papers.reft.odds import NUM_DRAWS, Odds, SchemeRow, large_odds, scheme_rows, small_odds
 from harness.papers.reft.real.measured import Measured
 from harness.papers.reft.real.rungs import RUNGS, WORDS, RungRun
 from harness.papers.reft.saving import Saving
 from harness.papers.reft.waste import WasteRow, waste_rows
-from harness.papers.verdicts import Finding, exit_code_of
+from harness.papers.verdicts import Finding, Gate, exit_code_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from harness.papers.reft.odds import Odds, enumeration_difference, least_likelihood
 from harness.papers.reft.real.draws import Draw
 from harness.papers.reft.real.rungs import RUNGS, RungRun
 from harness.papers.reft.schemes import SMALL
+from harness.papers.verdicts import Gate
 
 MIN_DRAWS, MIN_DRAWS_EACH, MIN_RUNS = 200, 40, 3
 # Less likely than this for the whole of a column, a difference is none of chance.
@@ -17,18 +17,6 @@ MIN_LIKELIHOOD = 0.01
 # With a snapshot after every step: the one under way, and the step in which it happened.
 MAX_STEPS_LOST = 2
 MAX_LOSS_DEVIATION_RATIO = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Whether something holds; `passed` None: too little was measured to tell. `n` is of how many."""
-
-    name: str
-    passed: bool | None
-    value: str
-    limit: str
-    n: int
-    reason: str = ""
 
 
 def gates_of(odds: Sequence[Odds], draws: Sequence[Draw], runs: Sequence[RungRun]) -> tuple[Gate, ...]:

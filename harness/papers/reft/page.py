@@ -12,8 +12,8 @@ from harness.papers.reft.claims import PAPER
 from harness.papers.reft.findings import OPEN
 from harness.papers.reft.odds import LARGE, Odds
 from harness.papers.reft.schemes import NUM_NODES
-from harness.papers.reft.text import gate_line, sections
-from harness.papers.views import styles
+from harness.papers.reft.text import sections
+from harness.papers.views import gate_line, styles
 from harness.report.drawing import WIDE, Frame, Scale, figure, legend, rect, rule, scale, text, ticks
 from harness.report.templates import template
 
@@ -24,7 +24,10 @@ _RIGHT = 24
 
 def render(check: Check) -> str:
     """The whole page."""
-    return template(Path(__file__).parent, _TEMPLATE).render(
+    return template(Path(__file__).parents[1], _TEMPLATE).render(
+        name="REFT",
+        about="How often the state in the nodes' memory survives, what a loss costs, and what the paper says of both.",
+        drawn="Survival",
         check=check,
         paper=PAPER,
         open=OPEN,

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.analysis.words import name_seconds
 from harness.papers.reft.check import Check
 from harness.papers.reft.claims import NODE_MTBF_SECONDS, PAPER, scale_seconds
 from harness.papers.reft.correlated import SHAPES, WINDOWS_SECONDS
 from harness.papers.reft.findings import OPEN
-from harness.papers.reft.gates import Gate
 from harness.papers.reft.odds import LARGE, TIME_RATIOS, Odds
 from harness.papers.reft.real.draws import TIME_RATIO
 from harness.papers.reft.real.rungs import RungRun
 from harness.papers.reft.sampling import Sample
 from harness.papers.reft.schemes import IN_NODE, MOST_LOST, NUM_NODES
-from harness.papers.verdicts import gate_word
-from harness.papers.views import NOT_KNOWN, finding_lines, open_lines, table
+from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, open_lines, table
 
 _Spread = tuple[float, float, float] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A table with its title, and what is to be known of it; the columns `left` are words."""
-
-    title: str
-    about: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: tuple[int, ...] = (0,)
 
 
 def check_text(check: Check) -> str:
@@ -55,12 +41,6 @@ def _lines(check: Check) -> Iterator[str]:
     yield from open_lines(OPEN)
     yield ""
     yield from check.notes
-
-
-def gate_line(gate: Gate) -> str:
-    """One gate in a line."""
-    tail = f" ({gate.reason})" if gate.reason else ""
-    return f"{gate_word(gate.passed):<9} {gate.name}: {gate.value}, limit {gate.limit}, n {gate.n}{tail}"
 
 
 def sections(check: Check) -> tuple[Section, ...]:

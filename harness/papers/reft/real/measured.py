@@ -6,16 +6,14 @@ It is written after every draw and every run, whole or not at all: what is done 
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import TextIO
 
 from chaos.errors import EnvironmentFailure, UsageError
+from harness.papers.origin import Origin
 from harness.papers.reft.real.draws import Draw, run_draws
 from harness.papers.reft.real.rungs import RungRun, all_asked, run_asked
 from harness.store.files import write_whole
@@ -23,22 +21,6 @@ from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
 FORMAT = "chaos paper reft 1"
 FILE = "measured.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """When, on what and by what command something was measured."""
-
-    date: str
-    machine: str
-    command: str
-
-    @classmethod
-    def now(cls, command: str) -> Origin:
-        """Here and today."""
-        cores = len(os.sched_getaffinity(0))
-        machine = f"cores {cores}, platform {platform.platform()}, python {platform.python_version()}"
-        return cls(datetime.now(UTC).date().isoformat(), machine, command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.papers.origin import Origin
 from harness.papers.reft.real.draws import Draw, plan_draw, survives
-from harness.papers.reft.real.measured import Measured, Origin
+from harness.papers.reft.real.measured import Measured
 from harness.papers.reft.real.rungs import RUNGS, RungRun, all_asked
 from harness.papers.reft.saving import Saving, Way
 

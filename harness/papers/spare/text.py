@@ -1,0 +1,158 @@
+"""The check as text: gates first, then tables, then what is open. The page shows the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.papers.spare.check import Check
+from harness.papers.spare.claims import PAPER, SIZES
+from harness.papers.spare.closed_forms import best_redundancy
+from harness.papers.spare.findings import OPEN
+from harness.papers.spare.simulated import Row, row_words
+from harness.papers.spare.simulation import Outcome
+from harness.papers.spare.tables import Sensitivity, Spread
+from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, open_lines, table
+
+
+def check_text(check: Check) -> str:
+    """All of it."""
+    return "\n".join(_lines(check))
+
+
+def _lines(check: Check) -> Iterator[str]:
+    yield f"SPARe, {PAPER}: stacked shards against replication, by closed forms and by simulation"
+    yield ""
+    yield "gates"
+    for gate in check.gates:
+        yield f"  {gate_line(gate)}"
+    for section in sections(check):
+        yield ""
+        yield f"{section.title}{f' ({section.about})' if section.about else ''}"
+        yield from table(section.head, section.rows, section.left)
+    yield ""
+    yield "claims"
+    yield from finding_lines(check.findings)
+    yield ""
+    yield from open_lines(OPEN)
+    yield ""
+    yield from check.notes
+
+
+def sections(check: Check) -> tuple[Section, ...]:
+    """Every table."""
+    return (_table(check), _sensitivity(check.sensitivities), _curve(check), _closed_forms(check))
+
+
+def rows_text(outcomes: dict[Row, tuple[Outcome, ...]]) -> str:
+    """Rows that somebody asked for."""
+    head = ("row", "time to train", "availability", "wipe-outs", "depth", "period, steps", "n")
+    return "\n".join(table(head, [_outcome_cells(row, found) for row, found in outcomes.items()], (0,)))
+
+
+def _outcome_cells(row: Row, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    num_over = sum(one.is_over for one in outcomes)
+    never = f"{num_over} of {len(outcomes)} come to an end"
+    return (
+        row_words(row),
+        _spread(Spread.of([one.time_ratio for one in outcomes]), ".3f") if num_over == len(outcomes) else never,
+        _spread(Spread.of([one.availability_ratio for one in outcomes]), ".1%"),
+        f"{sum(one.num_wipe_outs for one in outcomes) / len(outcomes):.0f}",
+        f"{sum(one.mean_depth for one in outcomes) / len(outcomes):.2f}",
+        f"{outcomes[0].period_steps}",
+        f"{len(outcomes)}",
+    )
+
+
+def _table(check: Check) -> Section:
+    return Section(
+        "Time to train, of the time without failures",
+        "mean of the seeds (least to greatest); the authors' table, and the simulation under their assumptions",
+        ("scheme", "N", "r", "paper", "here", "apart", "availability", "here", "apart", "wipe-outs", "depth", "n"),
+        tuple(
+            (
+                row.claim.scheme,
+                f"{row.claim.num_groups}",
+                f"{row.claim.redundancy}",
+                f"{row.claim.time_ratio:.2f}",
+                _spread(row.time_ratio, ".2f"),
+                _apart(row.error_ratios(), 0),
+                NOT_KNOWN if row.claim.availability_ratio is None else f"{row.claim.availability_ratio:.1%}",
+                _spread(row.availability_ratio, ".1%"),
+                _apart(row.error_ratios(), 1),
+                NOT_KNOWN if row.num_wipe_outs is None else f"{row.num_wipe_outs:.0f}",
+                NOT_KNOWN if row.mean_depth is None else f"{row.mean_depth:.2f}",
+                f"{row.num_seeds}",
+            )
+            for row in check.rows
+        ),
+    )
+
+
+def _sensitivity(sensitive: Sequence[Sensitivity]) -> Section:
+    by_assumed: dict[str, list[str]] = {}
+    for one in sensitive:
+        by_assumed.setdefault(one.assumed, []).extend(
+            (_ratio(one.spare_ratio), _ratio(one.replication_ratio), _gain(one.gain_ratio))
+        )
+    return Section(
+        "What hangs on each assumption",
+        "time to train with the paper's best redundancies, and how much less SPARe takes; -: it comes to no end",
+        ("assumed otherwise", *(word for size in SIZES for word in (f"SPARe, N={size}", "replication", "less"))),
+        tuple((assumed or "nothing: as in the paper", *cells) for assumed, cells in by_assumed.items()),
+    )
+
+
+def _curve(check: Check) -> Section:
+    by_redundancy: dict[int, dict[tuple[str, int], str]] = {}
+    for point in check.curve:
+        cell = f"{point.time_ratio:.2f} | {point.availability_ratio:.1%}"
+        by_redundancy.setdefault(point.redundancy, {})[point.scheme, point.num_groups] = cell
+    columns = [(scheme, size) for scheme in ("spare", "replication") for size in SIZES]
+    return Section(
+        "By redundancy",
+        "time to train | availability, under the paper's assumptions",
+        ("r", *(f"{scheme}, N={size}" for scheme, size in columns)),
+        tuple(
+            (f"{redundancy}", *(cells.get(column, NOT_KNOWN) for column in columns))
+            for redundancy, cells in sorted(by_redundancy.items())
+        ),
+    )
+
+
+def _closed_forms(check: Check) -> Section:
+    return Section(
+        "Closed forms against orders of failures drawn by chance",
+        "absolute errors, the mean over all redundancies that fit, and the worst",
+        ("N", "redundancies", "failures endured", "worst", "mean depth", "worst", "best redundancy"),
+        tuple(
+            (
+                f"{one.num_groups}",
+                f"2 to {one.num_cases + 1}",
+                f"{one.endured_ratio:.2%}",
+                f"{one.worst_endured.error_ratio:+.1%} at r={one.worst_endured.redundancy}",
+                f"{one.depth_ratio:.2%}",
+                f"{one.worst_depth.depth_error_ratio:+.1%} at r={one.worst_depth.redundancy}",
+                f"{best_redundancy(one.num_groups)}",
+            )
+            for one in check.errors
+        ),
+    )
+
+
+def _spread(spread: Spread | None, form: str) -> str:
+    if spread is None:
+        return NOT_KNOWN
+    middle, least, greatest = (format(value, form) for value in (spread.mean, spread.least, spread.greatest))
+    return middle if least == greatest else f"{middle} ({least} to {greatest})"
+
+
+def _apart(ratios: Sequence[float], place: int) -> str:
+    return f"{ratios[place]:+.1%}" if place < len(ratios) else NOT_KNOWN
+
+
+def _ratio(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value:.2f}"
+
+
+def _gain(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value:.1%}"

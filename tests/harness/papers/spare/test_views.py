@@ -1,0 +1,156 @@
+"""Gates, claims, text, JSON and page, and the command's manners."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import run_cli
+from harness.papers.spare.check import check
+from harness.papers.spare.claims import CLAIMS
+from harness.papers.spare.gates import gates_of
+from harness.papers.spare.page import render
+from harness.papers.spare.simulated import FILE, Row, Simulated, parse_row, read_simulated, simulate_all, wanted_rows
+from harness.papers.spare.text import check_text, sections
+from harness.papers.views import table
+from tests.harness.papers.pages import Links
+from tests.harness.papers.spare.made import outcome_of, simulated_of
+
+pytestmark = pytest.mark.unit
+
+# Of each pair of N and r: what chance draws is not what these are about.
+FEW = 20
+
+
+def checked(simulated):
+    return check(simulated, 1, FEW, 1)
+
+
+@pytest.fixture(scope="module")
+def good():
+    return checked(simulated_of())
+
+
+def verdict(found, words: str) -> str:
+    (finding,) = [one for one in found.findings if words in one.claim]
+    return finding.verdict
+
+
+def test_the_authors_own_figures_pass(good) -> None:
+    assert [gate.passed for gate in good.gates[2:]] == [True, True]
+    for words in ("best redundancy is floor", "of replication is 3", "Tc*", "N=600 r=8", "restarts by itself"):
+        assert verdict(good, words) == "reproduced"
+    assert verdict(good, "count for nothing") == "no claim"
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.019, [True, True]), (0.97, [False, True]), (1.06, [False, False])])
+def test_times_that_are_too_far_apart_fail(factor: float, passed: list[bool]) -> None:
+    found = checked(simulated_of(factor=factor))
+    assert [gate.passed for gate in found.gates[2:]] == passed
+    assert verdict(found, "replication, N=200 r=3") == ("reproduced" if passed[1] else "not reproduced")
+
+
+def test_a_gain_that_is_too_small_is_not_reproduced() -> None:
+    outcomes = [(row, (outcome_of(row, 0.9 if row.scheme == "replication" else 1.0),) * 3) for row in wanted_rows()]
+    assert verdict(checked(Simulated(None, tuple(outcomes))), "restarts by itself") == "not reproduced"
+
+
+@pytest.mark.parametrize("simulated", [simulated_of(2), Simulated()])
+def test_what_was_not_simulated_is_undecided(simulated) -> None:
+    found = checked(simulated)
+    assert [gate.passed for gate in found.gates[2:]] == [None, None]
+    assert "--simulate 3 makes them" in found.gates[2].reason
+    assert check_text(found) and render(found)
+    if not simulated.outcomes:
+        assert {finding.verdict for finding in found.findings[2:-1]} == {"cannot be decided here", "no claim"}
+
+
+def test_an_error_of_the_closed_form_fails(good) -> None:
+    worse = tuple(replace(one, endured_ratio=0.02, depth_ratio=0.02) for one in good.errors)
+    assert [gate.passed for gate in gates_of(worse, good.rows)] == [False, False, True, True]
+
+
+def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
+    text, page, document = check_text(good), render(good), good.to_dict()
+    told = json.dumps(document)
+    for gate in good.gates:
+        assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told
+    for finding in good.findings:
+        assert finding.claim in text and finding.claim in page and finding.claim in told
+    for section in sections(good):
+        assert section.title in text and section.title in page
+        assert "\n".join(table(section.head, section.rows, section.left)) in text
+        assert all(len(row) == len(section.head) for row in section.rows)
+    assert text.count("what would decide it") == len(document["open"]) == page.count("What would decide it")
+    assert "comes to no end" in page and "neither comes to an end" in text
+
+
+def test_the_page_needs_nothing_from_elsewhere(good) -> None:
+    links = Links(render(good))
+    assert links.targets == [] and "script" not in links.tags
+    assert links.tags.count("svg") == 4
+
+
+def test_what_came_with_this_version_has_every_row_and_passes(tmp_path: Path) -> None:
+    shipped = read_simulated(tmp_path)
+    assert shipped.origin is not None and shipped.origin.command == "chaos paper spare --simulate 3"
+    assert {row for row, _ in shipped.outcomes} == set(wanted_rows())
+    assert {len(outcomes) for _, outcomes in shipped.outcomes} == {3}
+    assert [gate.passed for gate in checked(shipped).gates[2:]] == [True, True]
+    assert all(shipped.of(Row(claim.scheme, claim.num_groups, claim.redundancy)) for claim in CLAIMS)
+
+
+def test_rows_of_ones_own_are_simulated(capsys) -> None:
+    rows = ["--row", "spare,12,2", "--row", "replication,12,3"]
+    assert run_cli(["paper", "spare", *rows, "--assume", "recovery=absorb", "--simulate", "1", "--json"]) == 0
+    spare, replication = json.loads(capsys.readouterr().out)["rows"]
+    assert (spare["scheme"], spare["num_groups"], spare["redundancy"]) == ("spare", 12, 2)
+    assert spare["assumed"] == replication["assumed"] == "recovery=absorb"
+    (outcome,) = replication["outcomes"]
+    assert outcome["is_over"] and outcome["mean_depth"] == 3
+
+
+def test_what_the_folder_has_is_not_simulated_again(tmp_path: Path, monkeypatch) -> None:
+    rows = (Row("spare", 12, 2), Row("replication", 12, 2))
+    monkeypatch.setattr("harness.papers.spare.simulated.wanted_rows", lambda: rows)
+    said: list[str] = []
+    simulate_all(1, tmp_path, 1, said.append)
+    first = read_simulated(tmp_path)
+    assert [row for row, _ in first.outcomes] == list(rows) and len(said) == 2
+    simulate_all(1, tmp_path, 1, said.append)
+    assert len(said) == 2 and read_simulated(tmp_path).outcomes == first.outcomes
+
+
+def test_rows_are_parsed() -> None:
+    assert parse_row("spare,200,9") == Row("spare", 200, 9)
+    assert parse_row("replication,200,3", ("jitter=layer", "jitter_ratio=0")).assumed == "jitter=layer jitter_ratio=0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--row", "spare"], "--row: 'spare' is no row: SCHEME,N,R"),
+        (["--row", "spar,200,9"], "did you mean 'spare'?"),
+        (["--row", "spare,200,13"], "the largest is 12"),
+        (["--row", "spare,200,9", "--assume", "recover=absorb"], "did you mean 'recovery'?"),
+        (["--row", "spare,200,x"], "is no row"),
+        (["--row", "spare,2000000,9"], "are more than"),
+        (["--assume", "recovery=absorb"], "--assume: it is about rows of your own"),
+        (["--draws", "3"], "--draws: it is about reft, not spare"),
+        (["--results", "README.md"], "README.md"),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(arguments, said, capsys) -> None:
+    assert run_cli(["paper", "spare", *arguments]) == 4
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "chaos paper spare 1", "outcomes": 3}'])
+def test_a_damaged_file_of_results_is_refused_before_anything_is_simulated(tmp_path: Path, text: str, capsys) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert run_cli(["paper", "spare", "--results", str(tmp_path), "--simulate", "1"]) == 4
+    assert "is nothing that was simulated here" in capsys.readouterr().err
