@@ -94,7 +94,8 @@ def _notes(simulated: Simulated, num_draws: int, num_controlled: int) -> Iterato
     )
     yield (
         f"Closed forms: {num_draws} orders of failures for each pair of N and r, every order equally likely; in "
-        f"{num_controlled} of them the runtime's controller says the depth."
+        f"{num_controlled} of them the runtime's controller says the depth. In the simulation it is asked where no "
+        "shard that others compute, too, can make room for the missing one."
     )
     yield (
         "No constant is fitted to a row. Which of the readings of the paper is the default was chosen by what fits its "

@@ -13,7 +13,7 @@ from harness.papers.spare.claims import Scheme
 from harness.papers.spare.closed_forms import endured, endured_by_sets, mean_depth
 from mecefo_runtime.job.layout import split_evenly
 from mecefo_runtime.stacks.placement import Placement
-from mecefo_runtime.stacks.rectlr import original_stacks, reorder
+from mecefo_runtime.stacks.rectlr import Stacks, original_stacks, reorder
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -48,7 +48,7 @@ class Masking(Protocol):
 
 
 class Stacked:
-    """SPARe, with the runtime's own controller."""
+    """SPARe; what one move cannot mend is asked of the runtime's own controller."""
 
     def __init__(self, num_groups: int, redundancy: int, assumptions: Assumptions) -> None:
         self._placement = Placement.of(num_groups, redundancy, assumptions.offsets)
@@ -90,14 +90,36 @@ class Stacked:
 
     def repair(self, alive: Mask) -> int:
         """Say how many shards of the step in flight were lost with the groups; who computes what is decided anew."""
-        num_missing = len(self._computing) - int(np.count_nonzero(self._computing))
-        if num_missing:
+        missing = np.flatnonzero(self._computing == 0)
+        if missing.size and not self._bring_forward(missing, alive):
             stacks = reorder(self._stacks, alive)
             assert stacks is not None, "a shard that has a holder can be computed in as many layers as it has shards"
             self._stacks = stacks
             computed = stacks.orders[alive, : stacks.depth]
             self._computing = np.bincount(computed.ravel(), minlength=len(self._computing))
-        return num_missing
+        return missing.size
+
+    def _bring_forward(self, missing: Ints, alive: Mask) -> bool:
+        """Whether each missing shard can be computed in place of one that others compute, too; then it is.
+
+        Fewer moves and fewer layers there cannot be, so that is what the controller would find, which takes longer.
+        """
+        orders, computing, depth = self._stacks.orders.copy(), self._computing.copy(), self.depth
+        for shard in missing:
+            holders = (shard - self._offsets) % len(alive)
+            holders = holders[alive[holders]]
+            computed = orders[holders, :depth]
+            spare = np.flatnonzero(computing[computed.ravel()] > 1)
+            if not spare.size:
+                return False
+            number, layer = divmod(int(spare[0]), depth)
+            stack = orders[holders[number]]
+            computing[stack[layer]] -= 1
+            computing[shard] += 1
+            behind_at = int(np.flatnonzero(stack == shard)[0])
+            stack[layer], stack[behind_at] = shard, stack[layer]
+        self._stacks, self._computing = Stacks(orders, depth, self._stacks.counted), computing
+        return True
 
 
 class Replicated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import mean, stdev
 
 from harness.papers.spare.claims import CLAIMS, SIZES, Claim, Scheme
 from harness.papers.spare.simulated import AS_IN_THE_PAPER, VARIANTS, Row, Simulated
@@ -13,16 +13,18 @@ from harness.papers.spare.simulation import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of several seeds."""
+    """Of several seeds; `standard_error` is that of the mean, None of one seed."""
 
     mean: float
     least: float
     greatest: float
+    standard_error: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Of at least one."""
-        return cls(mean(values), min(values), max(values))
+        standard_error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+        return cls(mean(values), min(values), max(values), standard_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,18 @@ class ClaimRow:
     period_steps: int | None
     mean_depth: float | None
 
+    def errors(self) -> tuple[tuple[float, float], ...]:
+        """How far ours is from theirs, of the time and where they tell it of the availability: (ratio, its error)."""
+        pairs = ((self.time_ratio, self.claim.time_ratio), (self.availability_ratio, self.claim.availability_ratio))
+        return tuple(
+            (ours.mean / theirs - 1, (ours.standard_error or 0.0) / theirs)
+            for ours, theirs in pairs
+            if ours is not None and theirs is not None
+        )
+
     def error_ratios(self) -> tuple[float, ...]:
-        """How far ours is from theirs: the time, and where they tell it the availability."""
-        if self.time_ratio is None or self.availability_ratio is None:
-            return ()
-        time = self.time_ratio.mean / self.claim.time_ratio - 1
-        if self.claim.availability_ratio is None:
-            return (time,)
-        return time, self.availability_ratio.mean / self.claim.availability_ratio - 1
+        """The same without how sure it is."""
+        return tuple(ratio for ratio, _ in self.errors())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from harness.papers.spare.claims import CLAIMS
 from harness.papers.spare.gates import gates_of
 from harness.papers.spare.page import render
 from harness.papers.spare.simulated import FILE, Row, Simulated, parse_row, read_simulated, simulate_all, wanted_rows
+from harness.papers.spare.simulation import simulate
 from harness.papers.spare.text import check_text, sections
 from harness.papers.views import table
 from tests.harness.papers.pages import Links
@@ -51,6 +52,12 @@ def test_times_that_are_too_far_apart_fail(factor: float, passed: list[bool]) ->
     found = checked(simulated_of(factor=factor))
     assert [gate.passed for gate in found.gates[2:]] == passed
     assert verdict(found, "replication, N=200 r=3") == ("reproduced" if passed[1] else "not reproduced")
+
+
+@pytest.mark.parametrize(("spread", "passed"), [(0.001, False), (0.02, None)])
+def test_what_chance_may_have_put_beyond_the_limit_is_undecided(spread: float, passed: bool | None) -> None:
+    outcomes = [(row, tuple(outcome_of(row, 1.025 + way * spread) for way in (-1, 0, 1))) for row in wanted_rows()]
+    assert checked(Simulated(None, tuple(outcomes))).gates[2].passed is passed
 
 
 def test_a_gain_that_is_too_small_is_not_reproduced() -> None:
@@ -99,8 +106,22 @@ def test_what_came_with_this_version_has_every_row_and_passes(tmp_path: Path) ->
     assert shipped.origin is not None and shipped.origin.command == "chaos paper spare --simulate 3"
     assert {row for row, _ in shipped.outcomes} == set(wanted_rows())
     assert {len(outcomes) for _, outcomes in shipped.outcomes} == {3}
-    assert [gate.passed for gate in checked(shipped).gates[2:]] == [True, True]
+    found = checked(shipped)
+    # N=600 r=20 has so few wipe-outs that three seeds do not tell whether it is within 2%.
+    assert [gate.passed for gate in found.gates[2:]] == [None, True] and found.gates[2].reason.startswith(
+        "farthest is N=600 r=20"
+    )
     assert all(shipped.of(Row(claim.scheme, claim.num_groups, claim.redundancy)) for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("scheme", ["replication", pytest.param("spare", marks=pytest.mark.nightly)])
+def test_what_came_with_this_version_comes_out_again(tmp_path: Path, scheme) -> None:
+    shipped = read_simulated(tmp_path)
+    rows = [Row(claim.scheme, claim.num_groups, claim.redundancy) for claim in CLAIMS if claim.scheme == scheme]
+    for row in rows:
+        again = simulate(row.scheme, row.num_groups, row.redundancy, 1)
+        assert again.time_ratio == pytest.approx(shipped.of(row)[0].time_ratio)
+        assert again.num_failures == shipped.of(row)[0].num_failures
 
 
 def test_rows_of_ones_own_are_simulated(capsys) -> None:
