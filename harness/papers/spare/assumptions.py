@@ -81,8 +81,9 @@ def _number(name: str, value: str) -> float:
         number = float(value)
     except ValueError:
         number = -1.0
-    # 1 year: more is a slip of the keyboard.
-    least = 0.0 if name in ("jitter_ratio", "controller_seconds", "shrink_seconds") else 1e-6
+    # A system that fails every second is as hopeless as any, and takes as long. More than a year is a slip.
+    leasts = {"jitter_ratio": 0.0, "controller_seconds": 0.0, "shrink_seconds": 0.0, "system_mtbf_seconds": 1.0}
+    least = leasts.get(name, 1e-6)
     if not least <= number <= 366 * 86400:
-        raise UsageError(f"{name} is a positive number, not {shown(value)}", key="--assume")
+        raise UsageError(f"{name} is a number of at least {least:g}, not {shown(value)}", key="--assume")
     return number

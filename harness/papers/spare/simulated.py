@@ -30,8 +30,8 @@ FILE = "simulated.json"
 _SCHEMES: tuple[Scheme, ...] = ("spare", "replication")
 # Of each row, to find the best redundancy. More copies than that fit only 1,000 groups, and pay nowhere.
 _MOST_COPIES = {"spare": 20, "replication": 6}
-# A matrix of the stacks is in memory, and gone through again after failures.
-_MOST_GROUPS = 100_000
+# Of so many, the controller takes minutes for a job.
+_MOST_GROUPS = 10_000
 # What is assumed otherwise, one at a time, for the rows with the paper's best redundancy.
 VARIANTS = (
     "recovery=absorb",
@@ -155,11 +155,16 @@ def _simulate(
     # A job keeps one core busy; forks of a process with threads would be unsafe.
     with ProcessPoolExecutor(min(num_processes, len(missing)) or 1, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_simulate_row, row, seed): (row, seed) for row, seed in missing}
-        for number, future in enumerate(as_completed(futures), start=1):
-            row, seed = futures[future]
-            found[row][seed], seconds = future.result()
-            keep(_whole(found))
-            say(f"job {number} of {len(missing)}: {row_words(row)}, seed {seed}, simulated in {seconds:.1f} s")
+        try:
+            for number, future in enumerate(as_completed(futures), start=1):
+                row, seed = futures[future]
+                found[row][seed], seconds = future.result()
+                keep(_whole(found))
+                say(f"job {number} of {len(missing)}: {row_words(row)}, seed {seed}, simulated in {seconds:.1f} s")
+        except BaseException:
+            # Whoever stops it does not wait for all the others.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return _whole(found)
 
 

@@ -135,9 +135,11 @@ def test_copies_that_do_not_fit_are_refused(scheme, redundancy: int) -> None:
         masking(scheme, 20, redundancy, Assumptions())
 
 
-@pytest.mark.parametrize("pair", ["jitter_ratio=-1", "jitter_ratio=nan", "recovery=none", "recovery", "x=1"])
+@pytest.mark.parametrize(
+    "pair", ["jitter_ratio=-1", "jitter_ratio=nan", "system_mtbf_seconds=0.1", "recovery=none", "recovery", "x=1"]
+)
 def test_an_assumption_that_there_is_not_is_refused(pair: str) -> None:
-    with pytest.raises(UsageError, match=r"is no assumption|is one of|positive number"):
+    with pytest.raises(UsageError, match=r"is no assumption|is one of|number of at least"):
         Assumptions.parse((pair,))
     assert Assumptions.parse(("recovery=absorb", "jitter_ratio=0")) == Assumptions(recovery="absorb", jitter_ratio=0.0)
 
