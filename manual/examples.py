@@ -55,6 +55,7 @@ EXAMPLES: Mapping[str, Example] = {
     "abort": Example(f"abort --on rank=1 --at step=20 --repair 20steps {_SMALL}"),
     "bit-flip": Example(f"bit-flip --on rank=2 --at step=20 -p where=parameters -p bit=exponent {_SMALL}"),
     "device-assert": Example(f"device-assert --on rank=1 --at step=20 --repair 20steps {_SMALL}"),
+    "drain-node": Example(f"drain-node --on node=1 --at step=20 --repair 20steps --spares 1 {_SMALL}"),
     "drop-coordinator-link": Example(f"drop-coordinator-link --on rank=1 --at step=40 --for 5s {_LONG}"),
     "drop-link": Example(f"drop-link --on link=0-3 --at step=40 --for 5s {_LONG}"),
     "ecc-telemetry": Example(f"ecc-telemetry --on rank=3 --at step=20 -p xid=94 {_SMALL}"),

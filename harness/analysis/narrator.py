@@ -145,13 +145,18 @@ class Narrator:
     def _tell_detected(self, event: Event, fields: Mapping[str, Any]) -> str:
         how = str(fields.get("how"))
         lost = fields.get("lost", ())
+        if how == "drain":
+            return f"the job lets {name_ranks(lost)} go, with the step committed"
         ways = _HOW_NOTICED_ONE if _size(lost) == 1 else _HOW_NOTICED
         return f"the job noticed the loss of {name_ranks(lost)}: {ways.get(how, how)}"
+
+    def _tell_drain_requested(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"node {fields.get('node')} will be taken away: {name_ranks(fields.get('ranks', ()))} leave in order"
 
     def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "heal":
             return "state that differed or was spoilt is replaced by the peers'"
-        if fields.get("reason") not in ("loss", "retry", "balance"):
+        if fields.get("reason") not in ("loss", "retry", "balance", "drain"):
             return None
         if (fetched := fields.get("num_fetched_in_background")) and fields["reason"] == "loss":
             ranks = count(_size(fields.get("members")), "rank")

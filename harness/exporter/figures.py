@@ -29,7 +29,7 @@ from mecefo_runtime.system.run_records import (
 from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
 
 REJECTED_VERDICTS = ("repeat", "skip", "evict", "heal")
-REGROUP_REASONS = ("start", "loss", "rejoin", "retry", "balance", "heal")
+REGROUP_REASONS = ("start", "loss", "rejoin", "retry", "balance", "heal", "drain")
 OUTCOMES = ("verified", "unverified", "not_due")
 _MAX_FAULTS = 64
 _OTHER = "other"

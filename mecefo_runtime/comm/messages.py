@@ -244,7 +244,14 @@ class RankExited:
     has_ended_in_order: bool
 
 
-FromSupervisor = SupervisorHello | RankExited
+@dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    """The supervisor's node has been told that it will be taken away soon."""
+
+    node: int
+
+
+FromSupervisor = SupervisorHello | RankExited | NodeLeaving
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mecefo_runtime.comm.messages import RankExited, StopNode, SupervisorHello, to_supervisor, to_wire
+from mecefo_runtime.comm.messages import NodeLeaving, RankExited, StopNode, SupervisorHello, to_supervisor, to_wire
+from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.own_network import OwnNetwork
@@ -55,6 +57,7 @@ class Supervisor:
         role = {**token, "role": "supervisor", "job": self._job_name, "node": node}
         self._orders = Connection.open(environment["MECEFO_EVENTS"], role, CONNECT_TIMEOUT_SECONDS)
         self._coordinator: Connection | None = None
+        self._is_leaving = False
         self._emitter = Emitter(
             self._send_event,
             "supervisor",
@@ -66,6 +69,7 @@ class Supervisor:
     def run(self, first_attempts: Mapping[int, int]) -> int:
         """Start every rank and look after them until told to stop or nobody is left who could tell."""
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_order)
+        self._listen_for_notice()
         for rank in self._ranks:
             self._start(rank, first_attempts[rank])
         next_try = 0.0
@@ -78,6 +82,27 @@ class Supervisor:
                 if not is_wanted():
                     return 0
 
+    def _listen_for_notice(self) -> None:
+        # Ranks inherit the handler, and put their own in its place before they do anything else.
+        read_end, write_end = os.pipe()
+        signal.signal(NOTICE, lambda *_: os.write(write_end, b"."))
+
+        def on_notice() -> bool:
+            os.read(read_end, 1)
+            self._is_leaving = True
+            self._tell_leaving()
+            return True
+
+        self._selector.register(read_end, selectors.EVENT_READ, on_notice)
+
+    def _tell_leaving(self) -> None:
+        if self._coordinator is not None:
+            try:
+                self._coordinator.send(to_wire(NodeLeaving(self._node)))
+            except OSError:
+                # Told again when it is back.
+                self._on_coordinator()
+
     def _connect_coordinator(self) -> None:
         try:
             connection = Connection.open(self._environment["MECEFO_COORDINATOR"], self._hello, CONNECT_TIMEOUT_SECONDS)
@@ -87,6 +112,8 @@ class Supervisor:
             return
         self._coordinator = connection
         self._selector.register(connection, selectors.EVENT_READ, self._on_coordinator)
+        if self._is_leaving:
+            self._tell_leaving()
 
     def _on_coordinator(self) -> bool:
         """The coordinator tells supervisors nothing: what can be read is its end."""

@@ -33,6 +33,7 @@ from mecefo_runtime.comm.messages import (
     FromRank,
     FromSupervisor,
     Hello,
+    NodeLeaving,
     Parked,
     PeersLost,
     Probed,
@@ -227,6 +228,9 @@ class Coordinator:
                 if message.has_ended_in_order:
                     self._membership.on_completed()
                 self._membership.on_lost(message.rank, "supervisor", message.attempt)
+                self._settle()
+            elif isinstance(message, NodeLeaving):
+                self._membership.on_leaving(node)
                 self._settle()
         self._membership.on_supervisor_lost(node)
         self._settle()

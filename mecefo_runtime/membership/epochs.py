@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup
+from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup, Stop
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.job.snapshot_interval import Failures
@@ -29,10 +29,13 @@ from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.recovery.commit import Decision, decide, newest_history
 from mecefo_runtime.recovery.kept_snapshots import KeptSnapshots
-from mecefo_runtime.recovery.regroup import RegroupPlan, Rules, Survivors, plan_epoch
+from mecefo_runtime.recovery.leaving import plan_leave
+from mecefo_runtime.recovery.regroup import RegroupPlan, Rules, Survivors
 from mecefo_runtime.recovery.rungs import totals
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 
+DRAIN = "drain"
+DRAINED = "the node of this rank is drained"
 ALL_LOST = "every rank that held state was lost"
 
 
@@ -80,6 +83,8 @@ class Epochs:
         self.refused: dict[tuple[Version, Source], str] = {}
         self.kept = KeptSnapshots()
         self.damaged = DamagedTransfers()
+        # Ranks that are there, on nodes that will be taken away.
+        self.leaving: set[int] = set()
         self._plan: RegroupPlan | None = None
 
     @property
@@ -186,7 +191,7 @@ class Epochs:
             mecefo_runtime.recovery.commit.RuleBroken: what the survivors report contradicts the rule.
             mecefo_runtime.recovery.regroup.CannotGoOn: no layout is possible, or state is lost for good.
         """
-        if self.number:
+        if self.number and not self.leaving:
             self._effects.emit("isolated", epoch=self.target)
         survivors = self._look_at_survivors()
         if self.restore_reason is not None:
@@ -202,8 +207,35 @@ class Epochs:
         if self.number and has_completed:
             # Of a job that is done these are the ranks that slept while the others came to the end.
             return Goodbye()
-        self._tell(plan_epoch(self._rules, survivors, decision, self.reason), survivors.costs)
+        self._tell(self._plan_leave(survivors, decision), survivors.costs)
         return None
+
+    # ---- those who are asked to go ----
+
+    @property
+    def has_to_let_go(self) -> bool:
+        """Whether members are leaving, and no state is on its way in the background, after which they can."""
+        is_fetching = self._plan is not None and bool(self._plan.background)
+        return not is_fetching and not self.leaving.isdisjoint(self.members)
+
+    def _plan_leave(self, survivors: Survivors, decision: Decision) -> RegroupPlan:
+        """The next epoch, without those of the leaving who have nothing to give that others lack; they end now."""
+        leave = plan_leave(self._rules, survivors, decision, self.reason)
+        if leave.why_all_stay is not None:
+            message = f"ranks {sorted(self.leaving)} are asked to go, and stay: {leave.why_all_stay}"
+            self._effects.emit("warning", message=message)
+            self.leaving.clear()
+        if leave.dismissed:
+            # Said before `isolated`: it is what everybody has parked for.
+            self._effects.emit("detected", epoch=self.number, lost=sorted(leave.dismissed), how=DRAIN)
+        for rank in sorted(leave.dismissed):
+            del self._connected[rank]
+            self.leaving.discard(rank)
+            self._effects.send(rank, Stop(DRAINED))
+            self._effects.hang_up(rank)
+        if survivors.leaving and self.number:
+            self._effects.emit("isolated", epoch=self.target)
+        return leave.plan
 
     def _is_whole(self, survivors: Survivors, decision: Decision) -> bool:
         """Whether the survivors have all parameters after the last step."""
@@ -229,6 +261,7 @@ class Epochs:
             agreed=self.kept.newest_agreed,
             no_snapshot=self.kept.why_no_snapshot() if self._rules.has_snapshots else None,
             no_parity=self.kept.why_no_parity(),
+            leaving=frozenset(self.leaving & set(self._connected)),
         )
 
     def _tell(self, plan: RegroupPlan, costs: Costs) -> None:

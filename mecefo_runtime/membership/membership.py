@@ -132,6 +132,9 @@ class Membership:
             # The successor is faster than the news of the death.
             self._transitions.lose(rank, "connection")
         self._connected[rank] = member
+        if member.status == "fresh" and known is None:
+            # Of a node that is there again.
+            self._epochs.leaving.discard(rank)
         self._restart.on_hello(rank, member.attempt)
         # To a coordinator that was started in the place of another, nobody told it.
         self._restart.on_committed(report.committed_step)
@@ -175,6 +178,15 @@ class Membership:
         self._losses.supervisor_went(node)
         # Most likely its snapshots are gone, too; if not, their process says so again.
         self.on_snapshots(node, None)
+
+    def on_leaving(self, node: int) -> None:
+        """`node` will be taken away: its ranks give their places to others while they can still send what they hold."""
+        ranks = [rank for rank in self._rules.cluster.ranks_of(node) if rank in self._connected]
+        if not ranks or self.stage is Stage.ENDED:
+            return
+        self._effects.emit("drain_requested", epoch=self.epoch, node=node, ranks=ranks)
+        self._epochs.leaving.update(ranks)
+        self._transitions.let_go()
 
     def on_snapshots(self, node: int, kept: SnapshotOffers | None) -> None:
         """What the snapshot process of `node` keeps; None: it is gone."""

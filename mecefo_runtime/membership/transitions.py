@@ -13,7 +13,7 @@ from typing import Any
 from mecefo_runtime.comm.messages import Evicted, Goodbye, Stop
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.membership.connectivity import Connectivity, Pair
-from mecefo_runtime.membership.epochs import ALL_LOST, Epochs
+from mecefo_runtime.membership.epochs import ALL_LOST, DRAIN, Epochs
 from mecefo_runtime.membership.gathering import Gathering, GatheringOutcome
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.membership.pending_losses import PendingLosses
@@ -149,6 +149,7 @@ class Transitions:
     def lose(self, rank: int, how: str, severed: Collection[Pair] = ()) -> None:
         """`rank` is there no more, as `how` says; for `peers` because of the `severed` pairs."""
         member = self.connected.pop(rank, None)
+        self.epochs.leaving.discard(rank)
         if self.restart.is_under_way:
             self.epochs.entered -= {rank}
         elif self.epochs.stage is Stage.GATHERING:
@@ -276,6 +277,12 @@ class Transitions:
         self._rejoin_seconds = self._clock() + REJOIN_GRACE_SECONDS if self.connected.newcomers() else None
         self.epochs.begin()
         self.end_if_finished()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Those who are asked to go give what they have at the next step boundary; at the one after it they are out."""
+        if self.epochs.stage is Stage.TRAINING and self.epochs.has_to_let_go:
+            self.epochs.call_to_boundary(DRAIN)
 
     def regroup(self, reason: str) -> None:
         """The members cannot go on in this epoch: call them out of it, or end them all where a loss does that."""
@@ -310,7 +317,7 @@ class Transitions:
     def _decide(self) -> None:
         """All survivors are parked: let the next epoch be formed, if there is to be one."""
         has_completed = self.gathering.has_completed
-        if self._rules.stops_on_loss and len(self.connected) < self._cluster.num_ranks:
+        if self._rules.stops_on_loss and len(self.connected) < self._cluster.num_places:
             self._start_again()
             return
         if not self.connected and self.silent & self.epochs.members and not has_completed:

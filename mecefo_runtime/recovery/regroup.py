@@ -96,6 +96,7 @@ class Survivors:
     from `snapshots`; not from one of the sources `refused`, which were found to be damaged, as the values say. On the
     versions of `newer_snapshots` ranks have not agreed. What has been sent in vain is `damaged`. Of `agreed` all ranks
     had a snapshot once: `no_snapshot` says why not all of it is there, `no_parity` why the rest cannot be rebuilt.
+    Those `leaving` can send what they hold, and are to hold nothing from now on.
     """
 
     reports: Mapping[int, RankReport]
@@ -111,6 +112,7 @@ class Survivors:
     agreed: Version | None = None
     no_snapshot: str | None = None
     no_parity: str | None = None
+    leaving: frozenset[int] = frozenset()
 
     @property
     def stateful(self) -> dict[int, RankReport]:
@@ -183,7 +185,7 @@ def _plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: 
     }
     situation = Situation(
         cluster=rules.cluster,
-        alive=frozenset(members),
+        alive=frozenset(members) - survivors.leaving,
         costs=survivors.costs,
         current=survivors.layout,
         holdings=holdings,

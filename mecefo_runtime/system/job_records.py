@@ -298,6 +298,17 @@ class RestartStarted(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested(Record):
+    """A node will be taken away: its ranks are to leave in order."""
+
+    KIND: ClassVar[str] = "drain_requested"
+
+    epoch: int | None = None
+    node: int | None = None
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RejoinRequested(Record):
     """Ranks are back and wait for the next boundary of a step."""
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.recovery.places import renamed
 from tests.mecefo_runtime.membership.membership_world import CLUSTER, World
 
@@ -75,3 +76,92 @@ def test_a_coordinator_that_is_started_in_the_place_of_another_knows_who_stands_
         world.coordinator.on_hello(world.ranks[rank].hello())
     world.obey()
     assert world.coordinator.layout == taken
+
+
+def drain(world, node):
+    world.coordinator.on_leaving(node)
+    world.obey()
+
+
+def test_a_node_that_is_asked_to_go_leaves_at_a_step_boundary_and_a_spare_has_its_place():
+    world = training()
+    whole = world.coordinator.layout
+    drain(world, 1)
+    assert renamed(world.coordinator.layout, {8: 2, 9: 3}) == whole
+    assert world.coordinator.members == set(range(10)) - {2, 3}
+    assert not any(piece.source.rank in (2, 3) for piece in world.forms[-1].pieces)
+    assert sorted(world.hung_up) == [2, 3]
+    assert "loss" not in [fields["reason"] for kind, fields in world.events if kind == "regrouped"]
+    assert world.kinds().index("drain_requested") < world.kinds().index("detected")
+    assert world.last("detected") == {"step": None, "epoch": 1, "lost": [2, 3], "how": "drain"}
+    # What comes of their processes is nobody's loss.
+    epoch = world.coordinator.epoch
+    world.kill(2, 3)
+    assert world.coordinator.epoch == epoch
+
+
+def test_without_spares_the_strategy_takes_over_before_the_node_is_gone():
+    world = training(cluster=CLUSTER)
+    drain(world, 1)
+    assert world.coordinator.members == {0, 1, 4, 5, 6, 7}
+    world.coordinator.layout.check(CLUSTER, world.coordinator.members)
+
+
+def test_what_only_the_leaving_hold_they_give_before_they_go():
+    # A single replica: every layer is held once.
+    single = Cluster(3, 1, data_parallel=1, pipeline=2, num_layers=4, num_microbatches=4, spares=1)
+    world = training(cluster=single)
+    drain(world, 0)
+    first, second = {form.epoch: form for form in world.forms[-5:]}.values()
+    assert first.members == (0, 1, 2)
+    assert {(piece.source.rank, piece.destination) for piece in first.pieces} == {(0, 2)}
+    assert first.layout.stand_ins == ((0, 2),)
+    assert first.layout.find(0) is None
+    assert (second.members, second.pieces, second.layout) == ((1, 2), (), first.layout)
+    assert world.hung_up == [0]
+
+
+def test_while_state_is_fetched_in_the_background_the_leaving_train_on():
+    world = training(takeover="background")
+    whole = world.coordinator.layout
+    drain(world, 1)
+    assert renamed(world.forms[-1].layout, {}) == whole
+    assert set(world.forms[-1].members) == set(range(10))
+    world.commit(world.forms[-1].background.last_step)
+    assert renamed(world.coordinator.layout, {8: 2, 9: 3}) == whole
+    assert world.coordinator.members == set(range(10)) - {2, 3}
+    assert world.forms[-1].pieces == ()
+
+
+def test_a_node_without_which_the_job_cannot_go_on_stays_with_a_warning():
+    tiny = replace(CLUSTER, nodes=1, gpus_per_node=2, data_parallel=1, pipeline=2, num_microbatches=4)
+    world = training(cluster=tiny)
+    drain(world, 0)
+    assert world.coordinator.members == {0, 1}
+    assert "asked to go, and stay" in world.last("warning")["message"]
+    # Once, and no more.
+    num = len(world.forms)
+    world.commit(4)
+    world.pass_time(1.0)
+    assert len(world.forms) == num
+
+
+def test_a_loss_in_the_middle_of_a_drain_is_a_loss_like_any_other():
+    world = training()
+    world.coordinator.on_leaving(1)
+    world.sent.clear()
+    world.kill(2, 3)
+    assert dict(world.coordinator.layout.stand_ins) == {2: 8, 3: 9}
+    world.coordinator.layout.check(WITH_SPARE, world.coordinator.members)
+
+
+def test_a_drained_node_that_is_repaired_is_the_spare_and_is_not_asked_to_go_again():
+    world = training()
+    drain(world, 1)
+    for rank in (2, 3):
+        world.ranks[rank] = type(world.ranks[0])(rank, attempt=2)
+        world.coordinator.on_hello(world.ranks[rank].hello())
+    world.obey()
+    assert world.coordinator.members == set(range(10))
+    world.pass_time(1.0)
+    assert world.coordinator.members == set(range(10))
