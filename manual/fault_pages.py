@@ -28,7 +28,7 @@ _NEEDS = {
     "snapshots": "a job that keeps snapshots (`--snapshot-every`)",
 }
 _FAMILIES = {
-    "Processes": ("kill", "pause", "crash", "hang", "memory"),
+    "Processes": ("kill", "drain", "pause", "crash", "hang", "memory"),
     "Stragglers": ("slow", "straggler"),
     "Tensors": ("tensor",),
     "GPUs": ("cuda", "telemetry"),

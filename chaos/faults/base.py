@@ -268,6 +268,8 @@ class Fault(ABC, Generic[ParametersT]):
     acts_inside: ClassVar[bool] = False
     # Whether the effect shows only when the held ranks go on: they are let go before `verify`.
     shows_when_released: ClassVar[bool] = False
+    # Whether it is said before anything is lost, and the job has time to let its ranks go.
+    gives_notice: ClassVar[bool] = False
     verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
     Parameters: ClassVar[type[BaseModel]] = NoParameters
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.process import ProcessId, read_environment
 
 RUN_VARIABLE = "CHAOS_RUN"
 END_TIMEOUT_SECONDS = 5.0
@@ -52,7 +52,7 @@ def processes_of(run: str) -> tuple[RunProcess, ...]:
             if entry.stat().st_uid != os.geteuid():
                 continue
             process = ProcessId.of(int(entry.name))
-            if wanted not in Path(entry.path, "environ").read_bytes().split(b"\0"):
+            if wanted not in read_environment(process.pid).split(b"\0"):
                 continue
             command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             if process.is_running():

@@ -262,6 +262,8 @@ class Injector:
         began = time.monotonic()
         took_effect = await fault.apply(act, self._context)
         more: dict[str, Any] = {"held_nodes": nodes} if (nodes := armed.held_nodes) else {}
+        if fault.gives_notice:
+            more["gives_notice"] = True
         self._emit(
             "injected",
             step=step,

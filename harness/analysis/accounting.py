@@ -318,9 +318,9 @@ def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable
         yield Claim(incident.held, until, Strength.HOLD, "injection", incident.incident)
     if injected is None or not incident.ranks:
         return
-    if incident.detected is not None:
-        yield Claim(injected, incident.detected, Strength.DETECTION, "detection", incident.incident)
-        yield from _thrown_away(timeline, injected, incident.incident)
+    if incident.struck is not None and incident.detected is not None:
+        yield Claim(incident.struck, incident.detected, Strength.DETECTION, "detection", incident.incident)
+        yield from _thrown_away(timeline, incident.struck, incident.incident)
     elif timeline.recovered(incident) is False and not incident.is_left_out:
         yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
 
@@ -372,7 +372,7 @@ def _thrown_away(
 
 def _stalled(timeline: Timeline) -> Iterable[tuple[float, float]]:
     yield from ((stall.began_seconds, stall.ended_seconds) for stall in timeline.stalls)
-    times = ((incident.injected, incident.detected) for incident in timeline.incidents)
+    times = ((incident.struck, incident.detected) for incident in timeline.incidents)
     yield from ((since, until) for since, until in times if since is not None and until is not None)
 
 

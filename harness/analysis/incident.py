@@ -6,12 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from harness.analysis.attribution import Attribution, undisturbed_baseline
 from harness.analysis.regroups import RUNGS, Stall, StateRestore, own_stalls
 from harness.analysis.steps import (
-    CommittedStep,
     Steps,
     median_work_per_second,
     num_committed,
@@ -45,7 +45,7 @@ class MeasuredIncident:
     """One planned firing of a fault and when each of its phases was reached (CLOCK_MONOTONIC seconds; None: never).
 
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
-    regroup that led to `committed`, the first committed step whose attempt began after the injection: a step that was
+    regroup that led to `committed`, the first committed step whose attempt began after it had `struck`: a step that was
     in flight and committed nevertheless is no recovery, and neither is one that was left out as rejected, which taught
     the model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step
     committed after it that had not been committed before, later than `committed` in a job that had gone back.
@@ -70,6 +70,7 @@ class MeasuredIncident:
     reason: str | None = None
     is_loss: bool = False
     goes_on: bool = False
+    gives_notice: bool = False
     is_unverified: bool = False
     undone: float | None = None
     held: float | None = None
@@ -115,19 +116,29 @@ class MeasuredIncident:
         return self.committed is None or (self.undone is None and self.lifted is None)
 
     @property
+    def struck(self) -> float | None:
+        """When it was in the way of training: as it was injected, but of a notice when the ranks left or were lost."""
+        return self.detected if self.gives_notice else self.injected
+
+    @property
     def recovery_seconds(self) -> float | None:
-        """Injected -> committed."""
-        return _difference(self.injected, self.committed)
+        """Struck -> committed."""
+        return _difference(self.struck, self.committed)
 
     @property
     def progress_seconds(self) -> float | None:
-        """Injected -> progressed."""
-        return _difference(self.injected, self.progressed)
+        """Struck -> progressed."""
+        return _difference(self.struck, self.progressed)
 
     @property
     def detection_seconds(self) -> float | None:
         """Injected -> detected: a fault can be noticed by the job before the injector has verified it."""
-        return _difference(self.injected, self.detected)
+        return None if self.gives_notice else _difference(self.injected, self.detected)
+
+    @property
+    def notice_seconds(self) -> float | None:
+        """Of a fault that gives notice: injected -> detected, in which the job trained on and let its ranks go."""
+        return _difference(self.injected, self.detected) if self.gives_notice else None
 
     @property
     def phases_seconds(self) -> dict[str, float | None]:
@@ -138,7 +149,7 @@ class MeasuredIncident:
         state, `transfer`, `first_step` regrouped -> committed, `restore` committed -> restored, `rejoin` injected ->
         rejoined.
         """
-        detect = _difference(self.verified, self.detected)
+        detect = None if self.gives_notice else _difference(self.verified, self.detected)
         regroup = _difference(self.isolated, self.regrouped)
         transfer = None if regroup is None else min(self.transfer_seconds, max(0.0, regroup))
         return {
@@ -212,8 +223,6 @@ def read_incidents(
     injections = {
         i: injected for i, firsts in told.firsts.items() if isinstance(injected := firsts.get(Injected), Injected)
     }
-    every = steps.every
-    following = {i: next(showing_recovery(every, one.monotonic_seconds), None) for i, one in injections.items()}
     detections, unplanned = attribution.detections, attribution.unplanned
     first_injected = min((injected.monotonic_seconds for injected in injections.values()), default=0.0)
     before = median_work_per_second(undisturbed_baseline(steps.first, first_injected, unplanned))
@@ -225,10 +234,11 @@ def read_incidents(
         if i in injections:
             own = own_stalls(i, detections, [loss.detected for loss in unplanned], stalls)
             lost = detections.get(i), attribution.effects[i].rejoined
-            known |= _phases(injections[i], firsts, *lost, following[i], told, steps, own, is_command)
+            known |= _phases(injections[i], firsts, *lost, told, steps, own, is_command)
             known["missing"] = tuple(sorted(attribution.effects[i].gone))
-            if before is not None:
-                known["restored"] = _restored(steps, injections[i].monotonic_seconds, before)
+            struck = detections.get(i) if injections[i].gives_notice else injections[i].monotonic_seconds
+            if before is not None and struck is not None:
+                known["restored"] = _restored(steps, struck, before)
         incidents.append(MeasuredIncident(**known))
     return tuple(incidents)
 
@@ -260,6 +270,7 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
             "nodes": injected.nodes,
             "is_loss": injected.is_loss,
             "goes_on": injected.goes_on,
+            "gives_notice": injected.gives_notice,
         }
     return known
 
@@ -269,7 +280,6 @@ def _phases(
     firsts: Mapping[type[Record], OfIncident],
     detected: float | None,
     rejoined: float | None,
-    following: CommittedStep | None,
     told: _Told,
     steps: Steps,
     stalls: Sequence[Stall],
@@ -277,8 +287,10 @@ def _phases(
 ) -> dict[str, Any]:
     """When an incident that fired came to each of its phases."""
     injected, ranks = injection.monotonic_seconds, injection.ranks
+    struck = detected if injection.gives_notice else injected
+    since = inf if struck is None else struck
+    following, progress = (next(showing_recovery(some, since), None) for some in (steps.every, steps.first))
     committed = None if following is None else following.committed_seconds
-    progress = next(showing_recovery(steps.first, injected), None)
     regroups = [
         stall
         for stall in stalls
@@ -319,7 +331,7 @@ def _phases(
             key=lambda restore: RUNGS.index(restore.rung) if restore.rung in RUNGS else 0,
             default=None,
         ),
-        "is_left_out": following is None and any(step.began_seconds > injected for step in steps.every),
+        "is_left_out": following is None and any(step.began_seconds > since for step in steps.every),
     }
 
 

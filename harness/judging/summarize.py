@@ -270,6 +270,7 @@ def _incident(
         recovery_seconds=incident.recovery_seconds,
         progress_seconds=incident.progress_seconds,
         detection_seconds=incident.detection_seconds,
+        notice_seconds=incident.notice_seconds,
         diagnosis=None if said is None else _named_cause(said),
         diagnosis_seconds=None if said is None else said.seconds,
         phases_seconds=incident.phases_seconds,

@@ -96,6 +96,7 @@ class IncidentSummary:
     recovery_seconds: float | None = None
     progress_seconds: float | None = None
     detection_seconds: float | None = None
+    notice_seconds: float | None = None
     diagnosis: NamedCause | None = None
     diagnosis_seconds: float | None = None
     phases_seconds: Seconds = field(default_factory=dict)

@@ -136,9 +136,9 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
         return Way((), ())
     step = f"step {incident.committed_step}, the next to begin after the fault, committed"
     reached = [
-        ("injected", "fault applied", incident.injected),
+        ("injected", "notice given" if incident.gives_notice else "fault applied", incident.injected),
         ("verified", "its effect seen from outside", incident.verified),
-        ("detected", "noticed by the job", incident.detected),
+        ("detected", "let go by the job" if incident.gives_notice else "noticed by the job", incident.detected),
         ("isolated", "broken step given up by all survivors", incident.isolated),
         ("regrouped", "survivors regrouped, model state in place", incident.regrouped),
         ("restarted", "the job's launcher has started its ranks again", restarted),
@@ -156,22 +156,23 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
 
 def _parts(incident: MeasuredIncident, restarted: float | None) -> Iterable[tuple[str, str, float]]:
     """The recovery cut where something was reached; what was not, or not in order, is not cut off."""
-    if incident.injected is None or incident.committed is None:
+    if incident.struck is None or incident.committed is None:
         return
     reached = (
-        ("detection", incident.detected),
+        ("detection", None if incident.gives_notice else incident.detected),
         ("isolate", incident.isolated),
         ("regroup", incident.regrouped),
         ("restart", restarted),
         ("first_step", incident.committed),
     )
-    cuts: list[tuple[str, float]] = [("", incident.injected)]
+    cuts: list[tuple[str, float]] = [("", incident.struck)]
     for key, at in reached:
         if at is not None and cuts[-1][1] <= at <= incident.committed:
             cuts.append((key, at))
     for (_, since), (key, until) in pairwise(cuts):
         moved = min(incident.transfer_seconds, until - since) if key == "regroup" else 0.0
-        yield key, _PARTS[key], until - since - moved
+        words = "until the epoch was left" if key == "isolate" and incident.gives_notice else _PARTS[key]
+        yield key, words, until - since - moved
         if moved > 0:
             yield "transfer", _PARTS["transfer"], moved
 

@@ -149,8 +149,11 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
     noticed, recovery = incident.detection_seconds, wording.recovery_seconds(incident)
     sentence = f"The fault {fault} struck {target}{at}"
     said = [f"noticed after {name_seconds(noticed)}"] if noticed is not None else []
+    since = "the fault"
+    if incident.notice_seconds is not None:
+        said, since = [f"let its ranks go {name_seconds(incident.notice_seconds)} after the notice"], "that"
     if recovery is not None:
-        said.append(f"committed its next step {name_seconds(recovery)} after the fault")
+        said.append(f"committed its next step {name_seconds(recovery)} after {since}")
     if said:
         sentence += f"; the job {' and '.join(said)}"
     yield one_line(f"{sentence}.")

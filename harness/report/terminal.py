@@ -134,7 +134,7 @@ class _Report:
         if failure:
             self._paragraph(failure)
         if recovery is not None:
-            self._row("recovery, from fault to next committed step", name_seconds(recovery), style="bold")
+            self._row(wording.recovery_label(incident), name_seconds(recovery), style="bold")
         for words, seconds in wording.later_rows(incident):
             self._row(words, name_seconds(seconds))
         if how := wording.how_it_recovered(incident):

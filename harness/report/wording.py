@@ -97,7 +97,14 @@ def phase_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     phases = {**phases, "detection": incident.detection_seconds} if phases else {}
     for key, words in RECOVERY_PHASES.items():
         if (seconds := phases.get(key)) is not None:
-            yield words, seconds
+            # Nothing is broken where the ranks leave between two steps.
+            yield "epoch left" if key == "isolate" and incident.notice_seconds is not None else words, seconds
+
+
+def recovery_label(incident: IncidentSummary) -> str:
+    """What `recovery_seconds` is the time of."""
+    since = "fault" if incident.notice_seconds is None else "the ranks' leave"
+    return f"recovery, from {since} to next committed step"
 
 
 def later_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
@@ -105,6 +112,8 @@ def later_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     phases = incident.phases_seconds if incident.verified else {}
     if phases and incident.detection_seconds is not None and _noticed_late(incident):
         yield "loss noticed by the job, after the fault", incident.detection_seconds
+    if phases and incident.notice_seconds is not None:
+        yield "its ranks had left, after the notice", incident.notice_seconds
     for key, words in LATER_PHASES.items():
         if (seconds := phases.get(key)) is not None:
             yield words, seconds

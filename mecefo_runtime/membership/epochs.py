@@ -8,7 +8,7 @@ and whether the step in flight counts. The rule for that step is in `commit`, wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup, Stop
@@ -225,17 +225,21 @@ class Epochs:
             message = f"ranks {sorted(self.leaving)} are asked to go, and stay: {leave.why_all_stay}"
             self._effects.emit("warning", message=message)
             self.leaving.clear()
-        if leave.dismissed:
-            # Said before `isolated`: it is what everybody has parked for.
-            self._effects.emit("detected", epoch=self.number, lost=sorted(leave.dismissed), how=DRAIN)
-        for rank in sorted(leave.dismissed):
+        # Said before `isolated`: it is what everybody has parked for.
+        self.dismiss(leave.dismissed)
+        if survivors.leaving and self.number:
+            self._effects.emit("isolated", epoch=self.target)
+        return leave.plan
+
+    def dismiss(self, ranks: Collection[int]) -> None:
+        """Let `ranks` go, which were asked to."""
+        if ranks:
+            self._effects.emit("detected", epoch=self.number, lost=sorted(ranks), how=DRAIN)
+        for rank in sorted(ranks):
             del self._connected[rank]
             self.leaving.discard(rank)
             self._effects.send(rank, Stop(DRAINED))
             self._effects.hang_up(rank)
-        if survivors.leaving and self.number:
-            self._effects.emit("isolated", epoch=self.target)
-        return leave.plan
 
     def _is_whole(self, survivors: Survivors, decision: Decision) -> bool:
         """Whether the survivors have all parameters after the last step."""

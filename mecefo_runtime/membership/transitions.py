@@ -317,7 +317,8 @@ class Transitions:
     def _decide(self) -> None:
         """All survivors are parked: let the next epoch be formed, if there is to be one."""
         has_completed = self.gathering.has_completed
-        if self._rules.stops_on_loss and len(self.connected) < self._cluster.num_places:
+        if self._rules.stops_on_loss and len(self.connected.keys() - self.epochs.leaving) < self._cluster.num_places:
+            self.epochs.dismiss(self.epochs.leaving)
             self._start_again()
             return
         if not self.connected and self.silent & self.epochs.members and not has_completed:

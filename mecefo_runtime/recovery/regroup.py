@@ -37,8 +37,7 @@ from mecefo_runtime.recovery.sharded import plan_shares
 from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
 
-# Of a step's time, how much a rank may spend on state in the background. More would delay the step.
-BACKGROUND_SHARE = 0.5
+BACKGROUND_SHARE = 0.5  # of a step's time, that a rank may spend on state in the background: more would delay the step
 BALANCE = "balance"
 
 
@@ -59,9 +58,9 @@ class Rules:
     `newest_checkpoint` looks for one when state is lost, but for those that it is given; `rejected_checkpoints` says
     what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
     loss nobody goes on; all ranks end and are started again, from the newest checkpoint or, without one, from the first
-    step; when `max_fruitless_restarts` of them in a row have come to no step that had not been committed before, the
-    job ends. `evicts_corrupt`: who sends damaged state repeatedly has to go. `rating_origin`: ranks pad their
-    compute by the costs that they agreed on at the start, and this is what the log says of these; None: they do not.
+    step; the job ends when `max_fruitless_restarts` of them in a row have come to no new step. `evicts_corrupt`: who
+    sends damaged state repeatedly has to go. `rating_origin`: what the log says of the costs by which ranks pad their
+    compute, on which they agreed at the start; None: they do not pad.
     `has_checkpoints`, `has_snapshots`: state is saved so; a job of which every rank is lost starts again from that.
     `protects_snapshots`: nodes protect each other's. `shards_optimizer`: each holder of a unit has its share of the
     optimizer state alone. `averages_rest`: what low-rank gradients lack is averaged over those that are not.
@@ -94,9 +93,8 @@ class Survivors:
     `layout` is what ran last, None before the job began; `regroup_seconds` is how long the last regroup took, 0 where
     there was none. `restore_reason`: stored state is what the epoch begins with, for that reason, from a checkpoint or
     from `snapshots`; not from one of the sources `refused`, which were found to be damaged, as the values say. On the
-    versions of `newer_snapshots` ranks have not agreed. What has been sent in vain is `damaged`. Of `agreed` all ranks
-    had a snapshot once: `no_snapshot` says why not all of it is there, `no_parity` why the rest cannot be rebuilt.
-    Those `leaving` can send what they hold, and are to hold nothing from now on.
+    versions of `newer_snapshots` ranks have not agreed. What has been sent in vain is `damaged`. Why `agreed`, which
+    all ranks had, cannot be loaded or rebuilt: `no_snapshot`, `no_parity`. The `leaving` can send, and hold no layers.
     """
 
     reports: Mapping[int, RankReport]
@@ -385,8 +383,8 @@ def _go_back(
         return replace(plan, passed_over=above(plan.rung))
     reasons = above(None)
     unusable = "; ".join([*filter(None, [reasons.get("checkpoint")]), *rejected])
-    advice = "Checkpoints" if rules.stops_on_loss else "More replicas (--data-parallel) or checkpoints"
-    advice = "" if unusable else f". {advice} would have kept a copy"
+    more = "Checkpoints" if rules.stops_on_loss else "More replicas (--data-parallel) or checkpoints"
+    advice = "" if unusable else f". {more} would have kept a copy"
     if "snapshot" in reasons or "parity" in reasons:
         reasons["checkpoint"] = unusable or "there is none"
         said = "; ".join(f"no {rung}: {reason}" for rung, reason in reasons.items())

@@ -9,6 +9,7 @@ import platform
 import signal
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,13 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PF_KTHREAD = 0x00200000
 _PR_SET_NAME = 15
 # /proc/PID/stat, counted from the state, which follows the command name in parentheses (proc(5)).
+_FLAGS_FIELD = 6
 _START_TIME_FIELD = 19
 _LEAST_SHARE = 19
 # Weight 110 beside 1024 (sched(7)).
 _SMALL_SHARE = 10
 _DEAD_STATES = frozenset("ZX")
+_EXEC_TIMEOUT_SECONDS = 1.0
+_EXEC_POLL_SECONDS = 0.001
 # glibc has no function for it before 2.41.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
@@ -78,6 +83,29 @@ class ProcessId:
         finally:
             os.close(descriptor)
         return True
+
+
+def read_environment(pid: int) -> bytes:
+    """The environment with which the process was started, as in environ(7), each variable with a zero byte behind it.
+
+    Whoever starts a process goes on before the kernel has put its environment in place, on a busy machine long before.
+    So of one that has neither arguments nor an environment yet, it is waited for.
+
+    Raises:
+        OSError: it is gone, or not ours to read.
+    """
+    path = Path(f"/proc/{pid}/environ")
+    deadline = time.monotonic() + _EXEC_TIMEOUT_SECONDS
+    while not (environment := path.read_bytes()) and _is_being_started(pid) and time.monotonic() < deadline:
+        time.sleep(_EXEC_POLL_SECONDS)
+    return environment
+
+
+def _is_being_started(pid: int) -> bool:
+    fields = _stat(pid)
+    if fields is None or fields[0] in _DEAD_STATES or int(fields[_FLAGS_FIELD]) & _PF_KTHREAD:
+        return False
+    return not Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -98,13 +98,17 @@ class Held(OfIncident):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected(OfIncident):
-    """A fault was applied; with `is_loss` its ranks are gone until repaired, with `goes_on` it lasts until undone."""
+    """A fault was applied; with `is_loss` its ranks are gone until repaired, with `goes_on` it lasts until undone.
+
+    With `gives_notice` nothing was lost by then: the job has time to let the ranks go.
+    """
 
     KIND: ClassVar[str] = "injected"
 
     fault: str | None = None
     is_loss: bool = False
     goes_on: bool = False
+    gives_notice: bool = False
     target: Any = None
     phase: str | None = None
     ranks: tuple[int, ...] = ()

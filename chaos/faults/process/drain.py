@@ -21,6 +21,7 @@ from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.system.job_records import Detected
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.record import Record
 
 DRAIN = "drain"
 
@@ -43,6 +44,7 @@ class DrainNode(_Kill[NoticeParameters]):
     needs: ClassVar[tuple[str, ...]] = ("own-runtime",)
     # Who is to leave in order must not be held while it does.
     shows_when_released: ClassVar[bool] = True
+    gives_notice: ClassVar[bool] = True
     Parameters: ClassVar[type[BaseModel]] = NoticeParameters
 
     def __init__(self, parameters: NoticeParameters) -> None:
@@ -70,10 +72,14 @@ class DrainNode(_Kill[NoticeParameters]):
 
     async def _listen(self, ranks: Iterable[int | None], context: FaultContext) -> None:
         wanted = {rank for rank in ranks if rank is not None}
-        while not wanted <= self._given_up:
-            record = await context.watch.wait_for(lambda one: isinstance(one, Detected) and one.how == DRAIN, None)
-            assert isinstance(record, Detected)
-            self._given_up.update(record.lost)
+
+        def have_left(record: Record) -> bool:
+            # Told in one event or in several, which may come at once.
+            if isinstance(record, Detected) and record.how == DRAIN:
+                self._given_up.update(record.lost)
+            return wanted <= self._given_up
+
+        await context.watch.wait_for(have_left, None)
 
     async def _take_away(self, act: Act, ranks: list[OwnedProcess], listening: asyncio.Task[None]) -> None:
         began = time.monotonic()

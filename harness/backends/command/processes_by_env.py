@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaos.host.run_processes import processes_of
-from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.process import ProcessId, read_environment
 
 _LISTENING = "0A"
 
@@ -35,10 +35,10 @@ def session_processes(leader: ProcessId) -> list[ProcessId]:
     return found
 
 
-def read_environment(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
     """The environment with which the process was started; empty when it is gone or not ours to read."""
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        raw = read_environment(pid)
     except OSError:
         return {}
     pairs = (part.decode(errors="replace").partition("=") for part in raw.split(b"\0") if part)

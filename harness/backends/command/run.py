@@ -18,7 +18,7 @@ from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from harness.analysis.words import count, exit_text
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
-from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment
+from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.ending_job import EndingJob
 from harness.backends.exits import exit_of
 from harness.control.control_server import ControlServer
@@ -142,7 +142,7 @@ class CommandRun(EndingJob, ABC):
         if role != "store":
             return ()
         marked = self._own_processes()
-        ports = {read_environment(process.pid).get("MASTER_PORT") for process in marked} - {None, "", "0"}
+        ports = {environment_of(process.pid).get("MASTER_PORT") for process in marked} - {None, "", "0"}
         for port in sorted(port for port in ports if port is not None and port.isdecimal()):
             if (process := listener_on(int(port), marked)) is not None:
                 known = (owned for owned in self._all() if owned.process == process)
@@ -161,7 +161,7 @@ class CommandRun(EndingJob, ABC):
         """
         rank, node = int(hello["rank"]), int(hello["node"])
         attempt = max(int(hello["attempt"]), self._rank_attempts.get(rank, 0) + 1)
-        if read_environment(process.pid).get(RUN_VARIABLE) != self._run_id:
+        if environment_of(process.pid).get(RUN_VARIABLE) != self._run_id:
             self._emitter.emit("warning", message=f"rank {rank} (pid {process.pid}) carries no mark of this run")
             return attempt
         self._rank_attempts[rank] = attempt

@@ -165,3 +165,16 @@ def test_a_drained_node_that_is_repaired_is_the_spare_and_is_not_asked_to_go_aga
     assert world.coordinator.members == set(range(10))
     world.pass_time(1.0)
     assert world.coordinator.members == set(range(10))
+
+
+def test_where_a_loss_starts_all_ranks_again_a_drained_node_does_too():
+    world = training(cluster=CLUSTER, strategy="checkpoint")
+    drain(world, 1)
+    assert world.last("detected")["how"] == "drain"
+    assert world.kinds().index("detected") < world.kinds().index("restarting")
+    assert not world.coordinator.members
+    # With a spare node nothing has to start again.
+    world = training(strategy="checkpoint")
+    drain(world, 1)
+    assert "restarting" not in world.kinds()
+    assert world.coordinator.members == set(range(10)) - {2, 3}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mecefo_runtime.system.process import run_apart
+from mecefo_runtime.system.process import read_environment, run_apart
 
 pytestmark = pytest.mark.unit
 
@@ -56,3 +56,21 @@ def test_a_session_gives_way_itself_not_only_its_threads(how: str, nice: int, of
     # It begins with what this process has.
     is_idle = how == "is_idle" or os.sched_getscheduler(0) == os.SCHED_IDLE
     assert done.stdout.split() == ["True", str(is_idle), str(min(19, os.nice(0) + nice)), of_session]
+
+
+def test_the_environment_of_a_process_is_known_as_soon_as_it_is_started():
+    # On busy cores who starts a process goes on long before the kernel has put its environment in place.
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        for _ in range(20):
+            started = subprocess.Popen(["sleep", "300"], env={"MARK": "here"})
+            try:
+                assert read_environment(started.pid) == b"MARK=here\0"
+            finally:
+                started.kill()
+                started.wait()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert read_environment(os.getpid())

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from chaos.host.run_processes import RUN_VARIABLE
-from harness.backends.command.processes_by_env import listener_on, processes_of_run, read_environment, session_processes
+from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run, session_processes
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -66,8 +66,8 @@ def test_a_stopped_one_is_found_and_a_dead_one_is_not(family):
 
 def test_the_environment_of_a_process(family):
     run_id, parent = family
-    assert read_environment(parent.pid)[RUN_VARIABLE] == run_id
-    assert read_environment(2**22 + 1) == {}
+    assert environment_of(parent.pid)[RUN_VARIABLE] == run_id
+    assert environment_of(2**22 + 1) == {}
 
 
 @pytest.mark.parametrize(("family_of_address", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
