@@ -91,7 +91,10 @@ CALIBRATION: tuple[Schedule, ...] = (
 
 
 def emulated_schedules(device_model: str, data_parallel: int, pipeline: int) -> tuple[Schedule, ...]:
-    """Jobs of that shape on such devices: a rank is lost, or a node, for good or for some steps."""
+    """Jobs of that shape on such devices: a rank is lost, or a node, for good or for some steps.
+
+    Where a replica is one rank, `spare` masks it: one, two of a node, and three one after the other.
+    """
     step = _EMULATED_FAULT_STEP
     shape: dict[str, Any] = {
         "data_parallel": data_parallel,
@@ -101,6 +104,13 @@ def emulated_schedules(device_model: str, data_parallel: int, pipeline: int) -> 
         "device_model": device_model,
     }
     last = data_parallel * pipeline - 1
+    if pipeline == 1:
+        middle, one_after_other = last // 2, ((1, step), (last // 2, step + 5), (last, step + 10))
+        return (
+            Schedule("spare", (("kill-process", f"rank={middle}", step),), **shape),
+            Schedule("spare", (("kill-node", "node=1", step),), repair_steps=2 * step, **shape),
+            Schedule("spare", tuple(("kill-process", f"rank={rank}", at) for rank, at in one_after_other), **shape),
+        )
     return (
         Schedule("mecefo", (("kill-process", f"rank={last // 2}", step),), **shape),
         Schedule("mecefo", (("kill-node", "node=1", step),), quality="auto", **shape),

@@ -24,7 +24,7 @@ from chaos.errors import ChaosError
 from chaos.experiment.job import Job
 from chaos.host.run_files import EVENTS_FILE
 from harness.analysis.state import RunState, state_of
-from harness.forecast.layouts import Layouts
+from harness.forecast.forecast import rates_of
 from harness.forecast.model import JobModel, Loss, Policy, Rating, Recovery
 from harness.forecast.pipeline import rate
 from harness.forecast.simulation import simulate
@@ -174,7 +174,7 @@ def predict(schedule: Schedule, job: JobModel, calibration: Calibration) -> tupl
     costs = replace(job.costs, transfer_bytes_per_second=calibration.transfer_bytes_per_second)
     job = replace(job, costs=costs)
     policy = Policy(schedule.strategy, *quality_of(schedule.quality))
-    rates = Layouts(job, policy)
+    rates = rates_of(job, policy)
     free_seconds = rates.free.step_seconds
     last_step = num_steps if schedule.repair_steps is None else schedule.losses[0][2] + schedule.repair_steps - 1
     losses: list[Loss] = []

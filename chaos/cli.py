@@ -171,7 +171,8 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 @click.option(
     "--strategies",
     metavar="NAME,NAME...",
-    help="Run the experiment under each: mecefo,mecefo-paper,ndb,exact,oobleck-like,checkpoint,reft.",
+    help="Run the experiment under each: mecefo,mecefo:spares=1,spare:redundancy=3,mecefo+spare,exact,ndb,mecefo-paper,"
+    "oobleck-like,checkpoint,reft.",
 )
 @click.option(
     "-K", "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="K", help="Runs of each."
@@ -200,7 +201,7 @@ def compare(
         if baseline is not None:
             raise UsageError(f"of one experiment: leave out {baseline}")
         return compare_strategies(
-            lambda strategy: _experiment(subject, {**options, "strategy": strategy}), strategies, repeat, out, as_json
+            lambda its_own: _experiment(subject, {**options, **its_own}), strategies, repeat, out, as_json
         )
     if subject is None or baseline is None:
         raise UsageError("give --strategies and an experiment, or a run and its baseline")

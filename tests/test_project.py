@@ -214,6 +214,7 @@ OPTIONS_OF_RUN = (
     *("--profile", "--param", "-p", "--nodes-per-rack"),
     *(
         "--nodes",
+        "--redundancy",
         "--spares",
         "--gpus-per-node",
         "--data-parallel",

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from harness.comparison.verdicts import Against, SetVerdict
 
 
+# Settings of a job that can be one strategy's alone.
+_SETTINGS = ("spares", "redundancy")
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """What runs are compared with: `judge` compares samples with it, `ratings` are by what its compute was padded."""
@@ -29,14 +34,18 @@ class Baseline:
 
 
 def compare_strategies(
-    experiment_of: Callable[[str], Experiment], strategies: str, num_rounds: int, out: Path, as_json: bool
+    experiment_of: Callable[[Mapping[str, Any]], Experiment], strategies: str, num_rounds: int, out: Path, as_json: bool
 ) -> int:
-    """Run the experiment under each of `strategies` (comma-separated) in turn; returns the exit code."""
+    """Run the experiment under each of `strategies` in turn; returns the exit code.
+
+    They are separated by commas, and each may have settings of its own: mecefo,mecefo:spares=1,spare:redundancy=3.
+    `experiment_of` makes the experiment with such options.
+    """
     from harness.comparison.rounds import REFUSED, Rounds, contender
     from harness.comparison.verdicts import judge_comparison
 
-    names = _strategies(strategies)
-    contenders = [contender(name, lambda name=name: experiment_of(name)) for name in names]  # type: ignore[misc]
+    wanted = _strategies(strategies)
+    contenders = [contender(label, partial(experiment_of, options)) for label, options in wanted.items()]
     if all(one.experiment is None for one in contenders):
         raise UsageError(contenders[0].refusal)
     for one in contenders:
@@ -156,17 +165,30 @@ def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, aga
     return worst([verdict.exit_code, *([] if against is None else [against.verdict.exit_code])])
 
 
-def _strategies(text: str) -> list[str]:
+def _strategies(text: str) -> dict[str, Mapping[str, Any]]:
+    """The options of each strategy, by what to call it."""
     from mecefo_runtime.planners import names
 
-    wanted = [part.strip() for part in text.split(",")]
-    for name in wanted:
+    wanted: dict[str, Mapping[str, Any]] = {}
+    for label in (part.strip() for part in text.split(",")):
+        name, *settings = label.split(":")
         if name not in names():
             message = f"there is no strategy {shown(name)}: there are {', '.join(names())}"
             raise UsageError(message, key="--strategies", suggestion=nearest(name, names()))
-    if len(set(wanted)) < len(wanted):
-        raise UsageError("each of them once", key="--strategies")
+        if label in wanted:
+            raise UsageError("each of them once", key="--strategies")
+        wanted[label] = {"strategy": name, **dict(_setting(label, text) for text in settings)}
     return wanted
+
+
+def _setting(label: str, text: str) -> tuple[str, int]:
+    key, _, value = text.partition("=")
+    if key not in _SETTINGS:
+        message = f"{shown(label)}: a strategy can have {' and '.join(_SETTINGS)} of its own, as in mecefo:spares=1"
+        raise UsageError(message, key="--strategies", suggestion=nearest(key, _SETTINGS))
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"{shown(label)}: write a whole number: {key}=1", key="--strategies")
+    return key, int(value)
 
 
 def _figure(name: str) -> str:

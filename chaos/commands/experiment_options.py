@@ -130,6 +130,9 @@ def experiment_options(command: Any) -> Any:
         ),
         click.option("--nodes", type=NUMBER, help="Nodes. Default: 4."),
         click.option("--spares", type=NUMBER, metavar="K", help="Nodes more, which take the place of lost ones."),
+        click.option(
+            "--redundancy", type=NUMBER, metavar="R", help="With spare: how many replicas hold each shard of a step."
+        ),
         click.option("--nodes-per-rack", type=NUMBER, help="Nodes that `--on rack=0` strikes together."),
         click.option("--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2."),
         click.option("--data-parallel", type=NUMBER, metavar="D", help="Replicas of the model."),

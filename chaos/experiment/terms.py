@@ -20,6 +20,8 @@ _OF_THE_JOB = (
     "pacing",
     "pipeline",
     "quality",
+    "redundancy",
+    "spares",
     "steps",
     "strategy",
     "time_scale",

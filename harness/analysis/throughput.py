@@ -32,6 +32,8 @@ class Throughput:
     loss that no fault explains, if that leaves any to speak of.
     `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step. None of a job that
     did not come to its end: of one that died it would tell how fast it had been while it lived.
+    `paid_capacity_ratio`: that mean over the speed before the fault that as many nodes would have as were paid for,
+    spare ones included, if all of them trained.
     `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
     such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no larger than
     this cannot be told from none.
@@ -42,6 +44,7 @@ class Throughput:
     after: float | None
     drop_ratio: float | None
     whole_run_drop_ratio: float | None
+    paid_capacity_ratio: float | None
     noise_ratio: float | None
     num_steps_before: int
     num_steps_after: int
@@ -65,6 +68,7 @@ def measure(timeline: Timeline) -> Throughput:
         after=median_work_per_second(after),
         drop_ratio=_drop(during, before),
         whole_run_drop_ratio=_drop(whole_run, before),
+        paid_capacity_ratio=_paid(whole_run, before, timeline),
         noise_ratio=_noise(timeline, _num_within(timeline.steps, windows)),
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
@@ -188,6 +192,12 @@ def steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
     lost = min((loss.since for loss in timeline.unplanned if loss.since > max(since, back)), default=inf)
     alone = [step for step in after if step.committed_seconds <= lost]
     return alone if len(alone) >= WARM_UP_STEPS else after
+
+
+def _paid(whole_run: float | None, before: float | None, timeline: Timeline) -> float | None:
+    if whole_run is None or not before or not timeline.num_ranks or not timeline.num_paid_ranks:
+        return None
+    return whole_run / before * timeline.num_ranks / timeline.num_paid_ranks
 
 
 def _drop(throughput: float | None, before: float | None) -> float | None:

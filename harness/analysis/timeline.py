@@ -50,6 +50,7 @@ class Timeline:
     run_ended: str | None
     job_failed: JobFailed | None
     num_ranks: int | None
+    num_paid_ranks: int | None
     steps_planned: int | None
     first_step: int
     samples_per_step: int | None
@@ -204,6 +205,7 @@ def read(told: Told) -> Timeline:
         run_ended=run_ended.reason if run_ended else None,
         job_failed=next(_of(JobFailed, main), None),
         num_ranks=None if job_started is None else _num_places(job_started),
+        num_paid_ranks=None if job_started is None else job_started.num_ranks,
         steps_planned=job_started.steps if job_started else None,
         first_step=steps.first[0].step if is_command and steps.first else _first_step(told),
         samples_per_step=job_started.samples_per_step if job_started else None,

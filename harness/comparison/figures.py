@@ -10,6 +10,7 @@ from harness.judging.summary import Summary
 HEADLINE: Mapping[str, str] = {
     "throughput_drop_ratio": "speed drop under the fault",
     "throughput_drop_whole_run_ratio": "speed drop over the whole run",
+    "paid_capacity_ratio": "capacity paid for that trained",
     "recovery_seconds": "recovery: fault to the next step",
     "progress_seconds": "recovery: fault to the next new step",
     "steps_lost": "steps lost or done again",

@@ -108,6 +108,13 @@ METRICS: Mapping[str, Metric] = {
             better="lower",
             noise_of_speed="points",
         ),
+        Metric(
+            "paid_capacity_ratio",
+            "ratio",
+            "speed of the whole run / speed before, had spare nodes trained, too",
+            better="higher",
+            noise_of_speed="points",
+        ),
         Metric("throughput_noise_ratio", "ratio", "how much two stretches without a fault differ"),
         Metric(
             "throughput_before_tokens_per_second",

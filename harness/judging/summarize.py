@@ -207,6 +207,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "throughput_drop_ratio": speed and speed.drop_ratio,
         "throughput_noise_ratio": speed and speed.noise_ratio,
         "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
+        "paid_capacity_ratio": speed and speed.paid_capacity_ratio,
         "num_steps_before": speed and speed.num_steps_before,
         "num_steps_after": speed and speed.num_steps_after,
         "step_seconds": median_step_seconds(times.baseline),

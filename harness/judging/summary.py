@@ -209,6 +209,7 @@ class Summary:
     throughput_drop_ratio: float | None = None
     throughput_noise_ratio: float | None = None
     throughput_drop_whole_run_ratio: float | None = None
+    paid_capacity_ratio: float | None = None
     num_steps_before: int | None = None
     num_steps_after: int | None = None
     step_seconds: float | None = None
