@@ -165,6 +165,9 @@ class Narrator:
         degraded, projected = (num_layers(fields.get("layout"), how) for how in ("degraded", "projected"))
         approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
         approximated += f", {count(projected, 'layer')} with low-rank weight gradients" if projected else ""
+        if depth := fields.get("stack_depth"):
+            replicas = count(_size((fields.get("layout") or {}).get("replicas")), "replica")
+            return f"{replicas} compute all shards of a step, each of them {depth} at most{approximated}"
         return f"the layers are shared out {again}over {count(_size(fields.get('members')), 'rank')}{approximated}"
 
     def _tell_regrouped(self, event: Event, fields: Mapping[str, Any]) -> str | None:

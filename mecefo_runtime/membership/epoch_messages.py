@@ -70,6 +70,7 @@ def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
         "commit_step": plan.decision.commit.step if plan.decision.commit else None,
         "resume_step": plan.decision.committed_step + 1,
         "predicted_step_seconds": step_seconds(plan.layout, costs),
+        **({} if (shards := plan.layout.assignment) is None else {"stack_depth": shards.depth}),
         **({} if plan.completion is None else _completion_fields(plan.completion, plan.layout.num_microbatches)),
     }
 

@@ -110,6 +110,7 @@ class LayoutTold(Record):
     commit_step: int | None = None
     resume_step: int | None = None
     predicted_step_seconds: float | None = None
+    stack_depth: int | None = None
     kept_microbatches: int | None = None
     shared_out_microbatches: int | None = None
     lost_work_ratio: float | None = None
