@@ -151,7 +151,8 @@ class Narrator:
         return f"the job noticed the loss of {name_ranks(lost)}: {ways.get(how, how)}"
 
     def _tell_drain_requested(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"node {fields.get('node')} will be taken away: {name_ranks(fields.get('ranks', ()))} leave in order"
+        ranks = name_ranks(fields.get("ranks", ()))
+        return f"node {fields.get('leaving_node')} will be taken away: {ranks} leave in order"
 
     def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "heal":

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import pairwise
 
 from harness.forecast.model import JobModel, Rating
 from mecefo_runtime.job.costs import Costs
@@ -19,8 +20,12 @@ from mecefo_runtime.job.link import Link
 from mecefo_runtime.prediction.step_time import commit_seconds, span_update_seconds, state_bytes
 from mecefo_runtime.step.ratings import Ratings
 
-# After so many microbatches for each stage the pipeline has settled: what follows is the same over and over again.
-_SETTLED_ROUNDS = 6
+# After so many microbatches for each stage, and so many in all, the pipeline has settled: what follows is the same over
+# and over again. Where two ways through it are nearly as long it takes long until the longer one tells.
+_SETTLED_ROUNDS, _SETTLED_MICROBATCHES = 6, 256
+# It is seen to be so when it has grown so many times in a row by the same, up to rounding.
+_NUM_ALIKE = 3
+_ROUNDING_RATIO = 1e-9
 
 
 def rate(layout: Layout, job: JobModel, num_alike: float = 1) -> Rating:
@@ -120,15 +125,24 @@ def one_forward_one_backward(
     """
     if not num_microbatches:
         return begin
-    # A settled pipeline repeats itself every so many microbatches as it has stages.
-    period = len(forward)
-    num_periods = max(0, (num_microbatches - _SETTLED_ROUNDS * period) // period)
-    num = num_microbatches - num_periods * period
-    seconds = _simulate(forward, backward, begin, num, message_seconds)
-    if num_periods:
-        shorter = _simulate(forward, backward, begin, num - period, message_seconds)
-        seconds = tuple(late + num_periods * (late - early) for late, early in zip(seconds, shorter, strict=True))
-    return seconds
+    num_stages = len(forward)
+    num_settled = max(_SETTLED_ROUNDS * num_stages, _SETTLED_MICROBATCHES)
+    simulated = cache(lambda num: _simulate(forward, backward, begin, num, message_seconds))
+    # A settled pipeline repeats itself after so many microbatches as it has stages at most, mostly just after those.
+    for period in range(num_stages, 0, -1):
+        num_periods = (num_microbatches - num_settled) // period
+        if num_periods < 1:
+            break
+        num = num_microbatches - num_periods * period
+        earlier = (simulated(num - place * period) for place in range(_NUM_ALIKE + 1))
+        grown = [[late - early for late, early in zip(*pair, strict=True)] for pair in pairwise(earlier)]
+        if all(map(_are_equal, grown, grown[1:])):
+            return tuple(late + num_periods * more for late, more in zip(simulated(num), grown[0], strict=True))
+    return simulated(num_microbatches)
+
+
+def _are_equal(some: Sequence[float], others: Sequence[float]) -> bool:
+    return all(abs(one - other) <= _ROUNDING_RATIO * one for one, other in zip(some, others, strict=True))
 
 
 def _simulate(

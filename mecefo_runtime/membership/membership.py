@@ -184,7 +184,7 @@ class Membership:
         ranks = [rank for rank in self._rules.cluster.ranks_of(node) if rank in self._connected]
         if not ranks or self.stage is Stage.ENDED:
             return
-        self._effects.emit("drain_requested", epoch=self.epoch, node=node, ranks=ranks)
+        self._effects.emit("drain_requested", epoch=self.epoch, leaving_node=node, ranks=ranks)
         self._epochs.leaving.update(ranks)
         self._transitions.let_go()
 

@@ -305,7 +305,7 @@ class DrainRequested(Record):
     KIND: ClassVar[str] = "drain_requested"
 
     epoch: int | None = None
-    node: int | None = None
+    leaving_node: int | None = None
     ranks: tuple[int, ...] = ()
 
 
