@@ -29,11 +29,12 @@ def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool
     yield f"{one_line(found.name)}: {headline(found, verdict).upper()}; {many}{count(found.num_rounds, 'run')}{each}"
     yield from (f"  - {one_line(reason)}" for reason in verdict.reasons)
     yield ""
-    yield f"{'median':>{_LABEL_CELLS + 14}}   {'least to greatest':<24} n"
+    cells = max([_LABEL_CELLS, *(len(sample.label) for sample in found.samples)])
+    yield f"{'median':>{cells + 14}}   {'least to greatest':<24} n"
     for name, words in HEADLINE.items():
         if any(sample.values(name) for sample in found.samples):
             yield words
-            yield from _bars(found.samples, name, unicode)
+            yield from _bars(found.samples, name, cells, unicode)
     yield ""
     yield "runs"
     for sample in found.samples:
@@ -120,13 +121,13 @@ def _change(change: Change) -> str:
     return f"  {figure.name:<37}{cells[0]:>10}{cells[1]:>11}{cells[2]:>10}  {change.word}{why}"
 
 
-def _bars(samples: Sequence[Sample], name: str, unicode: bool) -> Iterator[str]:
+def _bars(samples: Sequence[Sample], name: str, cells: int, unicode: bool) -> Iterator[str]:
     figure = METRICS[name]
     full, light = ("█", "░") if unicode else ("#", ".")
     top = max((value for sample in samples for value in sample.values(name)), default=0.0)
     for sample in samples:
         values = sample.spread(name)
-        label = f"  {sample.label:<{_LABEL_CELLS}}"
+        label = f"  {sample.label:<{cells}}"
         if not values["n"]:
             yield f"{label}{'-':>12}"
             continue
