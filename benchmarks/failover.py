@@ -49,7 +49,7 @@ MAX_RECOVERY_STEPS, MAX_RECOVERY_SECONDS = 1.2, 0.2
 # In the order in which they follow each other; together they are the recovery.
 PHASES: Mapping[str, str] = {
     "detection": "killed -> loss noticed",
-    "isolate": "-> broken step given up",
+    "isolate": "-> old epoch left",
     "regroup": "-> survivors regrouped",
     "transfer": "-> state moved",
     "first_step": "-> next step committed",

@@ -20,7 +20,7 @@ from mecefo_runtime.system.events import Event
 _STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")
 _PARTS: Mapping[str, str] = {
     "detection": "until the job noticed",
-    "isolate": "until the broken step was given up",
+    "isolate": "until all survivors had left the old epoch",
     "regroup": "until the survivors had regrouped",
     "restart": "until the job was started again",
     "transfer": "model state moved",
@@ -139,7 +139,7 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
         ("injected", "notice given" if incident.gives_notice else "fault applied", incident.injected),
         ("verified", "its effect seen from outside", incident.verified),
         ("detected", "let go by the job" if incident.gives_notice else "noticed by the job", incident.detected),
-        ("isolated", "broken step given up by all survivors", incident.isolated),
+        ("isolated", "old epoch left by all survivors", incident.isolated),
         ("regrouped", "survivors regrouped, model state in place", incident.regrouped),
         ("restarted", "the job's launcher has started its ranks again", restarted),
         ("committed", step, incident.committed),
@@ -171,8 +171,7 @@ def _parts(incident: MeasuredIncident, restarted: float | None) -> Iterable[tupl
             cuts.append((key, at))
     for (_, since), (key, until) in pairwise(cuts):
         moved = min(incident.transfer_seconds, until - since) if key == "regroup" else 0.0
-        words = "until the epoch was left" if key == "isolate" and incident.gives_notice else _PARTS[key]
-        yield key, words, until - since - moved
+        yield key, _PARTS[key], until - since - moved
         if moved > 0:
             yield "transfer", _PARTS["transfer"], moved
 

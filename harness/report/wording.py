@@ -31,7 +31,7 @@ VERDICTS: Mapping[str, str] = {
 # In the order in which they happen, from the fault to the first step committed after it: they add up to the recovery.
 RECOVERY_PHASES: Mapping[str, str] = {
     "detection": "loss noticed by the job",
-    "isolate": "broken step given up",
+    "isolate": "old epoch left by all survivors",
     "regroup": "survivors regrouped",
     "transfer": "model state moved",
     "first_step": "next step committed",
@@ -97,8 +97,7 @@ def phase_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     phases = {**phases, "detection": incident.detection_seconds} if phases else {}
     for key, words in RECOVERY_PHASES.items():
         if (seconds := phases.get(key)) is not None:
-            # Nothing is broken where the ranks leave between two steps.
-            yield "epoch left" if key == "isolate" and incident.notice_seconds is not None else words, seconds
+            yield words, seconds
 
 
 def recovery_label(incident: IncidentSummary) -> str:

@@ -43,7 +43,7 @@ def test_what_the_job_noticed_after_it_had_recovered_is_no_part_of_the_recovery(
     rows = [line.strip() for line in told[1:]]
     assert rows[0].startswith("recovery, from fault to next committed step")
     assert any(row.startswith("loss noticed by the job, after the fault") and "2.00 s" in row for row in rows)
-    assert not any(row.startswith("broken step given up") for row in rows)
+    assert not any(row.startswith("old epoch left by all survivors") for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_recovery_is_told_phase_by_phase():
     rows = section(text(summary()), "How the job came through incident 0").splitlines()[1:]
     assert [row.split("  ")[1] for row in rows[:5]] == [
         "loss noticed by the job",
-        "broken step given up",
+        "old epoch left by all survivors",
         "survivors regrouped",
         "model state moved",
         "next step committed",
