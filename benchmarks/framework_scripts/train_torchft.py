@@ -1,4 +1,8 @@
-"""torchft over gloo, one rank to a replica group; `torchft.sh FOLDER` starts two groups and their lighthouse."""
+"""torchft over gloo, one rank to a replica group; `torchft.sh FOLDER` starts two groups and their lighthouse.
+
+`torchft.sh FOLDER allreduce` reduces gradients by the Manager itself, not by torchft's DistributedDataParallel, which
+(torchft 0.2.0, ddp.py, `assert fut._fut`) raises in the survivors when another group dies.
+"""
 
 import os
 import sys
@@ -11,7 +15,7 @@ from tiny_gpt import SAVE_EVERY, STEPS, TinyGPT, batch_of, loss_of
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 
-def train(folder: Path, group: int) -> None:
+def train(folder: Path, group: int, is_reduced_by_manager: bool) -> None:
     """From the other group's state, else from the newest checkpoint, to the last step."""
     checkpoint, log = folder / "checkpoint.pt", StepLog(folder, group)
     torch.manual_seed(0)
@@ -33,7 +37,7 @@ def train(folder: Path, group: int) -> None:
         replica_id=f"train_{group}",
         timeout=timedelta(seconds=30),
     )
-    parallel = DistributedDataParallel(manager, model)
+    parallel = model if is_reduced_by_manager else DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, plain_optimizer)
     if checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -47,6 +51,9 @@ def train(folder: Path, group: int) -> None:
         optimizer.zero_grad()  # begins the quorum of this step; a group that is behind takes the others' state in it
         loss = loss_of(parallel(ids[:, :-1]), ids[:, 1:])
         loss.backward()
+        if is_reduced_by_manager:
+            for work in [manager.allreduce(parameter.grad) for parameter in model.parameters()]:
+                work.wait()
         optimizer.step()  # only where all groups of the quorum came through
         if manager.current_step() < step:
             continue
@@ -58,4 +65,4 @@ def train(folder: Path, group: int) -> None:
     manager.shutdown()
 
 
-train(Path(sys.argv[1]), int(os.environ["REPLICA_GROUP_ID"]))
+train(Path(sys.argv[1]), int(os.environ["REPLICA_GROUP_ID"]), "allreduce" in sys.argv)
