@@ -87,6 +87,8 @@ def measure(framework: Framework, fault: Fault, out: Path) -> Round:
         # Torchft's lighthouse and torchrun are beside the Python that has them.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "LIGHTHOUSE_PORT": str(_free_port()),
+        # DeepSpeed compiles at its first start, under a lock; not where others do, and once for all its faults.
+        "TORCH_EXTENSIONS_DIR": str(out.parent / "torch_extensions"),
         **framework.environment,
     }
     try:
