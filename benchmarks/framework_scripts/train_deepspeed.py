@@ -33,7 +33,8 @@ def train(folder: Path) -> None:
         loss = loss_of(engine(ids[:, :-1]), ids[:, 1:])
         engine.backward(loss)
         engine.step()
-        log.done(step, loss.item())
+        if engine.was_step_applied():  # not, where it skips a step for an overflow
+            log.done(step, loss.item())
         if step % SAVE_EVERY == 0:
             engine.save_checkpoint(str(folder))
     log.ended(engine.global_steps, engine.module.parameters())

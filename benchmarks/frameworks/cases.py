@@ -16,7 +16,10 @@ OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A row. `command` makes the job's command of its checkpoints' folder; `victim` is the target of its faults."""
+    """A row. `command` makes the job's command of its checkpoints' folder; `victim` is the target of its faults.
+
+    `options` are what else `chaos run` has to be told of the job.
+    """
 
     name: str
     title: str
@@ -24,6 +27,7 @@ class Framework:
     command: Callable[[Path], list[str]]
     environment: Mapping[str, str] = field(default_factory=dict)
     victim: str = "rank=1"
+    options: tuple[str, ...] = ()
 
     def versions(self) -> dict[str, str | None]:
         """By distribution; None is not installed."""
@@ -38,6 +42,7 @@ class Fault:
     kind: str
     options: tuple[str, ...] = ()
     num_rounds: int = 1
+    at: str = f"step={FAULT_STEP}"
 
 
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -91,7 +96,14 @@ FAULTS = (
     Fault("kill-process", "kill-process", num_rounds=3),
     Fault("raise", "raise"),
     Fault("set-nan", "set-nan"),
-    Fault("scale-parameter", "scale", ("-p", "where=parameters", "-p", "elements=1", "-p", "factor=2")),
+    # After the step, so that nothing but the framework itself can write the parameter again before it is read; by so
+    # little that no loss shows it.
+    Fault(
+        "scale-parameter",
+        "scale",
+        ("-p", "where=parameters", "-p", "elements=1", "-p", "factor=1.001"),
+        at=f"step={FAULT_STEP},phase=commit",
+    ),
     Fault("pause-process", "pause-process", ("--for", "20s")),
     Fault("slow-rank", "slow-rank", ("-p", "factor=3")),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frameworks.cases import FAULT_STEP, Fault, Framework
+from benchmarks.frameworks.cases import Fault, Framework
 from benchmarks.frameworks.own_log import (
     are_replicas_equal,
     injected_at,
@@ -30,6 +31,10 @@ RUN_TIMEOUT_SECONDS, END_TIMEOUT_SECONDS = 240.0, 60.0
 EXIT_ENVIRONMENT = 3
 # Apart by more than this, the run and the script's own record disagree.
 MAX_RECOVERY_DIFFERENCE_SECONDS = 0.1
+# What the columns of a cell, or the words before, say already.
+_SAID_ALREADY = ("every fault was seen", "gate ", "the training loss is not a finite number")
+_EXCEPTION = re.compile(r"\w+(?:Error|Exception): [^|;\n]*")
+_WHO = re.compile(r"^incident \d+ \([^)]*\)[:,]? ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,8 @@ def measure(framework: Framework, fault: Fault, out: Path) -> Round:
     folder = out / "checkpoints"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    place = ["--at", f"step={FAULT_STEP}", "--on", framework.victim]
-    options = [*place, *fault.options, "--json", "--out", str(out / "runs")]
+    place = ["--at", fault.at, "--on", framework.victim]
+    options = [*place, *framework.options, *fault.options, "--json", "--out", str(out / "runs")]
     command = [sys.executable, "-m", "chaos", "run", fault.kind, *options, "--", *framework.command(folder)]
     environment = {key: value for key, value in os.environ.items() if key != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
     environment |= {
@@ -101,6 +106,9 @@ def measure(framework: Framework, fault: Fault, out: Path) -> Round:
     except (ValueError, TypeError):
         reason = why_not_run(said)
         return Round("error", exit_code, reason, error=reason)
+    if summary.exit_code == EXIT_ENVIRONMENT:
+        reason = why_not_run("\n".join(summary.reasons))
+        return Round(summary.verdict, summary.exit_code, reason, error=reason)
     return read_round(summary, out / "runs/latest/events.jsonl", folder)
 
 
@@ -145,14 +153,16 @@ def what_happened(summary: Summary) -> str:
         parts.append(f"{drop:.0%} slower")
     if summary.job_outcome not in (None, "completed"):
         parts.append(f"the job {summary.job_outcome}")
-    return "; ".join(parts)
+    parts += [_WHO.sub("", reason) for reason in summary.reasons if not reason.startswith(_SAID_ALREADY)]
+    parts += [caveat for caveat in summary.caveats if "eplicas" in caveat]
+    return "; ".join(part.rstrip(".") for part in parts)
 
 
 def why_not_run(said: str) -> str:
-    """The line that says it, of what `chaos run` printed on standard error."""
+    """The last exception that is named in what was said, else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line or line.startswith("error")]
-    return (named or lines or ["nothing was said"])[-1]
+    named: list[str] = _EXCEPTION.findall(said)
+    return [*(lines or ["nothing was said"]), *named][-1].strip()
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:

@@ -61,7 +61,7 @@ def test_every_script_writes_down_its_steps(framework, tmp_path):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_is_one_that_a_command_can_have(fault, capsys):
-    options = ["--at", "step=35", "--on", "rank=1", *fault.options, "--dry-run"]
+    options = ["--at", fault.at, "--on", "rank=1", *fault.options, "--dry-run"]
     assert (
         run_cli(["run", fault.kind, *options, "--", "torchrun", "--nproc-per-node", "2", str(SCRIPTS / "train_ddp.py")])
         == 0
@@ -145,6 +145,15 @@ def test_what_the_script_knows_better_is_said(changed, said):
             "went on in the same processes; loss not finite from step 37 on",
         ),
         ({}, {"injected": False}, "the fault did not come"),
+        (
+            {
+                "reasons": ("gate 'a == 0' failed: a is 1", "incident 0 (raise on rank=1): no step began after it"),
+                "caveats": ("No loss deviation.", "The replicas' state was last compared after step 50 of 60."),
+            },
+            STAYED,
+            "went on in the same processes; no step began after it; "
+            "The replicas' state was last compared after step 50 of 60",
+        ),
     ],
 )
 def test_a_cell_in_words(summary, incident, words):
@@ -154,6 +163,9 @@ def test_a_cell_in_words(summary, incident, words):
 
 def test_the_line_that_says_why_a_job_did_not_run():
     assert why_not_run("starting\n  ValueError: no such device\nfiles: here\n") == "ValueError: no such device"
+    reason = "File \"train.py\" | torch.load(x) | AttributeError: no attribute 'x'; was not injected: never fired"
+    assert why_not_run(reason) == "AttributeError: no attribute 'x'"
+    assert why_not_run("chaos: no such file\n") == "chaos: no such file"
     assert why_not_run("") == "nothing was said"
 
 
