@@ -71,6 +71,8 @@ class Round:
             found.append(f"recovery: {_seconds(said)}, by the script's own record {_seconds(own)}")
         if self.verdict == "pass" and self.own_replicas_equal is False:
             found.append("pass, though the replicas' parameters differ at the end")
+        if self.own_replicas_equal and any("differs from the other replicas" in reason for reason in self.reasons):
+            found.append("replicas are said to differ, though their parameters are equal at the end")
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -122,6 +122,10 @@ def test_a_round_has_both_records(tmp_path):
         ({"recovery_seconds": 2.7}, "recovery: 2.700 s, by the script's own record 3.002 s"),
         ({"recovery_seconds": None}, "recovery: never, by the script's own record 3.002 s"),
         ({"own_replicas_equal": False}, "pass, though the replicas' parameters differ at the end"),
+        (
+            {"reasons": ("a.weight of rank 1 differs from the other replicas'",), "own_replicas_equal": True},
+            "replicas are said to differ, though their parameters are equal at the end",
+        ),
     ],
 )
 def test_what_the_script_knows_better_is_said(changed, said):
