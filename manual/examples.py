@@ -14,15 +14,41 @@ _LONG = "--nodes 2 --steps 200 --no-twin"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`arguments` of `chaos run`: where there is a text `file`, the name of the experiment file that has it."""
+    """`arguments` of `chaos run`; a text `file` is that of `name`, else of the experiment file that these name."""
 
     arguments: str
     file: str | None = None
+    name: str | None = None
 
     @property
     def command(self) -> str:
         """The line that a user types."""
         return f"chaos run {self.arguments}"
+
+
+def _of_loader(fault: str) -> Example:
+    """A script whose DataLoader has workers of its own."""
+    text = """\
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+
+        class Samples(Dataset):
+            def __len__(self):
+                return 4000
+
+            def __getitem__(self, index):
+                return torch.randn(200, 200, generator=torch.Generator().manual_seed(index)).matrix_exp().mean(1)
+
+
+        model = torch.nn.Linear(200, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for batch in DataLoader(Samples(), batch_size=16, num_workers=2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        """
+    return Example(f"{fault} -- python loader.py", dedent(text), "loader.py")
 
 
 def _damaged(fault: str) -> Example:
@@ -69,6 +95,7 @@ EXAMPLES: Mapping[str, Example] = {
     "hang-gil": Example(f"hang-gil --on rank=1 --at step=40 --for 5s {_LONG}"),
     "hide-checkpoint": _damaged("kind: hide-checkpoint, at: {step: 20}"),
     "isolate-node": Example(f"isolate-node --on node=1 --at step=40 --for 5s {_LONG}"),
+    "kill-data-worker": _of_loader("kill-data-worker --at step=60"),
     "kill-job": Example(f"kill-job --at step=20,phase=backward --snapshot-every 1 {_SMALL}"),
     "kill-node": Example(f"kill-node --on node=1 --at step=20 --repair 20steps {_SMALL}"),
     "kill-process": Example(f"kill-process --on rank=2 --at step=20,phase=backward --repair 20steps {_SMALL}"),
@@ -92,6 +119,7 @@ EXAMPLES: Mapping[str, Example] = {
         f"slow-checkpoint --on node=1 --at step=16 --for 32steps -p delay=400ms --checkpoint-every 8 {_SMALL}"
     ),
     "slow-data": Example(f"slow-data --on rank=1 --at step=20,phase=data --for 20steps -p delay=150ms {_SMALL}"),
+    "slow-data-worker": _of_loader("slow-data-worker --at step=60 --for 100steps -p factor=3"),
     "slow-link": Example(f"slow-link --on link=0-3 --at step=40 --for 5s -p delay=20ms -p loss=0.01 {_LONG}"),
     "slow-rank": Example(f"slow-rank --on rank=2 --at step=20 --for 20steps -p factor=3 {_SMALL}"),
     "stale-gradient": Example(f"stale-gradient --on rank=0 --at step=20 {_SMALL}"),

@@ -28,7 +28,7 @@ _NEEDS = {
     "snapshots": "a job that keeps snapshots (`--snapshot-every`)",
 }
 _FAMILIES = {
-    "Processes": ("kill", "drain", "pause", "crash", "hang", "memory"),
+    "Processes": ("kill", "data_worker", "drain", "pause", "crash", "hang", "memory"),
     "Stragglers": ("slow", "straggler"),
     "Tensors": ("tensor",),
     "GPUs": ("cuda", "telemetry"),
@@ -115,7 +115,8 @@ def _example(example: Example | None, kind: str) -> list[str]:
         return []
     parts = ["## Example\n"]
     if example.file is not None:
-        parts.append(f'```yaml title="{example.arguments}"\n{example.file}```\n')
+        name = example.name or example.arguments
+        parts.append(f'```{"python" if name.endswith(".py") else "yaml"} title="{name}"\n{example.file}```\n')
     # The options of the small job on a line of their own: no line is too long for the page.
     command = example.command.replace(" --nodes ", " \\\n    --nodes ")
     parts += [f"```sh\n{command}\n```\n", _picture(kind)]

@@ -36,8 +36,8 @@ def take(kind: str, folder: Path) -> str:
     """
     example = EXAMPLES[kind]
     if example.file is not None:
-        (folder / example.arguments).write_text(example.file)
-    arguments = [*shlex.split(example.arguments), "--out", "runs", "--json"]
+        (folder / (example.name or example.arguments)).write_text(example.file)
+    arguments = ["--out", "runs", "--json", *shlex.split(example.arguments)]
     command = [sys.executable, "-c", "from chaos.cli import main; main()", "run", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in _WITH_A_RUN:

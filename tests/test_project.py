@@ -227,6 +227,8 @@ OPTIONS_OF_RUN = (
     *("--checkpoint-every", "--checkpoint-folder", "--snapshot-every", "--snapshot-protection"),
     *(
         "--seed",
+        "--reset",
+        "--step-from",
         "--dilation",
         "--device-model",
         "--time-scale",

@@ -174,6 +174,16 @@ def experiment_options(command: Any) -> Any:
             metavar="none|copy|xor|pq",
             help="What snapshots survive: the ranks alone, or any one node of a group, or any two. Default: xor.",
         ),
+        click.option(
+            "--step-from",
+            metavar="REGEX",
+            help="Of a command without a torch optimizer: its steps in the log, e.g. 'step (?P<step>[0-9]+)'.",
+        ),
+        click.option(
+            "--reset",
+            metavar="COMMAND",
+            help="Of a command of your own: what puts it back to its beginning, before each start: 'rm -rf out'.",
+        ),
         click.option("--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
         click.option(
             "--dilation",
@@ -219,7 +229,7 @@ def experiment_options(command: Any) -> Any:
         click.option(
             "--twin/--no-twin",
             default=None,
-            help="Also run the same job without faults, to compare the loss. Default: on.",
+            help="Also run the same job without faults, to compare. Default: on, but off for a command of your own.",
         ),
         click.option(
             "--backend",

@@ -11,22 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from chaos.errors import UsageError, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
+from chaos.spec.launcher import ranks_of_command, script_of_command
 from chaos.spec.trigger import Duration
 from chaos.spec.validation_errors import said
 from mecefo_runtime.job.layout import Cluster
-
-# How launchers name the number of nodes and of processes on each; Hugging Face's gives the number over all nodes.
-_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-_ACCELERATE = ("accelerate", "accelerate.commands.launch")
-_OPTION = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?", re.DOTALL)
-# The launcher's own options end with the script.
-_SCRIPT = re.compile(r".*\.py")
-_PYTHON = re.compile(r"python[0-9.]*")
-_PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def _argument(text: object) -> str:
@@ -35,23 +27,48 @@ def _argument(text: object) -> str:
     return text
 
 
+def _pattern(text: object) -> str:
+    text = _argument(text)
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise UsageError(f"{shown(text)} is no regular expression: {error}") from None
+    return text
+
+
 Argument = Annotated[str, Field(max_length=100_000), AfterValidator(said(_argument))]
+
+
+class SavedIn(Said):
+    """Where a script saves its checkpoints: its `folder`, from where the command runs."""
+
+    folder: Text
+
+
+def _saved_in(said: object) -> object:
+    return {"folder": said} if isinstance(said, str) else said
 
 
 class CommandJob(Said):
     """A command that starts the ranks, as a user writes it; of nodes and gpus_per_node what is not given is derived.
 
-    `steps` are optimizer steps, where they are known. The command is given up when it takes no step for
-    `startup_timeout`, or none for `stall_timeout` after that. It runs in `folder`, by default where chaos does.
+    `steps` are optimizer steps, where they are known; `data_parallel` is the number of replicas of as many ranks each,
+    every rank where it is left out. The command is given up when it takes no step for `startup_timeout`, or none for
+    `stall_timeout` after that. It runs in `folder`, by default where chaos does. `reset` is a shell command that puts
+    it back to its beginning, before each start of it: `rm -rf checkpoints`.
     """
 
     runtime: Literal["command"]
     command: list[Argument] = Field(min_length=1, max_length=10_000)
     nodes: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     gpus_per_node: int | None = Field(default=None, ge=1, le=MAX_RANKS)
+    data_parallel: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     steps: int | None = Field(default=None, ge=1, le=10**8)
     nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
+    step_from: Annotated[str, Field(max_length=1_000), AfterValidator(said(_pattern))] | None = None
     folder: Text | None = None
+    checkpoint: Annotated[SavedIn | None, BeforeValidator(_saved_in)] = None
+    reset: Annotated[str, Field(max_length=10_000), AfterValidator(said(_argument))] | None = None
     environment: dict[str, Argument] = Field(default_factory=dict)
     startup_timeout: WaitText = Duration(seconds=600.0)
     stall_timeout: WaitText = Duration(seconds=600.0)
@@ -62,10 +79,17 @@ class CommandJob(Said):
         Raises:
             UsageError: there are too many ranks.
         """
-        nodes, per_node = ranks_of_command(self.command)
-        nodes, per_node = self.nodes or nodes or 1, self.gpus_per_node or per_node or 1
+        nodes, per_node = ranks_of_command(self.command, Path(self.folder) if self.folder else None)
+        per_node = self.gpus_per_node or per_node or 1
+        if self.nodes is None and self.data_parallel is not None and self.data_parallel > (nodes or 1) * per_node:
+            # Replica groups, each under a launcher of its own.
+            nodes = self.data_parallel * (nodes or 1)
+        nodes = self.nodes or nodes or 1
         given = [name for name in ("nodes", "gpus_per_node") if getattr(self, name) is not None]
         require_few_ranks(nodes, per_node, given, otherwise="command")
+        if nodes * per_node % (self.data_parallel or 1):
+            message = f"{nodes} nodes x {per_node} ranks are not {self.data_parallel} replicas of as many ranks each"
+            raise UsageError(message, key="job.data_parallel")
         return self.model_copy(update={"nodes": nodes, "gpus_per_node": per_node})
 
     def why_not_on_nodes(self) -> str | None:
@@ -83,16 +107,32 @@ class CommandJob(Said):
         """
         job = self.filled()
         assert job.nodes is not None and job.gpus_per_node is not None
+        saved_in = None if job.checkpoint is None else _within(job.folder, job.checkpoint.folder)
         return CommandConfig(
             command=tuple(job.command),
             nodes=job.nodes,
             gpus_per_node=job.gpus_per_node,
+            data_parallel=job.data_parallel,
             steps=job.steps,
             folder=job.folder,
+            step_from=job.step_from,
+            reset=job.reset,
+            checkpoint=None if saved_in is None else CommandCheckpoint(saved_in),
             environment=dict(job.environment),
             startup_timeout_seconds=job.startup_timeout.seconds or math.inf,
             stall_timeout_seconds=job.stall_timeout.seconds or math.inf,
         )
+
+
+def _within(folder: str | None, path: str) -> str:
+    return str(Path(folder or ".", path).absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class CommandCheckpoint:
+    """The whole path of the folder in which a script saves its checkpoints."""
+
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +142,12 @@ class CommandConfig:
     command: tuple[str, ...]
     nodes: int = 1
     gpus_per_node: int = 1
+    data_parallel: int | None = None
     steps: int | None = None
     folder: str | None = None
+    step_from: str | None = None
+    reset: str | None = None
+    checkpoint: CommandCheckpoint | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_seconds: float = 600.0
     stall_timeout_seconds: float = 600.0
@@ -113,9 +157,19 @@ class CommandConfig:
         return f"{command_text(self.command)}: {self.nodes} nodes x {self.gpus_per_node} ranks, {steps}"
 
     def cluster(self) -> Cluster:
-        """Its ranks as targets see them: every rank is a replica of one stage."""
+        """Its ranks as targets see them: every rank is a replica, or as many in a row as `data_parallel` leaves."""
         num_ranks = self.nodes * self.gpus_per_node
-        return Cluster(self.nodes, self.gpus_per_node, num_ranks, 1, num_layers=1, num_microbatches=num_ranks)
+        replicas = self.data_parallel or num_ranks
+        ranks_each = num_ranks // replicas
+        return _CommandCluster(self.nodes, self.gpus_per_node, replicas, ranks_each, ranks_each, replicas)
+
+
+class _CommandCluster(Cluster):
+    """Replicas are ranks in a row, as process groups of PyTorch number them."""
+
+    def cell_of(self, rank: int) -> tuple[int, int]:
+        """(replica, place within it)."""
+        return divmod(rank, self.pipeline)
 
 
 def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None:
@@ -136,7 +190,7 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
     program = job.command[0]
     path = job.environment.get("PATH", os.environ.get("PATH"))
     # A path is looked up from the folder in which the command will run.
-    where = str(folder / program) if os.sep in program else program
+    where = str(folder.absolute() / program) if os.sep in program else program
     if shutil.which(where, path=path) is None:
         raise UsageError(f"there is no program {shown(program)} that could be started", key="job.command")
     _check_script(job.command, folder, is_in_containers=False)
@@ -152,77 +206,12 @@ def _check_script(command: Sequence[str], folder: Path, *, is_in_containers: boo
         raise UsageError(message, key="job.command")
 
 
-def script_of_command(command: Sequence[str]) -> str | None:
-    """The script that python, torchrun or accelerate is told to start; None: it starts a module, or nobody can tell."""
-    words = list(command)
-    while words:
-        program = Path(words.pop(0)).name
-        is_python = _PYTHON.fullmatch(program) is not None
-        if not is_python and program not in (*_TORCHRUN, *_ACCELERATE):
-            return None
-        if program == "accelerate" and words[:1] == ["launch"]:
-            words.pop(0)
-        while words and words[0].startswith("-"):
-            option = words.pop(0)
-            if option in ("-m", "--module") and is_python:
-                break
-            if option in ("-c", "-m", "--module", "--no-python", "--no_python", "-"):
-                return None
-            if is_python and option in _PYTHON_OPTIONS_WITH_VALUE:
-                del words[:1]
-        else:
-            if is_python:
-                return words[0] if words else None
-            # Options of launchers have values, or none: the script is what ends like one.
-            following = iter(words)
-            for word in following:
-                if word in ("-m", "--module", "--no-python", "--no_python"):
-                    return None
-                if _SCRIPT.fullmatch(word) and not word.startswith("-"):
-                    return word
-            return None
-        # A module that is started: a launcher is one, too.
-    return None
-
-
 def command_text(command: Sequence[str]) -> str:
     """A command on one line, as short as a report needs it."""
     text = " ".join(" ".join(command).split())
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def ranks_of_command(command: Sequence[str]) -> tuple[int | None, int | None]:
-    """(nodes, ranks on each) as the options of torchrun or accelerate tell them in numbers; None: they do not."""
-    launcher = [index for index, word in enumerate(command) if Path(word).name in (*_TORCHRUN, *_ACCELERATE)]
-    if not launcher:
-        return None, None
-    options: dict[str, str] = {}
-    words = list(command[launcher[0] + 1 :])
-    for index, word in enumerate(words):
-        if word in ("-m", "--module") or _SCRIPT.fullmatch(word):
-            break
-        if match := _OPTION.fullmatch(word):
-            following = words[index + 1] if index + 1 < len(words) else ""
-            options[match[1].replace("_", "-")] = following if match[2] is None else match[2]
-    if Path(command[launcher[0]]).name in _ACCELERATE:
-        nodes, total = _number(options.get("num-machines")), _number(options.get("num-processes"))
-        return nodes, None if total is None else max(1, total // (nodes or 1))
-    return _number(options.get("nnodes")), _number(options.get("nproc-per-node"))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"[1-9][0-9]{0,3}", text) else None
-
-
-# What is said of the main job alone, and why a command's job has none of it.
-_NOT_OF_A_COMMAND: Mapping[str, str] = {
-    "twin": "it is not run a second time: leave twin out",
-    "repair": "its own launcher starts lost ranks again, or nobody does: leave repair out",
-}
+NO_REPAIR = "the job is a command: its own launcher starts lost ranks again, or nobody does: leave repair out"
 PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
 """The phases of a step that can be seen in a script that was not changed: its reductions cannot."""
-
-
-def refusal(what: str) -> str:
-    """Why a command's job cannot have `what`."""
-    return f"the job is a command: {_NOT_OF_A_COMMAND[what]}"

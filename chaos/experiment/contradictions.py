@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError, nearest, setting, shown
-from chaos.experiment.command_job import PHASES_OF_A_COMMAND, CommandJob, ranks_of_command, refusal
+from chaos.experiment.command_job import NO_REPAIR, PHASES_OF_A_COMMAND, CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
 from chaos.experiment.job import ROLES_OF_RUNTIME, Job
+from chaos.spec.launcher import ranks_of_command
 from chaos.spec.quantities import bytes_text
 from chaos.spec.target import ResolvedTarget, resolve
 from chaos.spec.trigger import SNAPSHOT_PHASES, Duration
@@ -79,9 +81,11 @@ def contradictions(
         try:
             target = resolve(fault.on, cluster, kind.scope, Random(0), nodes_per_rack=job.nodes_per_rack)
         except UsageError as error:
-            if isinstance(job, CommandJob) and ranks_of_command(job.command) == (None, None):
+            if isinstance(job, CommandJob):
                 shape = f"{setting('job.nodes')} and {setting('job.gpus_per_node')}"
-                error = UsageError(f"{error.message}; the command does not tell: {shape} do")
+                is_told = ranks_of_command(job.command, Path(job.folder or ".")) != (None, None)
+                why = "if the command starts more than that" if is_told else "the command does not tell"
+                error = UsageError(f"{error.message}; {why}: {shape} do")
             problems.note((*where, "on"), problems.source.placed(error, (*where, "on")))
             continue
         _about_target(fault, kind, target, job, where, problems)
@@ -260,7 +264,7 @@ def _about_target(
     problems: Problems,
 ) -> None:
     if isinstance(job, CommandJob) and fault.repair not in (None, "none"):
-        problems.add((*where, "repair"), refusal("repair"))
+        problems.add((*where, "repair"), NO_REPAIR)
     if target.role is None:
         return
     roles = ROLES_OF_RUNTIME.get(job.runtime)

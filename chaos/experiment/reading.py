@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chaos.errors import UsageError, all_of, nearest, shown
-from chaos.experiment.command_job import CommandJob, refusal
+from chaos.experiment.command_job import CommandJob, SavedIn
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
 from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
@@ -88,6 +88,10 @@ def from_mapping(
     return _judge(raw, Problems(Source(path, lines or {})), registry, strategies)
 
 
+# In place of a kind of fault.
+NO_FAULT = "none"
+
+
 def from_options(
     subject: str | None,
     options: Mapping[str, Any],
@@ -130,6 +134,12 @@ def read_options(
     elif subject not in kinds and _is_path(subject):
         document = read(Path(subject), mistakes)
         values, source = dict(document.values), Source(document.path, document.lines, labels, TERMS)
+    elif subject == NO_FAULT:
+        values = {"name": NO_FAULT, "faults": []}
+        for key in FAULT_KEYS:
+            if key in options:
+                error = UsageError(f"{NO_FAULT} is a run without a fault: leave it out", key=option_name(key))
+                mistakes.append((("faults",), error))
     else:
         values = {"name": subject, "faults": [{"kind": subject}]}
         labels[("faults", 0)] = ""
@@ -265,6 +275,8 @@ def _judge(
     job = values.get("job")
     if isinstance(job, Mapping) and runtime_of(job) == "command":
         job = values["job"] = _without_ours(job, problems)
+        # It takes as long again, and what it leaves behind is the user's.
+        values.setdefault("twin", False)
     strategy = job.get("strategy") if isinstance(job, Mapping) else None
     planners = installed_planners() if strategies is None else strategies
     if isinstance(strategy, str) and strategy not in planners:
@@ -283,8 +295,10 @@ def _judge(
     if rest is None:
         raise all_of(problems.errors)
     contradictions(rest.experiment, kinds, problems, rest.indices["faults"])
-    if isinstance(rest.experiment.job, CommandJob) and values.get("twin") is True:
-        problems.add(("twin",), refusal("twin"))
+    if isinstance(rest.experiment.job, CommandJob) and rest.experiment.backend == "docker":
+        for key, is_asked in ((("twin",), rest.experiment.twin), (("job", "reset"), rest.experiment.job.reset)):
+            if is_asked:
+                problems.add(key, "a command in containers is started once: leave it out, or choose backend local")
     if problems.errors:
         if violations is not None:
             told = violations(rest.experiment, lambda *keys: problems.are_sound(*map(key_path, keys)))
@@ -301,7 +315,7 @@ def _told_where_said(error: UsageError, rest: Salvage, source: Source) -> UsageE
 def _filled(experiment: Experiment) -> Experiment:
     """With what is derived where nothing is said."""
     if isinstance(experiment.job, CommandJob):
-        return experiment.model_copy(update={"job": experiment.job.filled(), "twin": False})
+        return experiment.model_copy(update={"job": experiment.job.filled()})
     data_parallel, pipeline = experiment.job.shape()
     job = with_device(with_strategy(experiment.job))
     shaped = job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
@@ -314,7 +328,14 @@ def _without_ours(job: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
     for key in ours:
         message = f"the job is a command, whose {key.replace('_', ' ')} is its own"
         problems.note(("job", key), problems.source.problem(("job", key), message))
-    return {key: value for key, value in job.items() if key not in ours}
+    kept = {key: value for key, value in job.items() if key not in ours}
+    if isinstance(saved := kept.get("checkpoint"), Mapping):
+        for key in saved.keys() - SavedIn.model_fields.keys():
+            where: KeyPath = ("job", "checkpoint", key)
+            message = "the job is a command, which saves when it likes: only the folder can be said"
+            problems.note(where, problems.source.problem(where, message))
+        kept["checkpoint"] = {key: saved[key] for key in saved.keys() & SavedIn.model_fields.keys()} or None
+    return kept
 
 
 def _gather_parameters(fault: object, where: KeyPath, kinds: Registry, problems: Problems) -> object:

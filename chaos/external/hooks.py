@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
@@ -62,6 +63,10 @@ class Observer(Protocol):
         """It has stepped."""
         ...
 
+    def on_loaded(self) -> None:
+        """The state of an optimizer was loaded."""
+        ...
+
     def on_compiled_step(self, optimizer: Any) -> None:
         """It has stepped inside a compiled function, since the last call of any of these."""
         ...
@@ -70,8 +75,11 @@ class Observer(Protocol):
         """Something is about to be saved to a file; returns whether `on_saved` or `on_save_failed` is to follow."""
         ...
 
-    def on_saved(self, began_seconds: float, result: object) -> None:
-        """The call that began then (CLOCK_MONOTONIC) has returned `result`: a future, where it goes on."""
+    def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
+        """The call that began then (CLOCK_MONOTONIC) has returned `result`: a future, where it goes on.
+
+        It saved to `path`, where that can be told.
+        """
         ...
 
     def on_save_failed(self) -> None:
@@ -99,7 +107,7 @@ class TorchHooks:
         self._forward: RemovableHandle | None = None
         self._is_compiled_call_hooked = False
         self._compiled_steps = _CompiledSteps()
-        self.has_compiled_steps = False
+        self.has_compiled_steps = self.is_telling_compiled_step = False
         self._num_stepped = 0
 
     def attach(self) -> None:
@@ -133,6 +141,7 @@ class TorchHooks:
         ]
         # No public place sees every fetch (2.13); without this one, `data` is announced with `forward`.
         self._replace(getattr(dataloader, "_BaseDataLoaderIter", None), "__next__", self._watch_fetch)
+        self._replace(Optimizer, "load_state_dict", self._watch_load)
         self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
         self._replace(torch.amp.GradScaler, "step", self._watch_scaled_step)
         self.await_forward()
@@ -150,8 +159,11 @@ class TorchHooks:
             # A thread that saves, or fetches ahead, is not the one that trains.
             return
         optimizer, self._compiled_steps.optimizer = self._compiled_steps.optimizer, None
-        self.has_compiled_steps = True
-        self._observer.on_compiled_step(optimizer)
+        self.has_compiled_steps = self.is_telling_compiled_step = True
+        try:
+            self._observer.on_compiled_step(optimizer)
+        finally:
+            self.is_telling_compiled_step = False
 
     def await_forward(self) -> None:
         """Tell of the next forward, once.
@@ -225,7 +237,7 @@ class TorchHooks:
             except BaseException:
                 observer.on_save_failed()
                 raise
-            observer.on_saved(began_seconds, result)
+            observer.on_saved(began_seconds, result, _path_of(args, kwargs))
             return result
 
         return save
@@ -268,6 +280,14 @@ class TorchHooks:
 
         return fetch
 
+    def _watch_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._observer.on_loaded()
+            return result
+
+        return load_state_dict
+
     def _watch_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
             if scaler.is_enabled():
@@ -308,3 +328,14 @@ class TorchHooks:
                     self.await_forward()
 
         return call
+
+
+def _path_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Where a call of one of the functions that save puts it: a path or an open file, whatever its name is there."""
+    writer = kwargs.get("storage_writer")
+    named = [kwargs.get(name) for name in ("f", "filename", "checkpoint_id")]
+    for one in (*named, getattr(writer, "path", None), *args[1:2]):
+        path = one if isinstance(one, os.PathLike) else getattr(one, "name", one)
+        if isinstance(path, str | os.PathLike):
+            return os.fspath(path)
+    return None

@@ -11,35 +11,60 @@ from dataclasses import dataclass
 RANK_PID = "CHAOS_RANK_PID"
 # Set where nodes are containers: which of them this is.
 NODE_VARIABLE = "CHAOS_NODE"
+# Which of the run's jobs: the main one, or its fault-free twin.
+JOB_VARIABLE = "CHAOS_JOB"
+# torchft's examples and launchers set them for the processes of each replica group, which all have ranks from 0.
+_REPLICA_GROUP, _NUM_REPLICA_GROUPS = "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One rank; all but `attempt` count from 0. `attempt` counts the launcher's starts of the ranks, from 1."""
+    """One rank; all but `attempt` count from 0. `attempt` counts the launcher's starts of the ranks, from 1.
+
+    Where the job consists of replica groups that have launchers of their own (torchft), `replica` is the group,
+    `group_rank` the rank within it, `rank` that among all of them, in the order of the groups; `world_size` is that of
+    all groups together, as far as their number is known.
+    """
 
     rank: int
     node: int
     local_rank: int
     world_size: int
     attempt: int
+    replica: int | None = None
+    first_rank: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether it speaks for its replica group, or for the whole job where there are none."""
+        return self.rank == self.first_rank
 
 
-def identify(environment: Mapping[str, str]) -> Identity:
+def identify(environment: Mapping[str, str], replica: int | None = None) -> Identity:
     """Who this process is: as its process group says, else as the launcher's variables say, else rank 0 of 1.
 
-    Its node is the container that it is in, else what the launcher counts as one.
+    Its node is the container that it is in, else what the launcher counts as one. `replica` is the group as the script
+    itself names it, where no variable does.
     """
     rank, world_size = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
     ranks_per_node = max(1, _number(environment, "LOCAL_WORLD_SIZE", world_size))
+    node = _number(environment, "GROUP_RANK", rank // ranks_per_node)
+    group = _number(environment, _REPLICA_GROUP, -1 if replica is None else replica)
+    num_groups = max(group + 1, _number(environment, _NUM_REPLICA_GROUPS, 1))
+    is_grouped = group >= 0
     return Identity(
-        rank=rank,
-        node=_number(environment, NODE_VARIABLE, _number(environment, "GROUP_RANK", rank // ranks_per_node)),
+        rank=group * world_size + rank if is_grouped else rank,
+        node=_number(
+            environment, NODE_VARIABLE, group * max(1, world_size // ranks_per_node) + node if is_grouped else node
+        ),
         local_rank=_number(environment, "LOCAL_RANK", rank % ranks_per_node),
-        world_size=world_size,
+        world_size=world_size * num_groups if is_grouped else world_size,
         attempt=attempt_of(environment),
+        replica=group if is_grouped else None,
+        first_rank=group * world_size if is_grouped else 0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -14,14 +15,17 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from chaos.external.connection import connect, tell_idleness
 from chaos.external.figures import Figures
 from chaos.external.hooks import TorchHooks
 from chaos.external.identity import RANK_PID, Identity, identify, may_be_rank
+from chaos.external.optimizers import Optimizers, parameters_of
+from chaos.external.replica_state import ReplicaState
 from chaos.external.report import Report
 from chaos.external.saving import Saves
 from chaos.external.stall_reason import StallReason
-from chaos.external.steps import Nesting, Rounds
 from chaos.external.subject import ExternalSubject
+from chaos.external.torchft import Managers
 from chaos.in_process.agent import Agent
 
 # What can be seen of a script without a line changed. `reduce` cannot: it goes on within `backward`.
@@ -59,11 +63,12 @@ class PhaseTracker:
         self._report: Report | None = None
         self._identity: Identity | None = None
         self._figures = Figures()
-        # By id, in the order in which they were made, and in that in which they first stepped.
-        self._made: dict[int, weakref.ref[Optimizer]] = {}
-        self._stepped: dict[int, weakref.ref[Optimizer]] = {}
-        self._rounds = Rounds()
-        self._nesting = Nesting()
+        self._managers = Managers(self._on_rejected)
+        self._optimizers = Optimizers(self._managers, self._look_once_more)
+        self._replica_state: ReplicaState | None = None
+        # Whether this rank's loss was finite until now.
+        self._is_finite = True
+        self._loss: float | None = None
         # What the script called first in the newest step.
         self._called: Callable[[], object] = lambda: None
         # The optimizer has called its closure.
@@ -71,12 +76,19 @@ class PhaseTracker:
         self._thread: int | None = None
         self._is_over = False
         self.hooks = TorchHooks(self)
+        self._leave_managers: Callable[[], None] = lambda: None
+
+    def attach(self) -> None:
+        """Follow from now on."""
+        self.hooks.attach()
+        self._leave_managers = self._managers.watch()
+        atexit.register(self._finish, os.getpid())
 
     # ---- what the script does (`chaos.external.hooks.Observer`) ----
 
     def created(self, optimizer: Optimizer) -> None:
         """It has an optimizer more."""
-        self._made[id(optimizer)] = weakref.ref(optimizer)
+        self._optimizers.add(optimizer)
 
     def is_elsewhere(self) -> bool:
         """See `Observer`."""
@@ -92,7 +104,7 @@ class PhaseTracker:
         if threading.get_ident() != (self._thread or threading.main_thread().ident):
             # Fetched ahead by a thread of the script's own.
             return
-        if self._rounds.new_batch():
+        if self._optimizers.rounds.new_batch():
             self._commit({})
         self._reach(_DATA)
 
@@ -103,6 +115,7 @@ class PhaseTracker:
     def on_forward(self, module: object, arguments: tuple[object, ...]) -> None:
         """See `Observer`."""
         self._on_training_thread()
+        self._optimizers.passed()
         self._take_up_count()
         self._called = weakref.ref(module)
         self._reach(_DATA)
@@ -112,6 +125,7 @@ class PhaseTracker:
     def on_backward(self, tensors: object, gradients: object) -> None:
         """See `Observer`."""
         self._on_training_thread()
+        self._optimizers.passed()
         self._guard(self._figures.backward, tensors, gradients)
         self._num_backwards += 1
         if self._num_announced <= _BACKWARD:
@@ -120,7 +134,7 @@ class PhaseTracker:
     def on_computed_back(self, tensors: object) -> None:
         """See `Observer`."""
         if self._stall_reason.is_watching:
-            parameters = (p for o in self._training_optimizers() for group in o.param_groups for p in group["params"])
+            parameters = parameters_of(self._optimizers.training())
             self._guard(self._stall_reason.computed_back, tensors, (parameter.grad for parameter in parameters))
 
     def on_scaled(self) -> None:
@@ -133,21 +147,25 @@ class PhaseTracker:
 
     def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """See `Observer`. With a closure (LBFGS, Lightning), the whole step is computed inside the optimizer's."""
-        if not self._nesting.enter(id(optimizer)) or self._is_over:
+        if not self._optimizers.enter(optimizer) or self._is_over:
             return None
-        if id(optimizer) not in self._made:
-            self.created(optimizer)
-        if not self.is_explicit and self._rounds.stepping(id(optimizer)):
-            self._commit({})
         closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
+        if not callable(closure) and not self.hooks.is_telling_compiled_step:
+            is_late = self._optimizers.is_late(optimizer)
+            if is_late is None:
+                return None
+            if is_late and not self.is_explicit:
+                self._commit({})
+        if not self.is_explicit and self._optimizers.rounds.stepping(id(optimizer)):
+            self._commit({})
         if not callable(closure):
-            self._take_up_count()
+            self._take_up_count(is_stepping=True)
             self._reach(_OPTIMIZER)
             return None
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
-            self._take_up_count()
+            self._take_up_count(is_stepping=True)
             self._is_evaluating = True
             try:
                 self._reach(_OPTIMIZER)
@@ -161,16 +179,18 @@ class PhaseTracker:
 
     def on_stepped(self, optimizer: Any) -> None:
         """See `Observer`."""
-        if not self._nesting.leave(id(optimizer)) or self._is_over:
-            return
-        key = id(optimizer)
-        if key not in self._stepped:
-            self._stepped[key] = weakref.ref(optimizer, lambda _: self._forget(key))
-        others = (
-            () if self._num_committed else [id(other) for other in _living(self._made) if _is_apart(other, optimizer)]
-        )
-        if not self.is_explicit and self._rounds.stepped(key, others):
+        if self._optimizers.leave(optimizer) and not self._is_over and not self.is_explicit:
             self._commit({})
+
+    def on_loaded(self) -> None:
+        """See `Observer`."""
+        self._optimizers.loaded()
+
+    def _on_rejected(self) -> None:
+        """Torchft takes the step back: what was computed for it is computed again."""
+        self._figures.take(self.step)
+        self._num_announced = 0
+        self.hooks.await_forward()
 
     def on_compiled_step(self, optimizer: Any) -> None:
         """See `Observer`. All that is left of the step is announced when it is over."""
@@ -187,19 +207,21 @@ class PhaseTracker:
             self._agent.announce(self.step - 1, "checkpoint")
         return True
 
-    def on_saved(self, began_seconds: float, result: object) -> None:
+    def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
         """See `Observer`."""
-        self._guard(self._saves.called, began_seconds, result)
+        self._guard(self._saves.called, began_seconds, result, path)
 
     def on_save_failed(self) -> None:
         """See `Observer`."""
         self._saves.failed()
 
-    def _tell_checkpoint(self, step: int, blocking_seconds: float, writing_seconds: float) -> None:
+    def _tell_checkpoint(
+        self, step: int, blocking_seconds: float, writing_seconds: float, saved: list[list[Any]]
+    ) -> None:
         """A checkpoint is written, on whatever thread that was."""
         report, told = self._report, {"blocking_seconds": blocking_seconds, "writing_seconds": writing_seconds}
         if report is not None and step > 0:
-            report.emit("checkpoint_written", step=step, **told)
+            report.emit("checkpoint_written", step=step, saved=saved, **told)
 
     def on_departure(self) -> None:
         """See `Observer`: what was not sent yet would be lost."""
@@ -246,32 +268,41 @@ class PhaseTracker:
         self._most_backwards = max(self._most_backwards, self._num_backwards)
         self._num_left_out = self._num_backwards = 0
         self._stall_reason.committed(began_after=self.step > self._affected_step)
+        if self._replica_state is not None:
+            self._guard(self._replica_state.committed, self.step, self._loss)
         self.step += 1
         self._num_announced = 0
         self.hooks.await_forward()
 
     def _tell(self, figures: Mapping[str, float | int]) -> None:
         seen = self._figures.take(self.step)
-        if self._identity is None or self._report is None or self._identity.rank != 0:
+        self._loss = seen.get("loss")
+        if self._identity is None or self._report is None:
             return
+        if self._loss is not None and self._is_finite and not math.isfinite(self._loss):
+            self._is_finite = False
+            if not self._identity.leads:
+                self._report.emit("loss_not_finite", step=self.step, loss=str(self._loss))
+        if not self._identity.leads:
+            return
+        if not self._num_committed:
+            by = "script" if self.is_explicit else self._optimizers.count_kept_by()
+            self._report.emit("steps_counted", step=self.step, count_kept_by=by)
+        if self._identity.replica is not None:
+            seen["replica"] = self._identity.replica
         seen.update(figures)
-        seen["epoch"], seen["optimizers"] = self._identity.attempt, len(self._stepped)
+        seen["epoch"], seen["optimizers"] = self._identity.attempt, self._optimizers.num_training
         seen["began_monotonic"] = self._began_seconds
         seen["committed_monotonic"] = now = time.monotonic()
         self._report.step_committed(self.step, now, seen)
 
-    def _take_up_count(self) -> None:
-        """Go on counting where the optimizers' own count is: a training that was resumed does not begin at step 1."""
-        if self._stepped or self._num_committed or self.is_explicit or self._is_over:
+    def _take_up_count(self, *, is_stepping: bool = False) -> None:
+        """Go on counting where the restored training's own count is: one that was resumed does not begin at step 1."""
+        if self.is_explicit or self._is_over:
             return
-        counted = max((steps_of(optimizer) for optimizer in _living(self._made)), default=0)
-        step = 1 + max(0, counted - self._num_unseen)
-        if step != self.step:
+        step = self._optimizers.next_step(self._num_unseen, is_stepping=is_stepping)
+        if step is not None and step != self.step:
             self.step, self._num_announced = step, 0
-
-    def _forget(self, key: int) -> None:
-        self._stepped.pop(key, None)
-        self._rounds.forget(key)
 
     # ---- being a rank ----
 
@@ -283,32 +314,27 @@ class PhaseTracker:
         if not may_be_rank(self._environment):
             self.stop()
             return
-        identity = identify(self._environment)
-        address, token = self._environment["CHAOS_AGENT"], self._environment["CHAOS_TOKEN"]
-        agent = Agent(
-            address,
-            token,
-            rank=identity.rank,
-            node=identity.node,
-            attempt=identity.attempt,
-            world_size=identity.world_size,
-            local_rank=identity.local_rank,
-        )
-        agent.expose(ExternalSubject(self._training_optimizers, self._is_step_unseen, self._called_module))
-        self._report = Report(address, token, identity)
-        agent.before_hold = self._report.flush
-        self._report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")
+        identity = identify(self._environment, self._managers.replica_group())
+        agent, self._report = connect(self._environment, identity)
+        subject = ExternalSubject(self._optimizers.training, self._is_step_unseen, self._called_module)
+        agent.expose(subject)
+        if identity.world_size > 1:
+            self._replica_state = ReplicaState(subject, self._tell_state)
         self._identity, self._agent = identity, agent
         self.hooks.watch_departure()
         self._figures.set_world_size(identity.world_size)
         self._take_up_count()
         os.environ[RANK_PID] = str(os.getpid())
         os.register_at_fork(after_in_child=self._leave_to_parent)
-        atexit.register(self._finish, os.getpid())
 
-    def _training_optimizers(self) -> list[Optimizer]:
-        """Those that have stepped, in the order of their first steps; all, before the first step."""
-        return _living(self._stepped) or _living(self._made)
+    def _tell_state(self, step: int, fields: Mapping[str, object]) -> None:
+        if self._report is not None:
+            self._report.emit("state_checksums", step=step, **fields)
+
+    def _look_once_more(self) -> None:
+        """The training is over, and what it trained may be gone in a moment."""
+        if self._replica_state is not None and not self._is_over:
+            self._guard(self._replica_state.finish)
 
     def _called_module(self) -> torch.nn.Module | None:
         module = self._called()
@@ -339,11 +365,15 @@ class PhaseTracker:
         # No other one trains any more.
         self._thread = threading.get_ident()
         self.hooks.tell_compiled_step()
+        if self._identity is None and not has_failed and not self._is_over:
+            self._guard(tell_idleness, self._environment)
+            return
         self._guard(self._saves.next_step)
         if self._report is not None:
             if has_failed:
                 self._report.flush()
             else:
+                self._look_once_more()
                 left_out = {"steps_left_out": self._num_left_out}
                 if not self._num_left_out and (passes := self._stall_reason.num_left_out(self._most_backwards)):
                     left_out["spoilt_passes_left_out"] = passes
@@ -354,6 +384,7 @@ class PhaseTracker:
         self._is_over = True
         self._agent = self._report = None
         self.hooks.detach()
+        self._leave_managers()
         self._stall_reason.end()
 
     def _guard(self, act: Callable[..., None], *arguments: object) -> None:
@@ -367,23 +398,3 @@ class PhaseTracker:
         if not self._is_over:
             self.stop()
             print(f"chaos: this process is not followed any more: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-def _living(optimizers: Mapping[int, weakref.ref[Optimizer]]) -> list[Optimizer]:
-    return [optimizer for found in optimizers.values() if (optimizer := found()) is not None]
-
-
-def _is_apart(one: Optimizer, other: Optimizer) -> bool:
-    """Whether they have no parameter in common: one that wraps or replaces the other has."""
-    mine = {id(parameter) for group in one.param_groups for parameter in group["params"]}
-    return not any(id(parameter) in mine for group in other.param_groups for parameter in group["params"])
-
-
-def steps_of(optimizer: Optimizer) -> int:
-    """How many steps it has made by its own count, over all runs (Adam's `step`); 0 where it keeps none."""
-    most = 0
-    for state in optimizer.state.values():
-        steps = state.get("step") if isinstance(state, Mapping) else None
-        if isinstance(steps, int | float) or (isinstance(steps, torch.Tensor) and steps.numel() == 1):
-            most = max(most, int(steps))
-    return most

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.external.identity import Identity
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.wire import Guarded, connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -27,17 +27,19 @@ COLLECT_SECONDS = 0.02
 class Report:
     """One rank's events. A collector that is gone, or takes nothing, is given up: training goes on."""
 
-    def __init__(self, address: str, token: str, identity: Identity) -> None:
+    def __init__(self, address: str, token: str, identity: Identity, job: str = MAIN_JOB) -> None:
         sock = connect(address, CONNECT_TIMEOUT_SECONDS)
         sock.settimeout(None)
         limit_send_time(sock)
         sock.sendall(encode({"token": token, "role": "events"}))
         self._socket: socket.socket | None = sock
         self._guarded = Guarded(sock)
-        self._emitter = Emitter(self._take, "rank", rank=identity.rank, node=identity.node, attempt=identity.attempt)
+        self._emitter = Emitter(
+            self._take, "rank", job=job, rank=identity.rank, node=identity.node, attempt=identity.attempt
+        )
         # As `Event.to_json` writes it: what differs from step to step is put in between.
         head, _, tail = (
-            Event("step_committed", "rank", 0.0, 0.0, os.getpid(), identity.attempt)
+            Event("step_committed", "rank", 0.0, 0.0, os.getpid(), identity.attempt, job=job)
             .to_json()
             .partition('"time":0.0,"monotonic":0.0')
         )

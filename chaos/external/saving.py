@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+Tell = Callable[[int, float, float, list[list[Any]]], None]
 
 
 class Saves:
     """The checkpoints of one training, one for each step after which anything is saved.
 
     Saving is over when the last call has returned and all futures that calls returned are done; `tell` then gets the
-    step, for how long training waited and for how long it was written beside training (seconds).
+    step, for how long training waited and for how long it was written beside training (seconds), and path, device and
+    inode of what was written.
     """
 
-    def __init__(self, tell: Callable[[int, float, float], None]) -> None:
+    def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._newest: _Saving | None = None
         self._last_step: int | None = None
@@ -32,9 +37,11 @@ class Saves:
         is_first, self._last_step = step != self._last_step, step
         return is_first
 
-    def called(self, began_seconds: float, result: Any) -> None:
-        """The call that began then (CLOCK_MONOTONIC) has returned `result`."""
+    def called(self, began_seconds: float, result: Any, path: str | None = None) -> None:
+        """The call that began then (CLOCK_MONOTONIC) has returned `result`; it saved to `path`, where that is known."""
         self._depth = max(0, self._depth - 1)
+        if self._newest is not None and path is not None:
+            self._newest.wrote(path)
         if self._newest is not None and not self._depth:
             self._newest.called(began_seconds, getattr(result, "upload_completion", result))
 
@@ -54,14 +61,21 @@ class Saves:
 class _Saving:
     """One checkpoint. Its futures are done on threads of their own."""
 
-    def __init__(self, step: int, tell: Callable[[int, float, float], None]) -> None:
+    def __init__(self, step: int, tell: Tell) -> None:
         self.step = step
+        # By path: device and inode. Many are renamed when they are whole.
+        self._saved: dict[str, tuple[int, int]] = {}
         self.is_whole = True
         self._tell = tell
         self._blocking_seconds = self._returned_seconds = self._done_seconds = 0.0
         self._lock = threading.Lock()
         # One for the training thread itself.
         self._num_open = 1
+
+    def wrote(self, path: str) -> None:
+        with suppress(OSError):
+            found = Path(path).stat()
+            self._saved[str(Path(path).absolute())] = (found.st_dev, found.st_ino)
 
     def called(self, began_seconds: float, result: Any) -> None:
         self._returned_seconds = time.monotonic()
@@ -83,4 +97,5 @@ class _Saving:
             is_over = not self._num_open
         if is_over and self.is_whole:
             beside = max(0.0, self._done_seconds - self._returned_seconds)
-            self._tell(self.step, self._blocking_seconds, beside)
+            saved = [[path, *place] for path, place in self._saved.items()]
+            self._tell(self.step, self._blocking_seconds, beside, saved)

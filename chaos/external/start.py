@@ -18,7 +18,7 @@ def begin(*, is_explicit: bool) -> PhaseTracker | None:
     global _tracker
     if _tracker is None and may_be_rank(os.environ):
         _tracker = PhaseTracker(os.environ, is_explicit=is_explicit)
-        _tracker.hooks.attach()
+        _tracker.attach()
     return _tracker
 
 

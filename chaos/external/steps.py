@@ -25,6 +25,11 @@ class Rounds:
         self._others_steps = 0
         self._is_open = False
 
+    @property
+    def leading(self) -> Hashable | None:
+        """The optimizer whose steps are those of the training; None before the first step."""
+        return self._leading
+
     def stepping(self, optimizer: Hashable) -> bool:
         """It is about to step; returns whether that ends the step before."""
         return optimizer == self._leading and self.new_batch()

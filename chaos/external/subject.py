@@ -55,6 +55,10 @@ class ExternalSubject:
         """All modules of the models that the optimizers train, by name; a model itself is named by its class."""
         return {name or type(module).__name__: module for name, module in self._named_modules()}
 
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What the optimizers train, by name, as the script has it: of several ranks', not only this one's part."""
+        return {name: parameter for parameter, name in self._parameter_names().items()}
+
     def tensors(self, kind: TensorKind) -> Mapping[str, Tensor]:
         """The parameters, their gradients or the optimizers' state (`NAME.exp_avg`), as far as this rank holds them."""
         found: dict[str, Tensor] = {}

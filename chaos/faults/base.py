@@ -25,7 +25,7 @@ from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
 
 Fidelity = Literal["real", "shaped", "telemetry"]
-Role = Literal["rank", "supervisor", "snapshots", "container", "coordinator", "launcher"]
+Role = Literal["rank", "supervisor", "snapshots", "container", "data-worker", "coordinator", "launcher"]
 VERIFY_TIMEOUT_SECONDS = 5.0
 
 
@@ -53,6 +53,7 @@ class OwnedProcess:
             "supervisor": f"supervisor of node {self.node}",
             "snapshots": f"snapshot process of node {self.node}",
             "container": f"container of node {self.node}",
+            "data-worker": f"DataLoader worker of rank {self.rank}",
             "launcher": "launcher" if self.node is None else f"launcher of node {self.node}",
         }
         return f"{names.get(self.role, self.role)} (pid {self.process.pid})"
@@ -220,6 +221,8 @@ class FaultContext:
     watch: Watch
     run_folder: Path
     checkpoint_folder: Path | None = None
+    # Whether checkpoints are those of a script, of which this project has no reader.
+    has_foreign_checkpoints: bool = False
     links: LinkHost | None = None
     emit: Emit | None = None
     cluster: Cluster | None = None
@@ -270,6 +273,8 @@ class Fault(ABC, Generic[ParametersT]):
     shows_when_released: ClassVar[bool] = False
     # Whether it is said before anything is lost, and the job has time to let its ranks go.
     gives_notice: ClassVar[bool] = False
+    # Whether it makes values wrong that other ranks may hold as well.
+    changes_values: ClassVar[bool] = False
     verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
     Parameters: ClassVar[type[BaseModel]] = NoParameters
 
@@ -339,12 +344,13 @@ class Fault(ABC, Generic[ParametersT]):
             chaos.errors.EffectNotSeen: it was not, within the time.
         """
 
-    async def lift(self, act: Act, context: FaultContext) -> None:
+    async def lift(self, act: Act, context: FaultContext) -> float | None:
         """End the effect as far as only the living run can: before `undo`, which works from the record alone.
 
-        What is applied inside a rank is lifted here; without us the rank lifts it when its connection ends.
+        What is applied inside a rank is lifted here; without us the rank lifts it when its connection ends. Returns
+        when it was in force no longer (CLOCK_MONOTONIC seconds), where that was before all checks that follow.
         """
-        return
+        return None
 
     @classmethod
     @abstractmethod

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.job_records import CheckpointWritten, StepCommitted
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse
 
 _KEPT_STEPS = 1000
+_KEPT_SAVES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class Watch:
     """Follows one job. Feeding it is cheap, and nothing in it grows with the run."""
 
     def __init__(self) -> None:
+        # The first step that was committed, None before it.
+        self.first_step: int | None = None
+        # What scripts saved of late.
+        self.saves: deque[CheckpointWritten] = deque(maxlen=_KEPT_SAVES)
         self.steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
         self._waiting: list[tuple[Callable[[Record], bool], asyncio.Future[Record]]] = []
 
@@ -56,16 +61,19 @@ class Watch:
 
     def feed(self, event: Event) -> None:
         """Take in one event of the job; one that makes no sense is nobody's."""
-        if event.kind != StepCommitted.KIND and not self._waiting:
+        if event.kind not in (StepCommitted.KIND, CheckpointWritten.KIND) and not self._waiting:
             return
         try:
             record = parse(event)
         except ValueError:
             return
         if isinstance(record, StepCommitted) and record.step is not None and record.step > self.last_step:
+            self.first_step = record.step if self.first_step is None else self.first_step
             committed = record.committed_seconds
             began = committed if record.began_monotonic is None else record.began_monotonic
             self.steps.append(SeenStep(record.step, began, committed))
+        elif isinstance(record, CheckpointWritten) and record.saved:
+            self.saves.append(record)
         for is_wanted, future in list(self._waiting):
             if not future.done() and is_wanted(record):
                 future.set_result(record)

@@ -3,7 +3,8 @@
     python -m chaos.host.duty_cycle FACTOR PERIOD_SECONDS JITTER SEED PID:START_TICKS...
 
 Its standard input is a pipe from the injector, so that it ends with it, however the injector ends; SIGCONT is the last
-thing that it does. One line on standard output says that it has begun.
+thing that it does. One line on standard output says that it has begun, another one when it ended (CLOCK_MONOTONIC
+seconds).
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         for process in processes:
             process.signal(signal.SIGCONT)
+        # When it ended, for whom it may take a while to notice.
+        print(time.monotonic(), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,14 +25,32 @@ _WHOLE = "whole, by size and CRC-32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile(UndoRecord):
-    """File `name` of the unit in `folder`, as its manifest has it, and where it is `kept`: whole paths."""
+    """File `name` of the unit in `folder`, as its manifest has it, and where it is `kept`: whole paths.
+
+    `unit_crc32` is None of a script's checkpoint, which has no manifest (see `SavedFile`).
+    """
 
     folder: str
     name: str
     num_bytes: int
     crc32: int
-    unit_crc32: int
+    unit_crc32: int | None
     kept: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile(KeptFile):
+    """A file of a script's checkpoint: the damaged one as long as it is what it was made; None: it was removed."""
+
+    damaged_num_bytes: int | None
+    damaged_crc32: int | None
+
+    @property
+    def damaged(self) -> FileRecord | None:
+        """What it was made."""
+        if self.damaged_num_bytes is None or self.damaged_crc32 is None:
+            return None
+        return FileRecord(self.damaged_num_bytes, self.damaged_crc32)
 
 
 def describe(unit_folder: Path, name: str, file: FileRecord, kept: Path) -> KeptFile:
@@ -91,10 +109,13 @@ def _put_back(file: KeptFile) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return "the job has removed this checkpoint since"
     try:
-        if _unit_crc32(folder) != file.unit_crc32:
+        found = _measured(name, folder)
+        if file.unit_crc32 is not None and _unit_crc32(folder) != file.unit_crc32:
             return "the job has written this checkpoint anew since"
-        if _measured(name, folder) == expected:
+        if found == expected:
             return _WHOLE
+        if isinstance(file, SavedFile) and found != file.damaged:
+            return f"the job has {'removed' if found is None else 'written'} this file since"
         if not kept.exists() or _measured(str(kept), None) != expected:
             raise HealError(f"{file.folder}/{name} is damaged, and its copy {kept} is not there or not whole")
         try:

@@ -80,8 +80,14 @@ def disposition(process: ProcessId, number: signal.Signals) -> str:
 async def exited(processes: Iterable[ProcessId], timeout_seconds: float) -> tuple[ProcessId, ...]:
     """Wait until all of them are gone, without polling; returns those that still run when the time is up."""
     wanted = tuple(processes)
-    with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*(_exited(process) for process in wanted)), timeout_seconds)
+    waits = [asyncio.create_task(_exited(process)) for process in wanted]
+    try:
+        if waits:
+            await asyncio.wait(waits, timeout=timeout_seconds)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
     return tuple(process for process in wanted if process.is_running())
 
 

@@ -66,11 +66,19 @@ class Raise(InProcessFault):
         if not isinstance(made, Exception):
             raise InProcessFaultRefused(f"{name} is no exception")
         self._made = made
+        self._is_raised = self._is_told = False
         return {"exception": type(made).__qualname__}
 
     def released(self) -> None:
         """The exception, in whatever the rank was about to do."""
+        self._is_raised = True
         raise self._made
+
+    def announced(self, step: int, phase: str) -> None:
+        """Say that the script has caught it: it trains on. One that ends of it may still save something."""
+        if self._is_raised and not self._is_told and phase != "checkpoint":
+            self._is_told = True
+            self.report({"handled_at": [step, phase]})
 
 
 def _flush() -> None:

@@ -201,6 +201,11 @@ class Injector:
         for place in armed.witnesses:
             self._sessions.call(place)
 
+    def _began_behind(self, step: int | None) -> bool:
+        """Whether a script of which nobody knows where it begins was past `step` by then."""
+        first = self._context.watch.first_step
+        return self._context.has_foreign_checkpoints and step is not None and first is not None and step < first
+
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()
         incident, trigger = armed.incident, armed.incident.trigger
@@ -210,6 +215,11 @@ class Injector:
         if trigger.at_seconds is None and trigger.phase in SNAPSHOT_PHASES:
             what = "copied by" if trigger.phase == "snapshot" else "encoded on the nodes of"
             reason = f"no snapshot of step {trigger.step} or a later one was {what} {whom} before the job ended"
+        elif self._began_behind(trigger.step):
+            reason = (
+                f"the job began at step {self._context.watch.first_step}, behind {trigger}: it went on from a "
+                "checkpoint of its own; --reset 'rm -rf ...' puts it back to its beginning before each start"
+            )
         elif has_passed:
             # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
             reason = f"{whom} was not in the job when it came to {trigger}, or has no such phase in that step"
@@ -292,6 +302,7 @@ class Injector:
             if fault.lasts() and lifetime.done() and not self._over.is_set():
                 longer = f"{incident.fault} on {incident.target_text or 'it'} was to go on for {incident.lifetime}"
                 self._emit("warning", step=step, message=f"{longer}: it took longer than that to see its effect")
+                self._emit("outlasted", step=step, incident=incident.incident, planned=str(incident.lifetime))
             await lifetime
         finally:
             lifetime.cancel()
@@ -334,16 +345,17 @@ class Injector:
     async def _undo(self, armed: Armed, act: Act, step: int) -> None:
         incident, fault = armed.incident, armed.fault
         try:
-            await self._lift(fault, act)
+            ended_seconds = await self._lift(fault, act)
             evidence = self._ledger.undo(incident.incident, incident.fault, act.undo_record, fault.undo)
         except ChaosError as error:
             self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
         else:
-            self._emit("undone", step=step, incident=incident.incident, evidence=evidence)
+            more = {} if ended_seconds is None else {"ended_monotonic": ended_seconds}
+            self._emit("undone", step=step, incident=incident.incident, evidence=evidence, **more)
 
-    async def _lift(self, fault: Fault[Any], act: Act) -> None:
+    async def _lift(self, fault: Fault[Any], act: Act) -> float | None:
         try:
-            await fault.lift(act, self._context)
+            return await fault.lift(act, self._context)
         except Exception as error:
             # What the record says is undone all the same; the entry stays pending until the processes are gone.
             fault.undo(act.undo_record)

@@ -14,6 +14,7 @@ NEEDS: Mapping[str, str] = {
     "checkpoints": _CHECKPOINTS,
     "checkpoint-phase": _CHECKPOINTS,
     "cuda": "a job whose ranks run on CUDA devices",
+    "data-workers": "a command of your own, whose DataLoader has worker processes (num_workers above 0)",
     "links": "ranks with networks of their own",
     "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",
     "snapshots": f"a job that keeps snapshots: give it {setting('job.snapshots.every', 1)}",
@@ -28,9 +29,11 @@ def capabilities_of(experiment: Experiment) -> frozenset[str]:
     offered = {
         "links": experiment.backend == "docker",
         "own-runtime": job.runtime == "mecefo",
-        "checkpoints": has_checkpoints,
-        "snapshots": isinstance(job, Job) and job.snapshots is not None,
         # Of a command, whether it saves anything shows when it does.
+        "checkpoints": has_checkpoints or job.runtime == "command",
+        # Whether it has any shows when it loads.
+        "data-workers": job.runtime == "command",
+        "snapshots": isinstance(job, Job) and job.snapshots is not None,
         "checkpoint-phase": has_checkpoints or job.runtime == "command",
     }
     return frozenset(need for need, is_there in offered.items() if is_there)

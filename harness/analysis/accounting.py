@@ -21,7 +21,7 @@ from harness.analysis.steps import CommittedStep, median_step_seconds, num_commi
 from harness.analysis.timeline import Timeline
 
 BADPUT_CAUSES: Mapping[str, str] = {
-    "startup": "from the start of the job to its first step",
+    "startup": "from the start of the job to its first step, of an external job to its first steady one",
     "injection": "ranks held by the injector: the tool's own doing",
     "detection": "from the injection of a fault to its detection, or to the end of a job that never noticed",
     "regroup": "from detection to a membership that works again, and the regroups that take ranks back",
@@ -74,14 +74,15 @@ class Strength(IntEnum):
     GAP = 2  # between two steps, with nothing else going on: belongs to the step that follows
     ABSENCE = 3  # no coordinator, or a repair under way: costs only what no attempt at a step fills
     ATTEMPT = 4
-    CHECKPOINT = 5
-    THROWN_AWAY = 6
-    HOLD = 7
-    DETECTION = 8
-    REGROUP = 9
-    TRANSFER = 10
-    REGROUP_WITHOUT_COORDINATOR = 11
-    UNPLANNED = 12
+    WARM_UP = 5  # the first steps of an external job: compilation, caches
+    CHECKPOINT = 6
+    THROWN_AWAY = 7
+    HOLD = 8
+    DETECTION = 9
+    REGROUP = 10
+    TRANSFER = 11
+    REGROUP_WITHOUT_COORDINATOR = 12
+    UNPLANNED = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,8 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
     """All claims but those of the steps that were committed for the first time."""
     began = timeline.steps.of_blocks("began", lambda block: min(step.began_seconds for step in block))
     yield Claim(timeline.started_seconds, min(began, default=timeline.ended_seconds), Strength.STARTUP, "startup")
+    for start, end, number in timeline.warm_ups:
+        yield Claim(start, end, Strength.WARM_UP, "startup" if number == 1 else "restart")
     for step in timeline.steps.redone:
         yield Claim(step.previous_seconds, step.committed_seconds, Strength.THROWN_AWAY, "repeated_work")
     for incident in timeline.incidents:

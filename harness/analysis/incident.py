@@ -26,6 +26,7 @@ from mecefo_runtime.system.run_records import (
     Injected,
     NotDue,
     OfIncident,
+    Outlasted,
     PlannedIncident,
     Released,
     RepairStarted,
@@ -51,7 +52,8 @@ class MeasuredIncident:
     committed after it that had not been committed before, later than `committed` in a job that had gone back.
     `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
     and that are in none of its memberships since. `restore` says where the state came from with which it went on, of
-    several regroups that which went back the furthest.
+    several regroups that which went back the furthest. `outlasted` is how long it was to be in force, where it was for
+    longer, until its effect was seen.
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
     over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
@@ -94,6 +96,7 @@ class MeasuredIncident:
     missing: tuple[int, ...] = ()
     is_left_out: bool = False
     restore: StateRestore | None = None
+    outlasted: str | None = None
 
     @property
     def is_undone(self) -> bool:
@@ -259,6 +262,7 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
         "reason": unverified.reason if isinstance(unverified, Unverified) else None,
         "is_unverified": unverified is not None,
         "undone": _at(firsts, Undone),
+        "outlasted": outlasted.planned if isinstance(outlasted := firsts.get(Outlasted), Outlasted) else None,
         "held": _at(firsts, Held),
         "released": _at(firsts, Released),
     }
@@ -311,7 +315,8 @@ def _phases(
         lifted = rejoined
     elif lifted is None and (detected is None or rejoined is not None):
         # One that was only frozen thaws.
-        lifted = _at(firsts, Undone)
+        undone = firsts.get(Undone)
+        lifted = undone.ended_seconds if isinstance(undone, Undone) else None
     return {
         "injected": injected,
         "verified": _at(firsts, Verified),

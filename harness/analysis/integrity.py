@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.steps import CommittedStep
 from harness.analysis.timeline import Timeline
 from mecefo_runtime.model.data import checksum, samples_of_step
@@ -52,14 +53,18 @@ def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep])
     )
 
 
-def count_steps_lost(timeline: Timeline) -> int:
+def count_steps_lost(timeline: Timeline) -> int | None:
     """Planned steps that a completed run never committed, and committed steps that were undone and done again.
 
-    Of a run that did not complete only the latter are known to be lost.
+    Of a run that did not complete only the latter are known to be lost. A command's own end is where it was to end.
+    None: the steps of a job that went on cannot be told from those before, since nobody keeps their count.
     """
+    if not timeline.steps_are_counted:
+        return None
     missing = 0
     if timeline.outcome == "completed":
-        last, first = max(timeline.steps_planned or 0, timeline.last_step), timeline.first_step
+        planned = None if timeline.runtime == COMMAND_RUNTIME else timeline.steps_planned
+        last, first = max(planned or 0, timeline.last_step), timeline.first_step
         missing = last + 1 - first - sum(step.step >= first for step in timeline.steps.first)
     return max(0, missing) + len(timeline.steps.redone)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.regroups import takes_coordinator
 from mecefo_runtime.job.layout import Layout, Span
 from mecefo_runtime.system.job_records import (
@@ -25,7 +25,7 @@ from mecefo_runtime.system.job_records import (
     RejoinRequested,
 )
 from mecefo_runtime.system.record import Record
-from mecefo_runtime.system.run_records import Injected, Telemetry
+from mecefo_runtime.system.run_records import Injected, Telemetry, Verified
 
 FIDELITY = "telemetry"
 STARTING, UP, GONE, RESTARTING, WAITING = "starting", "up", "gone", "restarting", "waiting"
@@ -82,6 +82,9 @@ class Ranks:
                 self._mark(record.lost, GONE)
             case Injected() if record.is_loss:
                 self._mark(record.ranks, GONE)
+            case Verified() if isinstance(record.evidence, Mapping) and record.evidence.get("handled_ranks"):
+                # An exception that was to end them, and did not.
+                self._mark(record.evidence["handled_ranks"], UP)
             case RejoinRequested():
                 self._mark(record.ranks, WAITING)
             case Rejoined():

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
 from harness.analysis.steps import BASELINE_STEPS, CommittedStep, usual_step_seconds

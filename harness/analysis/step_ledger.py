@@ -118,11 +118,17 @@ class StepLedger:
     def _place(self, number: int) -> None:
         records = self._records[number]
         head, epoch = records[0], self._epoch(records[0])
-        first = self._step(head, epoch, is_first=True)
+        by_replica: dict[int | None, list[StepCommitted]] = {}
+        for one in records:
+            by_replica.setdefault(one.replica, []).append(one)
+        # Each replica group tells the step, for its own share of the work.
+        shares = [told[0] for told in by_replica.values()]
+        first = self._step(head, epoch, is_first=True, shares=shares)
+        again = max(by_replica.values(), key=len)[1:]
         redone = tuple(
             self._step(one, own, is_first=False)
-            for one in records[1:]
-            if not one.repeated and (own := self._epoch(one)) > epoch
+            for one in again
+            if not one.repeated and ((own := self._epoch(one)) > epoch or self._went_back(one, records[0]))
         )
         if first != self._first_of.get(number):
             self._replace(self._first_of.get(number), first)
@@ -134,8 +140,16 @@ class StepLedger:
                 insort(self._redone, step, key=committed_seconds)
             self._redone_of[number] = redone
 
+    def _went_back(self, later: StepCommitted, earlier: StepCommitted) -> bool:
+        """Whether a script loaded an older state without being started again."""
+        return self._believes_processes and later.pid == earlier.pid and later is not earlier
+
     def _replace(self, old: CommittedStep | None, new: CommittedStep) -> None:
-        if old is not None:
+        if old is not None and self._first[-1] is old and not (self._cuts and self._cuts[-1] == len(self._first)):
+            # Another replica group tells of the newest step.
+            self._first.pop()
+            old = None
+        elif old is not None:
             self._first.remove(old)
         if old is None and (not self._first or new.committed_seconds >= self._first[-1].committed_seconds):
             self._append(new)
@@ -159,7 +173,9 @@ class StepLedger:
             return record.epoch
         return known[max(0, bisect_right(known, (record.committed_seconds, inf)) - 1)][1]
 
-    def _step(self, record: StepCommitted, epoch: int, *, is_first: bool) -> CommittedStep:
+    def _step(
+        self, record: StepCommitted, epoch: int, *, is_first: bool, shares: Sequence[StepCommitted] = ()
+    ) -> CommittedStep:
         number, committed = record.step or 0, record.committed_seconds
         # Of a job that had gone back, the step before is the one that its own epoch committed.
         before = next((one for one in reversed(self._redone_of.get(number - 1, ())) if one.epoch == epoch), None)
@@ -172,22 +188,28 @@ class StepLedger:
         began = min(began, committed)
         # A step cannot have taken longer than from its beginning when the record before it is newer than that.
         previous = began if previous is None or previous > began else previous
-        work = {"tokens": record.tokens, "samples": record.samples}.get(self._unit)
+        tokens, samples = (_sum([getattr(one, unit) for one in shares or [record]]) for unit in WORK_UNITS[:2])
+        work = {"tokens": tokens, "samples": samples}.get(self._unit)
         return CommittedStep(
             step=number,
             epoch=epoch,
             loss=record.loss,
             work=1.0 if work is None else float(work),
-            samples=record.samples,
+            samples=samples,
             samples_checksum=record.samples_checksum,
             began_seconds=began,
             committed_seconds=committed,
             previous_seconds=previous,
             is_left_out=record.skipped,
-            tokens=record.tokens,
+            tokens=tokens,
             grad_norm=record.grad_norm,
             learning_rate=record.learning_rate,
         )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _said_first(record: StepCommitted) -> tuple[bool, float]:

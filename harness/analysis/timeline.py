@@ -10,11 +10,13 @@ from itertools import accumulate
 from statistics import median
 from typing import TypeVar
 
-from harness.analysis.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
 from harness.analysis.attribution import Attribution, Loss, UnplannedLoss, undisturbed_baseline
+from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
+from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
-from harness.analysis.steps import CommittedStep, Steps, usual_step_seconds
+from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, usual_step_seconds
+from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
     CheckpointRestored,
     JobEnded,
@@ -27,6 +29,12 @@ from mecefo_runtime.system.job_records import (
 )
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import NotDue, RunEnded
+
+STEADY_STEPS = 3
+"""So many steps in a row show that an external job has warmed up ..."""
+STEADY_RATIO = 2.0
+"""... of which none takes longer than this many times the median before the first fault."""
+_LONGEST_WARM_UP_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,10 @@ class Timeline:
     spoilt_passes_left_out: int = 0
     # From `job_started` to `job_ended`.
     is_running: bool = False
+    # What the ranks of an external job told of their state, and (rank, step) of losses that were not finite: those of
+    # ranks that tell no steps.
+    state_checksums: tuple[StateChecksums, ...] = ()
+    not_finite: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def first_injected(self) -> float | None:
@@ -88,6 +100,30 @@ class Timeline:
         until = self.ended_seconds if first is None else first
         return undisturbed_baseline(self.steps.first, until, self.unplanned)
 
+    @cached_property
+    def warm_ups(self) -> tuple[tuple[float, float, int], ...]:
+        """(from, to, attempt) of the steps of an external job's starts that came before its first steady one.
+
+        Steady are three steps in a row of which none takes longer than twice the median before the first fault: what
+        comes before is compilation, and caches that fill.
+        """
+        usual = median_step_seconds(self.baseline)
+        if self.runtime != COMMAND_RUNTIME or usual is None or len(self.baseline) < STEADY_STEPS:
+            return ()
+        firsts: dict[int, list[CommittedStep]] = {}
+        for step in self.steps.every:
+            own = firsts.setdefault(step.epoch, [])
+            if len(own) < _LONGEST_WARM_UP_STEPS:
+                own.append(step)
+        found: list[tuple[float, float, int]] = []
+        for attempt, steps in firsts.items():
+            for index in range(len(steps) - STEADY_STEPS + 1):
+                row = steps[index : index + STEADY_STEPS]
+                if all(step.committed_seconds - step.began_seconds <= STEADY_RATIO * usual for step in row):
+                    found += [(steps[0].began_seconds, row[0].began_seconds, attempt)] if index else []
+                    break
+        return tuple(found)
+
     @property
     def usual_step_seconds(self) -> float | None:
         """What a step takes as the job goes now."""
@@ -98,7 +134,27 @@ class Timeline:
         """Whether the job ended of itself with its last planned step committed."""
         if self.steps_left_out or self.spoilt_passes_left_out:
             return False
-        return self.outcome == "completed" and self.last_step >= (self.steps_planned or 1)
+        # A command ends when it is through, whatever was expected of it.
+        last = 1 if self.runtime == COMMAND_RUNTIME else self.steps_planned or 1
+        return self.outcome == "completed" and self.last_step >= last
+
+    @cached_property
+    def replicas(self) -> ReplicaComparison | None:
+        """What became of the state that ranks of an external job have in common; None without a fault, or of one rank.
+
+        Of a corrupted rank nothing else tells, where its loss is not read or not moved.
+        """
+        struck = [incident for incident in self.incidents if incident.injected is not None]
+        is_told = self.runtime == COMMAND_RUNTIME and max((one.world_size or 1 for one in self.attempts), default=1) > 1
+        if not struck or not is_told or self.first_injected is None:
+            return None
+        ranks = sorted({rank for incident in struck for rank in incident.ranks})
+        return compare_replicas(self.state_checksums, self.attempts, self.first_injected, ranks)
+
+    @property
+    def steps_are_counted(self) -> bool:
+        """Whether the numbers of steps are those of the training: not where it went on and nobody keeps its count."""
+        return not any(one.is_count_known is False and one.first_step == 1 for one in self.attempts[1:])
 
     @cached_property
     def last_step(self) -> int:
@@ -233,6 +289,8 @@ def read(told: Told) -> Timeline:
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
         is_running=job_started is not None and job_ended is None,
+        state_checksums=tuple(_of(StateChecksums, main)),
+        not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
 from chaos.experiment.experiment import Experiment, experiment_hash
+from chaos.experiment.job import Job
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.judging.stored import judge
@@ -40,7 +41,7 @@ def check_repeatable(experiment: Experiment) -> None:
     Raises:
         UsageError: the experiment cannot be run, or not more than once.
     """
-    checkpoint = getattr(experiment.job, "checkpoint", None)
+    checkpoint = experiment.job.checkpoint if isinstance(experiment.job, Job) else None
     if checkpoint is not None and checkpoint.folder is not None:
         message = "one run would go on from another's checkpoints: leave it out, and each has its own"
         raise UsageError(message, key="job.checkpoint.folder")

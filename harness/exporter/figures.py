@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis import accounting, integrity, throughput
 from harness.analysis.accounting import PRODUCTIVE, Account
-from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.ranks import STARTING, UP
 from harness.analysis.state import RunState
@@ -127,8 +127,8 @@ class Figures:
         return {verdict: counts[verdict] for verdict in REJECTED_VERDICTS}
 
     @property
-    def steps_lost(self) -> int:
-        """Steps done again, and those that a completed job never committed."""
+    def steps_lost(self) -> int | None:
+        """Steps done again, and those that a completed job never committed; None where that is not known."""
         return integrity.count_steps_lost(self.timeline)
 
     # ---- ranks ----

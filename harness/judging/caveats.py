@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import inf
 
+from chaos.faults import registry
 from chaos.faults.network.link import SlowLink
-from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
@@ -38,9 +40,9 @@ def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) ->
         *_of_the_restarts(timeline),
         *_of_the_speed(summary),
         *_of_the_holds(summary, timeline),
-        *_of_the_losses(summary),
+        *_of_the_losses(summary, timeline),
         *_of_the_steps_left_out(timeline),
-        *(_of_the_incidents(summary) if timeline is not None else ()),
+        *(_of_the_incidents(summary, timeline) if timeline is not None else ()),
         *_of_what_did_not_fire(timeline),
         *_of_the_unplanned(summary),
         *_of_the_repairs(timeline),
@@ -145,11 +147,51 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
             f"Throughput is in {summary.throughput_unit} per second: the script does not let us see its tokens"
             f"{'' if summary.throughput_unit == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can tell them."
         )
-    anew = [one.number for one in timeline.attempts[1:] if one.first_step == 1]
-    if anew:
+    if not timeline.steps_are_counted:
         found.append(
-            f"Attempt {anew[0]} counted its steps from 1 again. If it did not begin anew, its optimizer keeps none: "
-            "fewer steps were done again than is said here: chaos.agent.step(number=...) tells."
+            "A later attempt's steps were counted from 1 again, since the optimizer keeps no count of its own (SGD and "
+            "others): whether it went on from a checkpoint is not known, and so neither is how many steps were lost or "
+            "done again. Steps and goodput count each number once. chaos.agent.step(number=...) tells."
+        )
+    if summary.job_outcome == "completed" and summary.steps_planned and timeline.last_step < summary.steps_planned:
+        found.append(
+            f"The command ended by itself after step {timeline.last_step}; the experiment says that it makes "
+            f"{summary.steps_planned} steps. Its own end is what counts here."
+        )
+    if timeline.twin.first and timeline.steps.first and timeline.twin.first[0].step != timeline.steps.first[0].step:
+        found.append(
+            f"The fault-free twin began at step {timeline.twin.first[0].step}, and the job at "
+            f"{timeline.steps.first[0].step}: it went on from what the job had saved; --reset puts it back to its "
+            "beginning before each start."
+        )
+    return [*found, *_of_the_replicas(timeline)]
+
+
+def _of_the_replicas(timeline: Timeline) -> list[str]:
+    """What became of the state that ranks have in common, where a fault changed values in some of them."""
+    replicas, kinds = timeline.replicas, registry()
+    is_corrupted = any(
+        one.verified is not None and kinds[one.fault].changes_values for one in timeline.incidents if one.fault in kinds
+    )
+    if replicas is None or not is_corrupted:
+        return []
+    if replicas.unknown is not None:
+        return [
+            f"Whether the replicas still agree is not known: {replicas.unknown}. A value that is wrong in one rank "
+            "shows only where the loss does."
+        ]
+    found: list[str] = []
+    if passing := [one for one in replicas.differences if one.until_step is not None]:
+        first = passing[0]
+        more = f" and {count(len(passing) - 1, 'other tensor')}" if len(passing) > 1 else ""
+        found.append(
+            f"{first.tensor}{more} differed between replicas after step {first.since_step}, and no longer after step "
+            f"{first.until_step}."
+        )
+    if replicas.last_step is not None and replicas.last_step < timeline.last_step:
+        found.append(
+            f"The replicas' state was last compared after step {replicas.last_step} of {timeline.last_step}: what "
+            "differed later was not seen."
         )
     return found
 
@@ -205,12 +247,18 @@ def _of_the_holds(summary: Summary, timeline: Timeline | None) -> list[str]:
     ]
 
 
-def _of_the_losses(summary: Summary) -> list[str]:
+def _of_the_losses(summary: Summary, timeline: Timeline | None) -> list[str]:
+    timeline_has_twin = timeline is not None and bool(timeline.twin.first)
     if summary.twin_loss is None:
         why = "the twin left no loss to compare with" if summary.twin_planned else "the run had no fault-free twin"
+        if summary.twin_planned and summary.command and not timeline_has_twin:
+            why = (
+                "the fault-free twin took no step. A job that goes on from its own checkpoint had nothing left to do: "
+                "--reset 'rm -rf ...' puts it back to its beginning before each start"
+            )
         if summary.twin_planned and summary.twin_outcome is None and summary.job_outcome != "completed":
             why = "the fault-free twin comes after the job, and the job did not come to its end"
-        return [f"No loss deviation: {why}."] if summary.incidents else []
+        return [f"No loss deviation: {why}."] if summary.incidents or summary.twin_planned else []
     if summary.num_loss_steps is not None and summary.num_loss_steps < LOSS_STEPS:
         return [
             f"The losses are means over {count(summary.num_loss_steps, 'step')} that both jobs committed, "
@@ -261,7 +309,20 @@ def _of_the_repairs(timeline: Timeline | None) -> list[str]:
     return [f"{words[0].upper()}{words[1:]}." for words in found]
 
 
-def _of_the_incidents(summary: Summary) -> list[str]:
+def _outlasted(timeline: Timeline) -> Iterator[tuple[int, str]]:
+    for one in timeline.incidents:
+        if one.outlasted and one.injected is not None:
+            until = inf if one.lifted is None else one.lifted
+            steps = sum(one.injected <= step.committed_seconds <= until for step in timeline.steps.first)
+            yield (
+                one.incident,
+                f"Incident {one.incident}: {one.fault} was to go on for {one.outlasted} and went on for "
+                f"{count(steps, 'step')}, until its effect was seen.",
+            )
+
+
+def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
+    outlasted = dict(_outlasted(timeline))
     found: list[str] = []
     slow: list[int] = []
     for incident in summary.incidents:
@@ -270,6 +331,8 @@ def _of_the_incidents(summary: Summary) -> list[str]:
             found.append(f"{name} ({incident.fault}) took no effect that was seen: it counts in no figure.")
         elif incident.recovered and incident.phases_seconds["restore"] is None:
             slow.append(incident.incident)
+        if incident.incident in outlasted:
+            found.append(outlasted[incident.incident])
         if not incident.phase_order_valid:
             found.append(f"{name}: the log tells its phases in an order that cannot be; do not trust their durations.")
     if slow:

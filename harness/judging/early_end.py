@@ -210,7 +210,7 @@ class _Reached:
         num_first, num_redone = self._state.num_steps()
         step = self._state.step(number)
         found: list[Value] = []
-        if num_redone > self._num_redone:
+        if num_redone > self._num_redone and self._state.timeline.steps_are_counted:
             self._num_redone = num_redone
             found += [("steps_repeated", float(num_redone), None), ("steps_lost", float(num_redone), None)]
         if num_first == self._num_first or step is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite
 from statistics import fmean, median
 
-from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.judging.incomplete_runs import unfinished
 from harness.judging.metrics import METRICS, Metric, find, nearest
 from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
@@ -183,7 +183,8 @@ def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence
         raise NoValue(f"no verified incident has a value of {metric.name}")
     if len(known) < len(values):
         missing = f" for {len(values) - len(known)} of {len(values)} incidents" if len(values) > 1 else ""
-        raise NoValue(f"{metric.name} has no value{missing}")
+        why = f": {metric.why_missing}" if metric.why_missing else ""
+        raise NoValue(f"{metric.name} has no value{missing}{why}")
     return known
 
 

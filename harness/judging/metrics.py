@@ -15,6 +15,12 @@ from harness.judging.units import Unit
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
 
 
+_WHY_NOT_COUNTED = (
+    "the ranks were started again, and the optimizer keeps no count of its steps by which to tell whether the training "
+    "went on: chaos.agent.step(number=...) does"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A figure of a summary.
@@ -30,6 +36,8 @@ class Metric:
     For comparisons: `better` is None where a change is neither better nor worse. `is_count`: it has no noise of its
     own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
     as a share of the figure, or None where nothing within a single run tells how much the figure varies.
+
+    `why_missing` says why a run may have no value of it.
 
     `exported` is the sample that Prometheus reads of it (docs/metrics.md), where there is one that says the same.
     """
@@ -49,6 +57,7 @@ class Metric:
     is_count: bool = False
     noise_of_speed: Literal["points", "share"] | None = None
     exported: str | None = None
+    why_missing: str = ""
 
     def values(self, summary: Summary) -> list[float | None]:
         """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
@@ -160,6 +169,13 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "final_loss", "number", "mean of the last 10 steps, nats per token", is_beside_twin=True, better="lower"
         ),
+        Metric(
+            "slowdown_ratio",
+            "ratio",
+            "how much longer a command took than its fault-free twin",
+            needs_twin=True,
+            better="lower",
+        ),
         Metric("twin_loss", "number", "the same of the fault-free twin", is_beside_twin=True, needs_twin=True),
         Metric(
             "steps_committed",
@@ -174,6 +190,7 @@ METRICS: Mapping[str, Metric] = {
             "steps_lost",
             "number",
             "planned steps never committed, and steps that were done again",
+            why_missing=_WHY_NOT_COUNTED,
             only_grows=True,
             better="lower",
             is_count=True,
@@ -183,6 +200,7 @@ METRICS: Mapping[str, Metric] = {
             "steps_repeated",
             "number",
             "committed steps that were done again",
+            why_missing=_WHY_NOT_COUNTED,
             only_grows=True,
             better="lower",
             is_count=True,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
-from harness.analysis.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
+from harness.analysis.command.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import StateRestore
 from harness.analysis.state import RunState, state_of
-from harness.analysis.steps import WORK_UNITS, median_step_seconds
+from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, median_step_seconds, median_work_per_second
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count
 from harness.judging.caveats import caveats
@@ -119,6 +119,8 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
     finished, steps = tuple(state.of(RankFinished)), times.steps.first if times else ()
     diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(finished), problems)
     known["diverged_units"] = None if diverged is None else len(diverged)
+    if times is not None and times.replicas is not None and times.replicas.unknown is None:
+        known["diverged_units"] = len({one.tensor for one in times.replicas.lasting})
     known["degraded_share_ratio"] = _attempt(
         "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps), problems
     )
@@ -198,8 +200,9 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "steps_planned": times.steps_planned,
         "steps_committed": len(times.steps.first),
         "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
-        "steps_repeated": len(times.steps.redone),
+        "steps_repeated": len(times.steps.redone) if times.steps_are_counted else None,
         "attempts": len(times.attempts) if is_command else None,
+        "steps_from_scratch": _steps_from_scratch(times) if is_command else None,
         "samples_lost": _attempt("samples lost", lambda: integrity.count_samples_lost(times), problems),
         "throughput_unit": times.steps.unit,
         "throughput_per_second": speeds,
@@ -217,6 +220,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
         "num_loss_steps": losses and losses.num_steps,
         "first_non_finite_loss_step": losses and losses.first_non_finite_step,
+        **(_of_the_twin(state, times, total) if is_command else {}),
         "group_backends": _group_backends(state),
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
         "incidents": tuple(
@@ -234,6 +238,28 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
         "goodput_ratio": total and total.goodput_ratio,
     }
+
+
+def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
+    """How fast the fault-free twin was, and how much longer the job took: both had the machine to themselves."""
+    began, ended = state.first_of(JobStarted, TWIN_JOB), state.first_of(JobEnded, TWIN_JOB)
+    if began is None or ended is None or ended.outcome != "completed":
+        return {}
+    seconds = ended.monotonic_seconds - began.monotonic_seconds
+    took = None if total is None or times.outcome != "completed" else total.wall_clock_seconds
+    is_like = times.twin.first and times.steps.first and times.twin.unit == times.steps.unit
+    return {
+        "twin_steps_committed": len(times.twin.first),
+        "twin_wall_clock_seconds": seconds,
+        "twin_work_per_second": median_work_per_second(times.twin.first[WARM_UP_STEPS:]) if is_like else None,
+        "slowdown_ratio": None if took is None or seconds <= 0 else took / seconds - 1,
+    }
+
+
+def _steps_from_scratch(times: Timeline) -> int:
+    """How many steps were done again by starts of an external job that began the whole training anew."""
+    anew = {one.number for one in times.attempts if one.began_anew}
+    return sum(step.epoch in anew for step in times.steps.redone)
 
 
 def _group_backends(state: RunState) -> tuple[str, ...] | None:
@@ -265,7 +291,7 @@ def _incident(
         unverified_reason=incident.reason,
         undone=incident.is_undone,
         recovered=times.recovered(incident),
-        recovery_step=incident.committed_step,
+        recovery_step=incident.committed_step if times.steps_are_counted else None,
         attempt=attempt_at(times.attempts, incident.injected),
         recovery_attempt=incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,
         recovery_seconds=incident.recovery_seconds,

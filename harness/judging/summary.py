@@ -202,6 +202,7 @@ class Summary:
     steps_lost: int | None = None
     steps_repeated: int | None = None
     attempts: int | None = None
+    steps_from_scratch: int | None = None
     samples_lost: int | None = None
     throughput_unit: str = "tokens"
     throughput_per_second: Throughput = Throughput()
@@ -213,6 +214,10 @@ class Summary:
     num_steps_before: int | None = None
     num_steps_after: int | None = None
     step_seconds: float | None = None
+    twin_steps_committed: int | None = None
+    twin_wall_clock_seconds: float | None = None
+    twin_work_per_second: float | None = None
+    slowdown_ratio: float | None = None
     final_loss: float | None = None
     twin_loss: float | None = None
     loss_deviation_ratio: float | None = None

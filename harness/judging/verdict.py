@@ -10,7 +10,7 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import find_diverged_units
 from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
-from harness.analysis.words import count
+from harness.analysis.words import count, name_ranks
 from harness.judging.caveats import unplanned_words
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -22,6 +22,7 @@ from mecefo_runtime.system.run_records import (
     Interrupted,
     Residue,
     RunEnded,
+    RunStarted,
     UndoFailed,
     Undone,
 )
@@ -68,18 +69,28 @@ def judge(
     found += _gate_reasons(gates, losses)
     found += _end_by_a_gate(state, gates)
     if timeline is not None:
-        found += _incident_reasons(timeline, losses)
+        found += _incident_reasons(timeline, losses, _is_without_faults(state))
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
         found += _data_reasons(timeline, summary)
-        found += _divergence(state, summary)
+        found += _divergence(state, summary) if timeline.replicas is None else _differing_replicas(timeline)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
         hold = f"all {len(gates)} gates hold" if len(gates) > 1 else "the only gate holds"
-        fine = f"every fault was seen to take effect and the job recovered; {hold}"
-        return Verdict("pass", EXIT_CODES["pass"], (fine,))
+        came_through = "every fault was seen to take effect and the job recovered"
+        if timeline is not None and not timeline.incidents:
+            came_through = "no fault was planned: this is what the job does without one, and it came to its end"
+        fine = f"{came_through}; {hold}"
+        return Verdict("pass", EXIT_CODES["pass"], (*_from_scratch(summary), fine))
     verdict = found[0][0]
-    return Verdict(verdict, EXIT_CODES[verdict], tuple(dict.fromkeys(sentence for _, sentence in found)))
+    sentences = dict.fromkeys((*_from_scratch(summary), *(sentence for _, sentence in found)))
+    return Verdict(verdict, EXIT_CODES[verdict], tuple(sentences))
+
+
+def _from_scratch(summary: Summary) -> Iterable[str]:
+    again = summary.steps_from_scratch
+    if again:
+        yield f"the job did not go on where it was: it began again from step 1 and did {count(again, 'step')} again"
 
 
 def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
@@ -182,12 +193,21 @@ def _name(incident: MeasuredIncident) -> str:
     return f"incident {incident.incident} ({incident.fault} on {incident.target})"
 
 
-def _incident_reasons(timeline: Timeline, losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:
+def _is_without_faults(state: RunState) -> bool:
+    """Whether the experiment asks for none: one that asks for some by chance and draws none proves nothing."""
+    started = state.first_of(RunStarted)
+    said = started.experiment if started is not None else None
+    return isinstance(said, Mapping) and said.get("faults") == [] and said.get("profile") is None
+
+
+def _incident_reasons(
+    timeline: Timeline, losses: Sequence[UnplannedLossSummary], is_without_faults: bool
+) -> Iterable[tuple[Outcome, str]]:
     mixed = {number for loss in losses for number in loss.mixed_with}
     if not timeline.incidents and timeline.not_due:
         number, reason = timeline.not_due[0]
         yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none took effect"
-    elif not timeline.incidents:
+    elif not timeline.incidents and not is_without_faults:
         yield "inconclusive", "no fault was planned, so none took effect"
     for incident in timeline.incidents:
         name = _name(incident)
@@ -230,6 +250,23 @@ def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[tuple[Outcom
         is_after = any(i.step is None or i.step <= bad_step for i in timeline.incidents if i.injected is not None)
         outcome: Outcome = "fail" if is_after else "inconclusive"
         yield outcome, f"the training loss is not a finite number from step {bad_step} on"
+    elif timeline.not_finite and timeline.first_injected is not None:
+        rank, step = min(timeline.not_finite, key=lambda one: one[1])
+        yield "fail", f"the loss of rank {rank} is not a finite number from step {step} on"
+
+
+def _differing_replicas(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
+    replicas = timeline.replicas
+    if replicas is None or not replicas.lasting:
+        return
+    first = min(replicas.lasting, key=lambda one: one.since_step)
+    others = {one.tensor for one in replicas.lasting} - {first.tensor}
+    more = f", and so do {count(len(others), 'other tensor')}" if others else ""
+    yield (
+        "fail",
+        f"{first.tensor} of {name_ranks(first.ranks)} differs from the other replicas' since step {first.since_step}, "
+        f"to the end{more}: before the fault they were equal bit by bit",
+    )
 
 
 def _divergence(state: RunState, summary: Summary) -> Iterable[tuple[Outcome, str]]:

@@ -17,6 +17,7 @@ from harness.analysis.steps import step_under_way
 from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
 from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import AttemptStarted
 
 # What happened before something else is heard of at most this much later, but on a machine that is very busy.
 HOLD_SECONDS = 0.5
@@ -33,6 +34,8 @@ class _Line:
     since: float
     step: int
     sentence: str
+    # The job has started again, from whatever step.
+    goes_back: bool = False
 
 
 def _happened(line: _Line) -> float:
@@ -72,12 +75,16 @@ class PlainView:
         """Take in the event; the line or two that it is worth, if any, are written in their turn."""
         told = [recovery_sentence(incident) for incident in self._progress.feed(event)]
         told.append(self._narrator.tell(event) or self._milestone(event) or "")
-        # An event between two steps is told with the newest step heard of, so that the column never runs backwards.
+        # An event between two steps is told with the newest step heard of, so that the column runs backwards only where
+        # the job does.
+        goes_back = event.kind == AttemptStarted.KIND
+        if goes_back:
+            self._last_steps[event.job] = 0
         step = max(step_under_way(event) or 0, self._last_steps.get(event.job, 0))
         self._last_steps[event.job] = step
         for sentence in filter(None, told):
             since = self._progress.since_start_seconds(event)
-            line = _Line(event.monotonic_seconds, time.monotonic(), event.job, since, step, sentence)
+            line = _Line(event.monotonic_seconds, time.monotonic(), event.job, since, step, sentence, goes_back)
             insort(self._waiting, line, key=_happened)
         try:
             loop = asyncio.get_running_loop()
@@ -107,7 +114,7 @@ class PlainView:
         number = bisect_right(self._waiting, happened, key=_happened)
         lines, self._waiting = self._waiting[:number], self._waiting[number:]
         for line in lines:
-            step = max(line.step, self._told_steps.get(line.job, 0))
+            step = line.step if line.goes_back else max(line.step, self._told_steps.get(line.job, 0))
             self._told_steps[line.job] = step
             self._write(f"{f'{line.since:.1f}s':>8}  {f'step {step}' if step else 'start':<11}  {line.sentence}")
 

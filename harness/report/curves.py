@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 from math import isfinite
 from typing import TypeVar
 
-from harness.analysis.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, Steps, step_under_way
 from mecefo_runtime.job.layout import Layout

@@ -159,6 +159,8 @@ class _Report:
             self._row("usual difference of such stretches, no fault", wording.percent(noise, 2))
         if whole is not None:
             self._row("drop over the whole run", wording.percent(whole, 2))
+        for label, value in wording.twin_rows(self._summary):
+            self._row(label, value)
         self._sparkline()
 
     def _sparkline(self) -> None:

@@ -14,6 +14,7 @@ from harness.analysis.words import (
     name_ranks,
     name_seconds,
     one_line,
+    speed_text,
     target_text,
     when,
 )
@@ -63,7 +64,26 @@ def headline(summary: Summary) -> str:
     gates = summary.gates
     if summary.verdict == "fail" and gates and all(gate.passed is not False for gate in gates):
         return "No gate failed, but the job did not come through as it has to."
+    if summary.verdict == "error" and summary.command and summary.job_outcome == "failed":
+        return "The command failed by itself before any fault. That says nothing about what it survives."
+    if summary.verdict == "pass" and not summary.incidents:
+        return "The job came to its end without a fault, and every gate holds."
+    if summary.verdict == "pass" and summary.steps_from_scratch:
+        again = count(summary.steps_from_scratch, "step")
+        return f"The job came to its end, but it had to start from scratch: {again} done again. Every gate holds."
     return VERDICTS.get(summary.verdict, "The run has no verdict that this version knows.")
+
+
+def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    """(words, value) of what an external job and its fault-free twin took, which had the machine to themselves."""
+    if summary.twin_wall_clock_seconds is None:
+        return
+    if summary.twin_work_per_second is not None:
+        yield "its fault-free twin, in the median", speed_text(summary.twin_work_per_second)
+    yield "its fault-free twin took", name_seconds(summary.twin_wall_clock_seconds)
+    if summary.slowdown_ratio is not None:
+        yield "this run took, in all", name_seconds(summary.wall_clock_seconds)
+        yield "longer than its twin", percent(summary.slowdown_ratio)
 
 
 def moment(incident: IncidentSummary) -> str:
@@ -147,7 +167,12 @@ def how_it_recovered(incident: IncidentSummary) -> str | None:
         )
     if attempt == incident.attempt:
         return "It went on in the processes that were left."
-    words = f"Its launcher started it again (attempt {attempt}), and it went on from step {incident.recovery_step}."
+    how = {None: "went on, nobody counts at which step", 1: "began from step 1 again"}.get(
+        incident.recovery_step, f"went on from step {incident.recovery_step}"
+    )
+    words = f"Its launcher started it again (attempt {attempt}), and it {how}."
+    if incident.recovery_step is None:
+        return words
     again = incident.progress_seconds
     if again is None:
         return f"{words} It did not come to a step that had not been committed before."

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import ChaosError, EnvironmentFailure
+from chaos.experiment.command_job import CommandConfig
 from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.faults import registry
 from chaos.faults.base import Fault, FaultContext
@@ -33,6 +34,7 @@ from harness.control.recorder import Recorder
 from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
+from harness.run.baseline import Baseline
 from harness.run.job_run import JobRun, facts_of
 from harness.run.restarts import Restarts
 from harness.run.twin import Twin
@@ -109,8 +111,10 @@ class Conductor:
             lambda: self._repairs.awaited_until_seconds,
             self._may_be_repaired,
         )
-        self._twin: Twin | None = None
-        if experiment.twin and isinstance(job, JobConfig):
+        self._twin: Twin | Baseline | None = None
+        if experiment.twin and isinstance(job, CommandConfig):
+            self._twin = Baseline(job, self._twin_run)
+        elif experiment.twin and isinstance(job, JobConfig):
             self._twin = Twin(job, self._twin_run, self._emitter, can_run_beside=self._backend.can_run_beside)
         self._end: asyncio.Future[str] | None = None
         self._end_message = ""
@@ -131,7 +135,9 @@ class Conductor:
                 self._announce()
                 await self._unless_ended(self._open())
                 await self._unless_ended(self._run_main())
-                if self._twin is not None and self._main_outcome == "completed":
+                # A command that died of a fault: whether it comes through without one is worth knowing.
+                is_comparable = self._main_outcome == "completed" or isinstance(self._twin, Baseline)
+                if self._twin is not None and is_comparable:
                     await self._unless_ended(self._twin.finish())
                 reason, message = "completed", ""
             except _Ended as ended:
@@ -195,13 +201,14 @@ class Conductor:
             self._injector = None
 
     def _fault_context(self, running: RunningJob, sessions: AgentSessions, emitter: Emitter) -> FaultContext:
-        checkpoint = self._job.checkpoint if isinstance(self._job, JobConfig) else None
+        checkpoint = self._job.checkpoint
         return FaultContext(
             processes=running,
             inside=sessions,
             watch=Watch(),
             run_folder=self._folder,
-            checkpoint_folder=None if checkpoint is None else Path(checkpoint.folder),
+            checkpoint_folder=Path(checkpoint.folder) if checkpoint is not None else None,
+            has_foreign_checkpoints=isinstance(self._job, CommandConfig),
             emit=emitter.emit,
             links=running.links,
             cluster=self._job.cluster(),
@@ -224,7 +231,9 @@ class Conductor:
     def _may_be_repaired(self) -> bool:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
-    def _twin_run(self, job: JobConfig) -> JobRun:
+    def _twin_run(self, job: AnyConfig) -> JobRun:
+        # No fault is for it: its agents are told so, and train on.
+        self._control.agents = self._control.agents if isinstance(job, JobConfig) else None
         return JobRun(TWIN_JOB, job, self._backend, self._on_event, self._state)
 
     async def _close(self, reason: str, message: str) -> None:

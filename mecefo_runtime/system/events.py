@@ -109,6 +109,10 @@ class Emitter:
         """The same for another job."""
         return Emitter(self._sink, self._source, job=job, rank=self._rank, node=self._node, attempt=self._attempt)
 
+    def of_rank(self, rank: int) -> Emitter:
+        """The same, speaking for a rank."""
+        return Emitter(self._sink, self._source, job=self._job, rank=rank, node=self._node, attempt=self._attempt)
+
     def emit(
         self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
     ) -> Event:

@@ -135,11 +135,12 @@ class Regrouped(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWritten(Record):
-    """A rank's part of a checkpoint is on disk."""
+    """A rank's part of a checkpoint is on disk; `saved` by a script: path, device and inode of each file or folder."""
 
     KIND: ClassVar[str] = "checkpoint_written"
 
     units: tuple[Any, ...] = ()
+    saved: tuple[tuple[Any, ...], ...] = ()
     num_bytes: int | None = None
     blocking_seconds: float = 0.0
     writing_seconds: float | None = None
@@ -241,6 +242,7 @@ class StepCommitted(Record):
     skipped: bool = False
     repeated: bool = False
     optimizers: int | None = None
+    replica: int | None = None
 
     @property
     def committed_seconds(self) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mecefo_runtime.system import job_records, run_records
+from mecefo_runtime.system import command_records, job_records, run_records
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.record import Record
 
 RECORDS: Mapping[str, type[Record]] = {
     record.KIND: record
-    for module in (run_records, job_records)
+    for module in (run_records, job_records, command_records)
     for record in vars(module).values()
     if isinstance(record, type) and issubclass(record, Record) and record.KIND
 }

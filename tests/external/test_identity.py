@@ -48,3 +48,19 @@ def test_what_a_rank_started_is_none():
     assert may_be_rank({})
     assert may_be_rank({RANK_PID: str(os.getpid())})
     assert not may_be_rank({RANK_PID: str(os.getppid())})
+
+
+def test_ranks_of_replica_groups_are_told_apart():
+    of_group = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "NUM_REPLICA_GROUPS": "3"}
+    found = [identify({**of_group, "REPLICA_GROUP_ID": str(group)}) for group in range(3)]
+    assert [(one.rank, one.node, one.replica, one.leads) for one in found] == [
+        (1, 0, 0, False),
+        (3, 1, 1, False),
+        (5, 2, 2, False),
+    ]
+    assert {one.world_size for one in found} == {6}
+    assert identify({**of_group, "RANK": "0", "REPLICA_GROUP_ID": "2"}).leads
+    # As the script names it to torchft's manager, where no variable says so.
+    assert identify({"RANK": "0", "WORLD_SIZE": "1"}, replica=1).rank == 1
+    # Not the launcher's own.
+    assert identify({"RANK": "0", "WORLD_SIZE": "1"}).replica is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.external.phase_tracker import steps_of
+from chaos.external.optimizers import steps_of
 from chaos.external.subject import ExternalSubject
 from chaos.in_process.shadow import ReplayedOptimizer
 

@@ -66,6 +66,7 @@ class ElementParameters(TensorParameters):
 class TensorFault(InsideFault[ParametersT]):
     """Begins an effect in each rank of the target, and judges what the ranks and the job's own judge say of it."""
 
+    changes_values: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo: the wrong values stay, the job heals them or does not"
     has_undo: ClassVar[bool] = False
 

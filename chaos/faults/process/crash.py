@@ -195,6 +195,50 @@ class Raise(_Crash[RaiseParameters]):
     effect: ClassVar[str] = "Raise"
     Parameters: ClassVar[type[BaseModel]] = RaiseParameters
 
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
+        """Of a rank that ended, as of all crashes; of one that trains on, that its script caught the exception."""
+        ended = asyncio.create_task(super().verify(act, context, timeout_seconds))
+        caught = {
+            rank: asyncio.create_task(context.inside.report(rank, handle, timeout_seconds))
+            for rank, handle in self._handles.items()
+        }
+        try:
+            waiting: set[asyncio.Task[dict[str, Any]]] = {*caught.values()}
+            while waiting and not ended.done():
+                await asyncio.wait({ended, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting = {task for task in waiting if not task.done()}
+                if any(_has_result(task) for task in caught.values()):
+                    return await self._judge_caught(act, context, caught, timeout_seconds)
+            return await ended
+        finally:
+            for task in (ended, *caught.values()):
+                task.cancel()
+            await asyncio.gather(ended, *caught.values(), return_exceptions=True)
+
+    async def _judge_caught(
+        self,
+        act: Act,
+        context: FaultContext,
+        caught: Mapping[int, asyncio.Task[dict[str, Any]]],
+        timeout_seconds: float,
+    ) -> dict[str, Any]:
+        """At least one rank trains on: each of the others does, or has ended of it."""
+        await asyncio.wait(caught.values(), timeout=timeout_seconds)
+        handled = {rank: task.result() for rank, task in caught.items() if _has_result(task)}
+        others = tuple(owned for owned in act.processes if owned.rank not in handled)
+        rest = await super().verify(Act(others, act.undo_record), context, timeout_seconds) if others else {}
+        went_on = ", ".join(
+            f"rank {rank} went on with {told['handled_at'][1]} of step {told['handled_at'][0]}"
+            for rank, told in sorted(handled.items())
+        )
+        summary = f"{self._what()} raised on the training thread, and the script caught it: {went_on}"
+        return {
+            **rest,
+            "summary": "; ".join(filter(None, (summary, rest.get("summary")))),
+            "seen_in": "the training thread",
+            "handled_ranks": sorted(handled),
+        }
+
     def _wanted_code(self) -> int:
         # Of a Python program that ends of an exception.
         return 1
@@ -231,6 +275,10 @@ class Raise(_Crash[RaiseParameters]):
         text = _tail(log) if log.exists() else ""
         found = [line for line in text.splitlines() if name in line and self.parameters.message in line]
         return found[-1].strip() if found else ""
+
+
+def _has_result(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _own_log(owned: OwnedProcess) -> str:

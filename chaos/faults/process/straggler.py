@@ -100,10 +100,7 @@ class SlowRank(ProcessFault[SlowParameters]):
         """More padding first, while the ranks are held; then the cycle."""
         if any(owned.process.pid == os.getpid() for owned in act.processes):
             raise NotOurs("the target is this very process")
-        for rank in act.ranks:
-            arguments = {"factor": self.parameters.factor}
-            self._handles[rank], told = await context.inside.begin(rank, EFFECT, arguments)
-            self._padded_ratio = max(self._padded_ratio, float(told["padded_ratio"]))
+        await self._pad(act, context)
         self._steps_before = list(context.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
         parameters = self.parameters
         numbers = (parameters.factor, parameters.period, parameters.jitter, parameters.seed)
@@ -127,6 +124,13 @@ class SlowRank(ProcessFault[SlowParameters]):
         if not began:
             raise EnvironmentFailure("the process that stops and resumes the rank ended at once")
         self._applied_seconds = time.monotonic()
+
+    async def _pad(self, act: Act, context: FaultContext) -> None:
+        """Slow down what the ranks pad of their compute."""
+        for rank in act.ranks:
+            arguments = {"factor": self.parameters.factor}
+            self._handles[rank], told = await context.inside.begin(rank, EFFECT, arguments)
+            self._padded_ratio = max(self._padded_ratio, float(told["padded_ratio"]))
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Look at the ranks' states at irregular times, and at the job's steps before and since."""
@@ -204,12 +208,15 @@ class SlowRank(ProcessFault[SlowParameters]):
             f"{'; the load of the machine changed, too' if ratio < 1.0 else ''})",
         }
 
-    async def lift(self, act: Act, context: FaultContext) -> None:
-        """End the cycle, then the padding."""
+    async def lift(self, act: Act, context: FaultContext) -> float | None:
+        """End the cycle, then the padding; returns when the cycle ended."""
+        ended_seconds: float | None = None
         if self._cycle is not None:
-            assert self._cycle.stdin is not None
+            assert self._cycle.stdin is not None and self._cycle.stdout is not None
             self._cycle.stdin.close()
             try:
+                said = await asyncio.wait_for(self._cycle.stdout.read(), STOP_SECONDS)
+                ended_seconds = float(said) if said else None
                 await asyncio.wait_for(self._cycle.wait(), STOP_SECONDS)
             except TimeoutError:
                 with suppress(ProcessLookupError):
@@ -219,6 +226,8 @@ class SlowRank(ProcessFault[SlowParameters]):
             resume(tuple(owned.process for owned in act.processes))
         for rank, handle in self._handles.items():
             await context.inside.lift(rank, handle, LIFT_SECONDS)
+        # A rank that is padded less from its next step on is slow until then.
+        return ended_seconds if self._padded_ratio <= 1 else None
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,28 +8,38 @@ the name of the file. The affected file is kept in the run's folder and put back
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import uuid
+import zlib
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, InjectionError, TargetNotFound
+from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, NoParameters
-from chaos.host.kept_file import KeptFile, describe, keep, put_back
+from chaos.faults.storage._own import (
+    CheckpointRecord,
+    DamagedFile,
+    DamagedSavedFile,
+    HiddenFolder,
+    newest_whole,
+    refusal_of,
+)
+from chaos.faults.storage._saved import newest_saved
+from chaos.host.kept_file import describe, keep, put_back
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
-from mecefo_runtime.checkpoint.folder import CheckpointFolder, complete_folders
-from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, CheckpointError
+from mecefo_runtime.checkpoint.manifest import FileRecord, measure
 
 KEPT_FOLDER = "kept"
 _METADATA = ".metadata"
+_CHUNK_BYTES = 1 << 20
 
 
 class UnitParameters(BaseModel):
@@ -37,7 +47,9 @@ class UnitParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    unit: str | None = Field(default=None, description="embedding, layer.3 or head; drawn if not said")
+    unit: str | None = Field(
+        default=None, description="embedding, layer.3 or head; of a script's checkpoint a file; drawn if not said"
+    )
 
 
 class TruncateParameters(UnitParameters):
@@ -63,8 +75,10 @@ class _CheckpointFault(Fault[ParametersT]):
         """Let the runtime's reader check the checkpoint: it must refuse it, for what was done to it."""
         record = CheckpointRecord.from_json(act.undo_record)
         affected, checkpoint = Path(record.struck), Path(record.checkpoint)
+        if context.has_foreign_checkpoints:
+            return {"summary": f"{record.what}; {await asyncio.to_thread(self._seen, act)}", "struck": str(affected)}
         try:
-            refusal = await asyncio.wait_for(asyncio.to_thread(_refusal, checkpoint), timeout_seconds)
+            refusal = await asyncio.wait_for(asyncio.to_thread(refusal_of, checkpoint), timeout_seconds)
         except TimeoutError:
             raise EffectNotSeen(f"the reader was not through with {checkpoint} in {timeout_seconds:g} s") from None
         if refusal is None:
@@ -81,68 +95,13 @@ class _CheckpointFault(Fault[ParametersT]):
             **record.details,
         }
 
+    @abstractmethod
+    def _seen(self, act: Act) -> str:
+        """What reading a script's checkpoint anew shows of it.
 
-def newest_whole(context: FaultContext) -> CheckpointFolder:
-    """The newest checkpoint of which every byte is as it was written.
-
-    Raises:
-        chaos.errors.TargetNotFound: there is none; the message says whether there is none yet, or none that is whole.
-    """
-    root = context.checkpoint_folder
-    if root is None:
-        raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
-    damaged: list[str] = []
-    try:
-        for checkpoint in complete_folders(root):
-            try:
-                checkpoint.verify()
-            except CheckpointCorrupt as error:
-                damaged.append(str(error))
-            else:
-                return checkpoint
-    except OSError as error:
-        raise EnvironmentFailure(f"cannot read the checkpoints in {root}: {error.strerror}") from error
-    if damaged:
-        raise TargetNotFound(f"no checkpoint in {root} is whole: {'; '.join(damaged)}")
-    raise TargetNotFound(
-        f"there is no complete checkpoint in {root} yet: choose a step some way after the first that writes one"
-    )
-
-
-def _refusal(folder: Path) -> CheckpointCorrupt | None:
-    """What the runtime's reader says against the checkpoint in `folder`, None when it takes it."""
-    try:
-        CheckpointFolder.open(folder).verify()
-    except CheckpointCorrupt as error:
-        return error
-    except CheckpointError:
-        return None
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointRecord(UndoRecord):
-    """What is affected (`struck`) of which checkpoint, in words (`what`) and in figures (`details`)."""
-
-    struck: str
-    checkpoint: str
-    step: int
-    num_files: int
-    what: str
-    details: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DamagedFile(CheckpointRecord, KeptFile):
-    """A file of a unit that is damaged in its place and kept elsewhere."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HiddenFolder(CheckpointRecord):
-    """A checkpoint's `folder` that was moved aside, and where it is `hidden`."""
-
-    folder: str
-    hidden: str
+        Raises:
+            chaos.errors.EffectNotSeen: it is not as it was made.
+        """
 
 
 FileParametersT = TypeVar("FileParametersT", bound=UnitParameters)
@@ -156,6 +115,8 @@ class _FileFault(_CheckpointFault[FileParametersT]):
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Draw the file among the data files of the newest whole checkpoint, by their sizes."""
+        if context.has_foreign_checkpoints:
+            return self._prepare_saved(context)
         checkpoint = newest_whole(context)
         candidates = [
             (unit, name, file)
@@ -185,9 +146,62 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         )
         return Act(undo_record=record.to_json())
 
+    def _prepare_saved(self, context: FaultContext) -> Act:
+        """The same of what a script saved; `unit` is the name of a file there."""
+        saved = newest_saved(context)
+        files = [file for file in saved.files if self.parameters.unit in (None, file.name)]
+        if not files:
+            names = ", ".join(sorted(file.name for file in saved.files))
+            raise TargetNotFound(f"{saved} has no file {self.parameters.unit}: it has {names}")
+        ends = list(accumulate(file.stat().st_size for file in files))
+        path = files[bisect_right(ends, self.rng.random() * ends[-1])]
+        try:
+            with path.open("rb") as file:
+                whole = measure(file)
+            details = self._draw(whole.num_bytes)
+            damaged = self._damaged(path, details)
+        except OSError as error:
+            raise TargetNotFound(f"{path} was removed by the job just now: {error.strerror}") from error
+        record = DamagedSavedFile(
+            folder=str(path.parent.resolve()),
+            name=path.name,
+            num_bytes=whole.num_bytes,
+            crc32=whole.crc32,
+            unit_crc32=None,
+            kept=str((context.run_folder / KEPT_FOLDER / f"{path.name}-{uuid.uuid4().hex[:8]}").resolve()),
+            damaged_num_bytes=None if damaged is None else damaged.num_bytes,
+            damaged_crc32=None if damaged is None else damaged.crc32,
+            struck=str(path),
+            checkpoint=str(saved.path),
+            step=saved.step or 0,
+            num_files=len(saved.files),
+            what=f"checkpoint {saved}: {self._describe(path.name, details)}",
+            details=details,
+        )
+        return Act(undo_record=record.to_json())
+
+    def _seen(self, act: Act) -> str:
+        record = _file_of(act.undo_record)
+        assert isinstance(record, DamagedSavedFile)
+        path = Path(record.folder, record.name)
+        try:
+            with path.open("rb") as file:
+                found = measure(file)
+        except FileNotFoundError:
+            if record.damaged is None:
+                return "read back: it is not there"
+            raise EffectNotSeen(f"{path} is not there any more: the job has removed it") from None
+        if found != record.damaged:
+            raise EffectNotSeen(f"{path} is not what it was made: the job has written it anew")
+        return f"read back: {found.num_bytes} bytes, CRC-32 {found.crc32:08x} instead of {record.crc32:08x}"
+
+    def _damaged(self, path: Path, details: Mapping[str, Any]) -> FileRecord | None:
+        """What the file is when that is done; None: not there."""
+        return None
+
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Keep a copy, then damage the file in its place, durably."""
-        record = DamagedFile.from_json(act.undo_record)
+        record = _file_of(act.undo_record)
         try:
             await asyncio.to_thread(keep, record)
             self._damage(Path(record.struck), record.details)
@@ -199,7 +213,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Put the file back, unless the job has removed or replaced its checkpoint meanwhile."""
-        return put_back(DamagedFile.from_json(record)) if record else {"undone": "there was nothing"}
+        return put_back(_file_of(record)) if record else {"undone": "there was nothing"}
 
     @abstractmethod
     def _draw(self, num_bytes: int) -> dict[str, Any]:
@@ -226,6 +240,10 @@ class TruncateCheckpoint(_FileFault[TruncateParameters]):
     def _describe(self, file: str, details: Mapping[str, Any]) -> str:
         return f"{file} cut from {details['num_bytes_before']} to {details['num_bytes_after']} bytes"
 
+    def _damaged(self, path: Path, details: Mapping[str, Any]) -> FileRecord:
+        with path.open("rb") as file:
+            return _measured(file, details["num_bytes_after"])
+
     def _damage(self, path: Path, details: Mapping[str, Any]) -> None:
         with path.open("r+b") as file:
             file.truncate(details["num_bytes_after"])
@@ -243,6 +261,14 @@ class FlipCheckpointBit(_FileFault[UnitParameters]):
 
     def _describe(self, file: str, details: Mapping[str, Any]) -> str:
         return f"bit {details['bit']} of byte {details['offset']} of {file} flipped"
+
+    def _damaged(self, path: Path, details: Mapping[str, Any]) -> FileRecord:
+        offset = details["offset"]
+        with path.open("rb") as file:
+            before = _measured(file, offset)
+            flipped = zlib.crc32(bytes([file.read(1)[0] ^ (1 << details["bit"])]), before.crc32)
+            rest = _measured(file, path.stat().st_size, flipped)
+        return FileRecord(offset + 1 + rest.num_bytes, rest.crc32)
 
     def _damage(self, path: Path, details: Mapping[str, Any]) -> None:
         with path.open("r+b") as file:
@@ -280,21 +306,39 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
     Record: ClassVar[type[UndoRecord]] = HiddenFolder
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
-        """The folder of the newest whole checkpoint."""
-        checkpoint = newest_whole(context)
-        path = checkpoint.path.resolve()
+        """The folder of the newest whole checkpoint, or the one file that it is."""
+        if context.has_foreign_checkpoints:
+            saved = newest_saved(context)
+            found, step, num_files = saved.path, saved.step or 0, len(saved.files)
+            what = f"checkpoint {saved}: made a link to itself"
+        else:
+            checkpoint = newest_whole(context)
+            found, step = checkpoint.path, checkpoint.step
+            num_files = sum(len(manifest.files) + 1 for manifest in checkpoint.manifests.values())
+            what = f"checkpoint of step {step}: its folder made a link to itself"
+        path = found.resolve()
         record = HiddenFolder(
-            struck=str(checkpoint.path),
-            checkpoint=str(checkpoint.path),
-            step=checkpoint.step,
-            num_files=sum(len(manifest.files) + 1 for manifest in checkpoint.manifests.values()),
-            what=f"checkpoint of step {checkpoint.step}: its folder made a link to itself",
+            struck=str(found),
+            checkpoint=str(found),
+            step=step,
+            num_files=num_files,
+            what=what,
             details={},
             folder=str(path),
             # Beside it: a rename never copies, and cannot be seen half done.
             hidden=str(path.with_name(f".hidden-{path.name}-{uuid.uuid4().hex[:8]}")),
         )
         return Act(undo_record=record.to_json())
+
+    def _seen(self, act: Act) -> str:
+        path = Path(HiddenFolder.from_json(act.undo_record).folder)
+        try:
+            path.stat()
+        except OSError as error:
+            # A link to itself.
+            if error.errno == errno.ELOOP:
+                return f"read back: {error.strerror}"
+        raise EffectNotSeen(f"{path} can still be opened: the job has written it anew, or removed what hid it")
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Move the folder aside, and leave the link in its place."""
@@ -321,6 +365,10 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
                 return {"undone": "in its place" if folder.exists() else "not there any more", "folder": str(folder)}
             if folder.is_symlink() and folder.readlink() == Path(folder.name):
                 folder.unlink()
+            if os.path.lexists(folder) and hidden.is_file():
+                # A script's: it would have been overwritten.
+                hidden.unlink()
+                return {"undone": "the job has written this file since", "folder": str(folder)}
             if os.path.lexists(folder):
                 raise HealError(f"{folder} is something else now: the checkpoint that was there is {hidden}")
             hidden.rename(folder)
@@ -328,6 +376,18 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
         except OSError as error:
             raise HealError(f"cannot put {hidden} back as {folder}: {error.strerror}") from error
         return {"undone": "in its place", "folder": str(folder)}
+
+
+def _file_of(record: Mapping[str, Any]) -> DamagedFile | DamagedSavedFile:
+    return (DamagedSavedFile if "damaged_num_bytes" in record else DamagedFile).from_json(record)
+
+
+def _measured(file: IO[bytes], num_bytes: int, crc32: int = 0) -> FileRecord:
+    """Size and CRC-32, following on `crc32`, of at most so many of the next bytes."""
+    left = num_bytes
+    while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+        left, crc32 = left - len(chunk), zlib.crc32(chunk, crc32)
+    return FileRecord(num_bytes - left, crc32)
 
 
 def _sync_folder(folder: Path) -> None:

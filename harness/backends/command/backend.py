@@ -21,11 +21,12 @@ from chaos.host.run_processes import RUN_VARIABLE
 from harness.backends.base import AnyConfig
 from harness.backends.command.networks import CommandLinks, CommandNetworks
 from harness.backends.command.processes_by_env import session_processes
+from harness.backends.command.reset import reset
 from harness.backends.command.run import CommandRun
 from harness.backends.command.start import agent_environment, with_site
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, Emitter
 from mecefo_runtime.system.process import ProcessId
 
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +42,7 @@ class CommandBackend:
 
     # What a launcher starts does not die with it, nor with us.
     may_outlive: ClassVar[bool] = True
-    # Nobody runs somebody else's command a second time.
+    # Both would have half of the machine, and the same files.
     can_run_beside: ClassVar[bool] = False
 
     def __init__(
@@ -64,11 +65,13 @@ class CommandBackend:
         # By its name all that the command starts is known, whoever watches over the run.
         run_id = os.environ[RUN_VARIABLE]
         environment = {**os.environ, **job.environment, RUN_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"}
+        await reset(job, {**os.environ, **job.environment}, self._logs, self._emitter.of_job(name))
         if with_agents:
-            environment = with_site(environment) | agent_environment(self._control.address, self._token)
+            environment = with_site(environment) | agent_environment(self._control.address, self._token, name)
         if self._networked is not None:
             environment[NCCL_LOG_VARIABLE] = str(self._logs.resolve() / LOG_NAME)
-        running = LocalCommand(self._control, name, job, run_id, environment, self._logs / JOB_LOG, self._emitter)
+        log = self._logs / (JOB_LOG if name == MAIN_JOB else f"{name}-{JOB_LOG}")
+        running = LocalCommand(self._control, name, job, run_id, environment, log, self._emitter.of_job(name))
         self.jobs.append(running)
         if self._networked is not None:
             await running.make_networks(self._networked)

@@ -17,7 +17,9 @@ from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from harness.analysis.words import count, exit_text
+from harness.backends.command.endings import COMPILED, NO_AGENT, NO_STEP, NOT_IN_LOG, NOTHING_TO_DO, deciding_end
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
+from harness.backends.command.log_steps import LogSteps
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.ending_job import EndingJob
 from harness.backends.exits import exit_of
@@ -33,15 +35,6 @@ FAREWELL_SECONDS = 3.0
 SEARCH_POLL_SECONDS = 0.1
 # How soon a launcher's word on who failed is heard: a line of its log.
 BLAME_POLL_SECONDS = 0.05
-
-NO_STEP = (
-    "no optimizer step of PyTorch was seen. A loop that takes its steps otherwise tells them by calling "
-    "chaos.agent.step() once a step"
-)
-NO_AGENT = (
-    f"{NO_STEP}. No process of the command reported at all: Python's options -I, -E and -S keep our agent out, and so "
-    "does whatever replaces PYTHONPATH, or another machine or container"
-)
 
 
 class CommandRun(EndingJob, ABC):
@@ -70,8 +63,15 @@ class CommandRun(EndingJob, ABC):
         self._launchers: dict[int, OwnedProcess] = {}
         self._ranks: dict[int, OwnedProcess] = {}
         self._rank_attempts: dict[int, int] = {}
+        # Of jobs of replica groups that live and die each by itself (torchft), and pid -> rank of those that are back.
+        self._replica_of: dict[int, int] = {}
+        self._coming_back: dict[int, int] = {}
         self._attempt = 0
+        self._attempt_of_rank: dict[int, int] = {}
         self._num_steps = 0
+        # A process made an optimizer and no step.
+        self._has_idle = self._has_compiled = False
+        self._log_steps: LogSteps | None = None
         # Of each rank's newest process: its exit code, where it did not say that it had come to its end.
         self._lost: dict[int, int] = {}
         self._finished: set[int] = set()
@@ -102,6 +102,12 @@ class CommandRun(EndingJob, ABC):
 
     def _follow(self) -> None:
         """From the start on: until the job is over."""
+        if self._job.step_from is not None and 0 in self._launchers:
+            process = self._launchers[0].process
+            self.on_agent({"rank": 0, "node": 0, "attempt": 1, "world_size": 1}, process)
+            emitter = self._emitter.of_rank(0)
+            self._log_steps = LogSteps(self._job.step_from, process, emitter, lambda: self._control.agents)
+            self._log_steps.connect()
         self._waiting = asyncio.create_task(self._wait_for_end())
 
     # ---- where it runs ----
@@ -168,27 +174,56 @@ class CommandRun(EndingJob, ABC):
         self._lost.pop(rank, None)
         self._finished.discard(rank)
         world_size = int(hello.get("world_size") or 1)
-        if attempt > self._attempt:
-            if self._attempt == 0 and world_size != self._job.cluster().num_ranks:
-                self._emitter.emit(
-                    "warning",
-                    message=f"the job has {world_size} ranks, and the plan counted on {self._job.cluster().num_ranks}: "
-                    "say how many with --nodes and --gpus-per-node",
-                )
-            self._attempt = attempt
-            self._emitter.emit("attempt_started", attempt_number=attempt, world_size=world_size)
+        replica = hello.get("replica")
+        if replica is not None:
+            self._replica_of[rank] = int(replica)
+        num_ranks = self._job.cluster().num_ranks
+        # How many groups there are need not be known yet.
+        is_other = world_size > num_ranks if replica is not None else world_size != num_ranks
+        if self._attempt == 0 and is_other:
+            self._emitter.emit(
+                "warning",
+                message=f"the job has {count(world_size, 'rank')}, and the plan counted on {num_ranks}: "
+                "say how many with --nodes and --gpus-per-node",
+            )
+        if self._others_train_on(rank):
+            self._coming_back[process.pid] = rank
+            attempt_of_job = self._attempt
+        elif replica is not None:
+            # Of the first start each group reports by itself, too.
+            attempt_of_job = self._attempt + (self._attempt == 0 or attempt > 1)
+        else:
+            attempt_of_job = attempt
+        if attempt_of_job > self._attempt:
+            self._attempt = attempt_of_job
+            self._emitter.emit("attempt_started", attempt_number=attempt_of_job, world_size=world_size)
         owned = OwnedProcess("rank", process, rank=rank, node=node)
         self._ranks[rank] = owned
         self._rank_of_pid[self._where(process, hello)] = rank
-        self._emit_start(owned, started_rank=rank, rank_attempt=attempt)
+        self._emit_start(owned, started_rank=rank, rank_attempt=attempt_of_job)
         if process.pid not in self._exits:
-            self._exits[process.pid] = asyncio.create_task(self._tell_exit(owned, attempt))
+            self._exits[process.pid] = asyncio.create_task(self._tell_exit(owned))
+        self._attempt_of_rank[rank] = attempt_of_job
         return attempt
 
+    def _others_train_on(self, rank: int) -> bool:
+        """Whether ranks of other replica groups are there while those of this one's group are started again."""
+        replica = self._replica_of.get(rank)
+        return rank in self._ranks and any(
+            other in self._replica_of and self._replica_of[other] != replica and owned.process.is_running()
+            for other, owned in self._ranks.items()
+        )
+
     def note(self, event: Event) -> None:
-        """Count the steps, and the ranks that came to their end."""
+        """Count the steps, and the ranks that came to their end or back."""
         if event.kind == "step_committed":
             self._num_steps += 1
+            if (back := self._coming_back.pop(event.pid, None)) is not None:
+                group = sorted(rank for rank, one in self._replica_of.items() if one == self._replica_of[back])
+                self._emitter.emit("rejoined", epoch=self._attempt, ranks=group)
+        elif event.kind == "ended_without_step":
+            self._has_idle = True
+            self._has_compiled = self._has_compiled or bool(event.fields.get("is_compiled"))
         elif event.kind == "rank_finished" and event.rank is not None:
             self._finished.add(event.rank)
 
@@ -198,6 +233,10 @@ class CommandRun(EndingJob, ABC):
 
     def violation_about_start(self) -> str:
         """Why it may be that no step was seen."""
+        if self._log_steps is not None:
+            return NOT_IN_LOG
+        if self._has_idle and not self._ranks:
+            return COMPILED if self._has_compiled else NOTHING_TO_DO
         return NO_STEP if self._ranks else NO_AGENT
 
     def cannot_begin(self) -> bool:
@@ -225,6 +264,9 @@ class CommandRun(EndingJob, ABC):
         while not ending.done():
             await asyncio.wait({ending}, timeout=BLAME_POLL_SECONDS)
             self._tell_culprits()
+        self._tell_culprits()
+        if self._log_steps is not None:
+            self._log_steps.close()
         await self._until_gone(FAREWELL_SECONDS)
         if not self._is_stopping and (left := self._kill_own()):
             message = f"the command is over: {count(left, 'process')} that it left running ended by chaos"
@@ -242,8 +284,9 @@ class CommandRun(EndingJob, ABC):
             return
         where = f" on node {node}" if len(self._logs) > 1 else ""
         how = "was" if code < 0 else "ended with"
-        why = f", and {self.violation_about_start()}" if code == 0 else self._last_lines(node) if code > 0 else ""
-        if code > 0 and self._launcher_logs[node].has_failed_restart and self._start_setting(STORE_SETTING) != "1":
+        log = self._launcher_logs[node]
+        why = f", and {self.violation_about_start()}" if code == 0 else self._why_it_failed(node) if code > 0 else ""
+        if code > 0 and log.has_failed_restart and self._start_setting(STORE_SETTING) != "1":
             why = f"{OLD_ADDRESSES}{why}"
         memory = self._out_of_memory if code else ""
         self._fail(f"the command{where} {how} {exit_text(code)}{memory}{why}")
@@ -261,10 +304,9 @@ class CommandRun(EndingJob, ABC):
         self._emitter.emit("job_failed", reason=reason)
         return True
 
-    def _last_lines(self, node: int) -> str:
-        """The end of what it printed, for the message that it failed."""
-        last = self._launcher_logs[node].last_lines()
-        return f"; the last lines of logs/{self._logs[node].name}: {' | '.join(last)}" if last else ""
+    def _why_it_failed(self, node: int) -> str:
+        """What its log says of it, as the end of the sentence that it failed."""
+        return self._launcher_logs[node].why_it_failed()
 
     def _fail(self, reason: str) -> None:
         """The job has failed, and nothing else is said of how it ended."""
@@ -272,13 +314,14 @@ class CommandRun(EndingJob, ABC):
             self._emitter.emit("job_failed", reason=reason)
             self._finish("failed")
 
-    async def _tell_exit(self, owned: OwnedProcess, attempt: int) -> None:
+    async def _tell_exit(self, owned: OwnedProcess) -> None:
         """Say so when a rank ends."""
+        attempt = self._attempt_of_rank.get(owned.rank or 0, self._attempt)
         code = await exit_of(owned.process)
         self._exits.pop(owned.process.pid, None)
         if owned.rank is not None and self.rank_processes((owned.rank,))[0].process == owned.process:
             # It may have replaced itself (`os.execv`) and reported again.
-            attempt = self._rank_attempts[owned.rank]
+            attempt = self._attempt_of_rank[owned.rank]
             if code:
                 self._lost[owned.rank] = code
         self._emitter.emit(
@@ -293,7 +336,11 @@ class CommandRun(EndingJob, ABC):
     def _tell_culprits(self) -> None:
         """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can affect."""
         for node, log in self._launcher_logs.items():
-            for pid in log.new_culprits():
+            lines = log.new_lines()
+            if self._log_steps is not None:
+                for line in lines:
+                    self._log_steps.feed(line)
+            for pid in log.culprits(lines):
                 if (rank := self._rank_of_pid.get((node, pid))) is not None:
                     self._emitter.emit("culprit_named", ranks=[rank], how="torchrun")
 
@@ -344,14 +391,3 @@ class CommandRun(EndingJob, ABC):
         self._emitter.emit(
             "process_started", role=owned.role, started_pid=process.pid, start_ticks=process.start_ticks, **fields
         )
-
-
-def deciding_end(codes: Mapping[int, int]) -> tuple[int, int]:
-    """(node, exit code) of the end that says how the job ended; `codes` are by node, in the order of the ends.
-
-    The first that failed by itself. Where one was only killed and all others end well, they went on without it.
-    """
-    ends = codes.items()
-    failed = [(node, code) for node, code in ends if code > 0]
-    well = [(node, code) for node, code in ends if code == 0]
-    return (*failed, *well, *ends)[0]

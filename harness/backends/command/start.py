@@ -10,8 +10,9 @@ from typing import Any
 
 import chaos
 from chaos.experiment.command_job import CommandConfig, command_text
-from chaos.external.identity import NODE_VARIABLE
+from chaos.external.identity import JOB_VARIABLE, NODE_VARIABLE
 from harness.backends.command.launcher_log import STORE_SETTING
+from mecefo_runtime.system.events import MAIN_JOB
 
 SITE_FOLDER = Path(chaos.__file__).parent / "external" / "site"
 AGENT = "CHAOS_AGENT"
@@ -25,9 +26,9 @@ def with_site(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def agent_environment(address: str, token: str) -> dict[str, str]:
-    """Where agents report."""
-    return {AGENT: address, "CHAOS_TOKEN": token}
+def agent_environment(address: str, token: str, job: str = MAIN_JOB) -> dict[str, str]:
+    """Where agents report, and as which job."""
+    return {AGENT: address, "CHAOS_TOKEN": token, JOB_VARIABLE: job}
 
 
 def node_environment(job: CommandConfig, node: int, addresses: Mapping[str, str], port: int) -> dict[str, str]:

@@ -1,16 +1,19 @@
 """The job that is a command: how it is written, what is derived of it, and what it cannot have."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from chaos.cli import run_cli
 from chaos.errors import UsageError
-from chaos.experiment.command_job import CommandConfig, CommandJob, check_command, ranks_of_command
+from chaos.experiment.command_job import CommandConfig, CommandJob, check_command
 from chaos.experiment.experiment import experiment_hash, to_yaml
 from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
 from chaos.plan.schedule import make_plan
+from chaos.spec.launcher import ranks_of_command
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
 pytestmark = pytest.mark.unit
@@ -20,7 +23,8 @@ TORCHRUN = ("torchrun", "--nproc-per-node", "2", "train.py", "--lr", "0.1")
 
 
 def options(*command, subject="kill-process", **given):
-    return from_options(subject, {"at": "step=30", "command": command or TORCHRUN, **given}, **KNOWN)
+    said = {"at": "step=30", "command": command or TORCHRUN, **given}
+    return from_options(subject, {key: value for key, value in said.items() if value is not None}, **KNOWN)
 
 
 def violations(**given):
@@ -44,10 +48,73 @@ def incidents_of(experiment):
         (("python", "train.py", "--nproc-per-node", "2"), (None, None)),
         (("torchrun", "--nproc-per-node"), (None, None)),
         (("torchrun", "--nproc-per-node", "0", "t.py"), (None, None)),
+        (("torchrun", "--nproc-per-node", "cpu", "t.py"), (None, os.cpu_count())),
+        (("deepspeed", "--num_gpus=2", "--num_nodes", "3", "t.py", "--deepspeed"), (3, 2)),
+        (("deepspeed", "--num_gpus", "4", "t.py"), (None, 4)),
+        (("mpirun", "-np", "4", "-x", "PATH", "python", "t.py", "-n", "9"), (None, 4)),
+        (("mpirun", "-n", "8", "--npernode", "4", "./t"), (2, 4)),
+        (("srun", "-N2", "-n", "8", "python", "t.py"), (2, 4)),
+        (("srun", "--nodes=2", "--ntasks-per-node=1", "torchrun", "--nnodes=2", "--nproc-per-node=8", "t.py"), (2, 8)),
+        (("sh", "-c", "cd x && torchrun --nproc-per-node 2 t.py"), (None, 2)),
+        (("accelerate", "config", "--num_processes", "8"), (None, None)),
     ],
 )
 def test_the_launcher_says_how_many_ranks_there_are(command, expected):
     assert ranks_of_command(command) == expected
+
+
+def test_a_launcher_within_a_shell_script_is_understood(tmp_path):
+    script = tmp_path / "start.sh"
+    script.write_text(
+        "#!/bin/bash\n# torchrun --nproc-per-node 9\nexport A=1\ntorchrun \\\n  --nproc-per-node 3 t.py 'it\n"
+    )
+    assert ranks_of_command(["bash", "start.sh"], tmp_path) == (None, None)
+    script.write_text(script.read_text().replace("'it", "it"))
+    for command in (["bash", "start.sh"], ["./start.sh"], ["sh", "-e", "start.sh"]):
+        assert ranks_of_command(command, tmp_path) == (None, 3)
+    assert ranks_of_command(["bash", "none.sh"], tmp_path) == (None, None)
+    os.mkfifo(tmp_path / "pipe.sh")
+    assert ranks_of_command(["bash", "pipe.sh"], tmp_path) == (None, None)
+
+
+def test_gpus_are_counted_as_cuda_is_to_see_them(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    for word in ("gpu", "auto"):
+        assert ranks_of_command(["torchrun", f"--nproc-per-node={word}", "t.py"]) == (None, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ranks_of_command(["torchrun", "--nproc-per-node=auto", "t.py"]) == (None, os.cpu_count())
+    assert ranks_of_command(["torchrun", "--nproc-per-node=gpu", "t.py"]) == (None, None)
+
+
+def test_replicas_of_several_ranks_are_targets():
+    job = options(on="replica=1", data_parallel=2, command=("torchrun", "--nproc-per-node=4", "t.py"))
+    assert incidents_of(job)[0].target.ranks == (2, 3)
+    # Replica groups under launchers of their own: a node each.
+    groups = options(on="replica=1", data_parallel=2, command=("bash", "start.sh"))
+    assert (groups.job.nodes, incidents_of(groups)[0].target.ranks) == (2, (1,))
+    assert "are not 3 replicas" in violations(data_parallel=3, nodes=2)
+
+
+def test_a_twin_is_run_where_it_is_asked_for():
+    assert (options().twin, options(twin=True).twin) == (False, True)
+    assert options(reset="rm -rf out").job.reset == "rm -rf out"
+
+
+def test_no_fault_is_a_run_of_its_own():
+    assert options(subject="none", at=None).faults == []
+    assert "none is a run without a fault" in violations(subject="none", on="rank=1")
+
+
+def test_what_finds_steps_in_a_log_is_a_regular_expression():
+    assert options(step_from="step ([0-9]+)").job.to_config(0, 1.0).step_from == "step ([0-9]+)"
+    assert "is no regular expression" in violations(step_from="step (")
+
+
+def test_where_a_script_saves_is_a_folder(tmp_path):
+    said = options(checkpoint_folder="out").job.to_config(0, 1.0).checkpoint
+    assert said.folder == str(Path.cwd() / "out")
+    text = {"name": "n", "job": {"runtime": "command", "command": ["sh"], "folder": str(tmp_path), "checkpoint": "out"}}
+    assert from_mapping(text, **KNOWN).job.to_config(0, 1.0).checkpoint.folder == str(tmp_path / "out")
 
 
 def test_a_command_line_makes_a_command_job():
@@ -80,10 +147,11 @@ def test_the_command_replaces_the_one_of_the_file(tmp_path):
 
 
 def test_what_only_our_jobs_have_is_refused_by_name():
-    said = violations(strategy="ndb", model="llama-tiny", dilation="off", data_parallel=2)
-    for option in ("--strategy", "--model", "--dilation", "--data-parallel"):
+    said = violations(strategy="ndb", model="llama-tiny", dilation="off", pipeline=2)
+    for option in ("--strategy", "--model", "--dilation", "--pipeline"):
         assert f"{option}: the job is a command" in said
-    assert "--twin: the job is a command" in violations(twin=True)
+    assert "--checkpoint-every: the job is a command" in violations(checkpoint_every=5)
+    assert "a command in containers is started once" in violations(twin=True, backend="docker")
     assert "--repair: the job is a command" in violations(repair="3steps")
     assert "(did you mean 'steps'?)" in str(refusal_of({"stepps": 3}))
 
@@ -114,11 +182,11 @@ def test_a_mistake_is_named_where_it_is(job, message):
 
 
 def test_a_command_that_does_not_tell_its_ranks_is_said_how_they_are_told():
-    shell = ("sh", "-c", "torchrun --nproc-per-node 2 train.py")
+    shell = ("sh", "-c", "exec train")
     how = "rank=1 does not exist: the job has only rank 0; the command does not tell: --nodes and --gpus-per-node do"
     assert how in violations(command=shell, on="rank=1")
     assert options(*shell, on="rank=1", gpus_per_node=2).cluster().num_ranks == 2
-    assert "does not tell" not in violations(on="rank=2")
+    assert "if the command starts more than that: --nodes" in violations(on="rank=2")
 
 
 def test_phases_and_roles_that_nobody_can_see_are_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.analysis.attempts import attempt_at
+from harness.analysis.command.attempts import attempt_at
 from harness.analysis.state import build
 from harness.judging.gates import builtin_gates
 from mecefo_runtime.system.events import Event
@@ -58,14 +58,16 @@ class Log:
         return self.events
 
 
-def restarted(resumed=RESUMED, **figures):
+def restarted(resumed=RESUMED, *, count_kept_by="optimizer", gates=(), **figures):
     log = Log()
+    log.events[0].fields["gates"] = list(gates)
     log.at += STARTUP
     log.attempt(1)
     log.steps(1, 1, KILLED - 1, **figures)
     log.kill(1)
     log.at += RESTART
     log.attempt(2)
+    log.tell("steps_counted", pid=20, step=resumed, count_kept_by=count_kept_by)
     log.steps(2, resumed, LAST, **figures)
     return log.end()
 
@@ -177,11 +179,34 @@ def test_one_step_that_does_not_tell_its_samples_is_counted_with_the_others_in_s
     assert summarized(events)["throughput_unit"] == "steps"
 
 
-def test_a_job_that_begins_anew_repeats_all_of_its_steps_and_says_that_it_may_not():
+def test_a_job_that_begins_anew_repeats_all_of_its_steps_and_that_is_said_first():
     summary = summarized(restarted(resumed=1))
     assert (summary["steps_repeated"], summary["steps_committed"]) == (KILLED - 1, LAST)
-    assert any("counted its steps from 1 again" in caveat for caveat in summary["caveats"])
-    assert not any("from 1 again" in caveat for caveat in summarized(restarted())["caveats"])
+    assert summary["steps_from_scratch"] == KILLED - 1
+    assert summary["reasons"][0].endswith(f"it began again from step 1 and did {KILLED - 1} steps again")
+    went_on = summarized(restarted())
+    assert went_on["steps_from_scratch"] == 0
+    assert not any("step 1" in reason for reason in went_on["reasons"])
+
+
+def test_where_nobody_keeps_the_count_of_steps_none_is_lost_or_kept_for_all_that_is_known():
+    """SGD: the second start begins at 1, whether it went on from a checkpoint or not."""
+    gates = ["steps_lost <= 10", "steps_repeated <= 10"]
+    summary = summarized(restarted(resumed=1, count_kept_by="nobody", gates=gates))
+    assert (summary["steps_lost"], summary["steps_repeated"], summary["steps_from_scratch"]) == (None, None, 0)
+    assert [gate["passed"] for gate in summary["gates"]] == [None, None, True]
+    assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
+    assert any("keeps no count" in caveat for caveat in summary["caveats"])
+    assert summarized(restarted(resumed=1, count_kept_by="nobody"))["verdict"] == "pass"
+    assert summary["incidents"][0]["recovery_step"] is None
+
+
+def test_a_command_that_ends_by_itself_has_lost_nothing_of_what_was_expected_of_it():
+    log = restarted()
+    next(event for event in log if event.kind == "job_started").fields["steps"] = 200
+    summary = summarized(log)
+    assert (summary["verdict"], summary["steps_lost"]) == ("pass", KILLED - RESUMED)
+    assert any(f"ended by itself after step {LAST}" in caveat for caveat in summary["caveats"])
 
 
 def test_a_job_that_dies_of_it_has_not_recovered():
@@ -247,3 +272,25 @@ def test_a_job_that_trained_no_further_has_not_recovered(left_out, verdict, word
     summary = summarized(log.end())
     assert summary["verdict"] == verdict
     assert words in " ".join(summary["reasons"])
+
+
+def test_compilation_belongs_to_the_start_and_not_to_training():
+    """Steps of 40, 8 and 0.1 seconds: the third begins the row of steady ones."""
+    log = Log()
+    log.at += STARTUP
+    log.attempt(1)
+    for number, seconds in ((1, 40.0), (2, 8.0)):
+        began, log.at = log.at, log.at + seconds
+        log.tell("step_committed", pid=10, step=number, epoch=1, began_monotonic=began, committed_monotonic=log.at)
+    log.steps(1, 3, KILLED - 1)
+    log.kill(1)
+    log.at += RESTART
+    log.attempt(2)
+    began, log.at = log.at, log.at + 30.0
+    log.tell("step_committed", pid=20, step=KILLED, epoch=1, began_monotonic=began, committed_monotonic=log.at)
+    log.steps(2, KILLED + 1, LAST)
+    badput = (summary := summarized(log.end()))["badput_seconds"]
+    assert badput["startup"] == pytest.approx(STARTUP + 48.0)
+    assert badput["restart"] == pytest.approx(RESTART + 30.0)
+    assert summary["productive_seconds"] == pytest.approx((LAST - 3) * STEP)
+    assert summary["productive_seconds"] + sum(badput.values()) == pytest.approx(summary["wall_clock_seconds"])

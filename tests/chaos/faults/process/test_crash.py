@@ -65,11 +65,12 @@ def test_another_end_is_not_verified(tmp_path):
     assert "SIGABRT" in run.reason()
 
 
-def test_an_exception_that_is_caught_is_not_verified(tmp_path, monkeypatch):
-    monkeypatch.setattr(Raise, "verify_timeout_seconds", 0.5)
+def test_an_exception_that_the_script_catches_was_raised_and_handled(tmp_path):
     run = OneRank(tmp_path, Raise, setup=CATCH, exception="OverflowError")
     run.play(then=lambda: run.watch.last_step > 10)
-    assert "the script caught it" in run.reason()
+    evidence = run.evidence()
+    assert evidence["handled_ranks"] == [0]
+    assert "and the script caught it: rank 0 went on with " in evidence["summary"]
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from harness.analysis.steps import CommittedStep
+from mecefo_runtime.system.command_records import StepsCounted
 from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited
 from mecefo_runtime.system.record import Record
 
@@ -18,7 +20,8 @@ class Attempt:
     """One start of the ranks, `number` from 1. Times are CLOCK_MONOTONIC seconds; None: never.
 
     `started_seconds` is when its first rank reported, `ended_seconds` when the first of its ranks ended; between
-    `first_began_seconds` and `last_committed_seconds` lie its steps.
+    `first_began_seconds` and `last_committed_seconds` lie its steps. `is_count_known` is whether the numbers of its
+    steps are those of the whole training; None: it came to no step, or the log is of a version that did not say.
     """
 
     number: int
@@ -27,6 +30,13 @@ class Attempt:
     first_began_seconds: float | None
     last_committed_seconds: float | None
     first_step: int | None
+    is_count_known: bool | None = None
+    world_size: int | None = None
+
+    @property
+    def began_anew(self) -> bool:
+        """Whether it is a later start of the ranks that began the whole training from step 1 again."""
+        return self.number > 1 and self.first_step == 1 and self.is_count_known is not False
 
 
 def read_attempts(main: Sequence[Record], steps: Sequence[CommittedStep]) -> tuple[Attempt, ...]:
@@ -34,20 +44,26 @@ def read_attempts(main: Sequence[Record], steps: Sequence[CommittedStep]) -> tup
     own: dict[int, list[CommittedStep]] = {}
     for step in steps:
         own.setdefault(step.epoch, []).append(step)
-    return tuple(
-        Attempt(
-            number=record.attempt_number,
-            started_seconds=record.monotonic_seconds,
-            ended_seconds=_first_exit(main, record.attempt_number),
-            first_began_seconds=min((step.began_seconds for step in own.get(record.attempt_number, ())), default=None),
-            last_committed_seconds=max(
-                (step.committed_seconds for step in own.get(record.attempt_number, ())), default=None
-            ),
-            first_step=next((step.step for step in own.get(record.attempt_number, ())), None),
+    starts = [record for record in main if isinstance(record, AttemptStarted)]
+    counted = [record for record in main if isinstance(record, StepsCounted)]
+    found: list[Attempt] = []
+    for index, record in enumerate(starts):
+        mine = own.get(record.attempt_number, ())
+        until = starts[index + 1].monotonic_seconds if index + 1 < len(starts) else inf
+        said = [one for one in counted if record.monotonic_seconds <= one.monotonic_seconds < until]
+        found.append(
+            Attempt(
+                number=record.attempt_number,
+                world_size=record.world_size,
+                started_seconds=record.monotonic_seconds,
+                ended_seconds=_first_exit(main, record.attempt_number),
+                first_began_seconds=min((step.began_seconds for step in mine), default=None),
+                last_committed_seconds=max((step.committed_seconds for step in mine), default=None),
+                first_step=next((step.step for step in mine), None),
+                is_count_known=said[0].count_kept_by != "nobody" if said else None,
+            )
         )
-        for record in main
-        if isinstance(record, AttemptStarted)
-    )
+    return tuple(found)
 
 
 def attempt_at(attempts: Sequence[Attempt], seconds: float | None) -> int | None:

@@ -1,0 +1,53 @@
+"""A rank's connections to the run: the agent that may be held, and the report of what is seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from chaos.external.identity import JOB_VARIABLE, Identity, identify, may_be_rank
+from chaos.external.report import Report
+from chaos.in_process.agent import Agent
+from mecefo_runtime.system.events import MAIN_JOB
+
+
+def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, Report]:
+    """Say hello as this rank.
+
+    Raises:
+        OSError, mecefo_runtime.system.wire.WireError: nobody listens, or not to us.
+    """
+    agent = Agent(
+        environment["CHAOS_AGENT"],
+        environment["CHAOS_TOKEN"],
+        rank=identity.rank,
+        node=identity.node,
+        attempt=identity.attempt,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        **({} if identity.replica is None else {"replica": identity.replica}),
+    )
+    report = _report(environment, identity)
+    # What was seen before a rank is held may be the last of it.
+    agent.before_hold = report.flush
+    report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")
+    return agent, report
+
+
+def tell_idleness(environment: Mapping[str, str]) -> None:
+    """An optimizer was made here, and the process comes to its end without a step that was seen."""
+    if may_be_rank(environment):
+        _report(environment, identify(environment)).emit("ended_without_step", is_compiled=_has_compiled())
+
+
+def _report(environment: Mapping[str, str], identity: Identity) -> Report:
+    job = environment.get(JOB_VARIABLE) or MAIN_JOB
+    return Report(environment["CHAOS_AGENT"], environment["CHAOS_TOKEN"], identity, job)
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return bool(counters and counters["frames"]["ok"])

@@ -1,0 +1,171 @@
+"""The optimizers of one process: which of them train, which of their steps do, and how many the training has made."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch.optim import Optimizer
+
+from chaos.external.steps import Nesting, Rounds
+from chaos.external.torchft import Managers
+
+
+class Optimizers:
+    """Told of all that happens to them, in its order; see `chaos.external.steps` for what a step of the training is.
+
+    A step of an optimizer belongs to the training if a forward or backward pass went before it. One without only makes
+    the optimizer's state: `get_state_dict` of torch.distributed.checkpoint takes one with a learning rate of 0 where
+    there is none yet (torch 2.11-2.13). A script whose passes cannot be seen, which steps again without one, trains
+    all the same.
+    """
+
+    def __init__(self, managers: Managers, forgotten: Callable[[], None]) -> None:
+        """`forgotten` is called as the first of those that train goes, when its parameters may still be there."""
+        self._managers = managers
+        self._forgotten = forgotten
+        # By id, in the order in which they were made, and in that in which they first stepped.
+        self._made: dict[int, weakref.ref[Optimizer]] = {}
+        self._stepped: dict[int, weakref.ref[Optimizer]] = {}
+        self.rounds = Rounds()
+        self._nesting = Nesting()
+        self._num_passes = 0
+        # Of each: at which pass it stepped last, whether it did since then without one, and how often in all.
+        self._stepped_at: dict[int, int] = {}
+        self._skipped: set[int] = set()
+        self._num_skipped: dict[int, int] = {}
+        self._is_skipping = False
+        # Whether their own count of steps may be another than what was counted.
+        self._is_count_due = True
+
+    def add(self, optimizer: Optimizer) -> None:
+        """The script made one, or steps one that is not known yet."""
+        if id(optimizer) not in self._made:
+            self._made[id(optimizer)] = weakref.ref(optimizer)
+
+    def passed(self) -> None:
+        """A forward or backward pass has begun."""
+        self._num_passes += 1
+
+    def loaded(self) -> None:
+        """The state of one was loaded, its count of steps with it."""
+        self._is_count_due = True
+        self._num_skipped.clear()
+
+    def enter(self, optimizer: Optimizer) -> bool:
+        """It begins to step; returns whether no other one does, which wraps it."""
+        if not self._nesting.enter(id(optimizer)):
+            return False
+        self.add(optimizer)
+        return True
+
+    def is_late(self, optimizer: Optimizer) -> bool | None:
+        """Whether its step, which begins now and has no closure, shows that the one before it was of the training, too.
+
+        None: this one is none itself, as far as is known.
+        """
+        key = id(optimizer)
+        if self._stepped_at.get(key, 0) < self._num_passes:
+            self._skipped.discard(key)
+            return False
+        if all(_is_zero(group.get("lr")) for group in optimizer.param_groups) or (
+            key not in self._skipped and key not in self._stepped
+        ):
+            self._skipped.add(key)
+            self._is_skipping = True
+            return None
+        if key in self._skipped:
+            self._skipped.discard(key)
+            self._num_skipped.pop(key, None)
+            return True
+        return False
+
+    def leave(self, optimizer: Optimizer) -> bool | None:
+        """It has stepped; returns whether a step of the training is over, None where the step was none of it."""
+        if not self._nesting.leave(id(optimizer)):
+            return None
+        key = id(optimizer)
+        if self._is_skipping:
+            self._is_skipping = False
+            self._num_skipped[key] = self._num_skipped.get(key, 0) + 1
+            return None
+        is_first = not self._stepped
+        self._stepped_at[key] = self._num_passes
+        self._is_count_due = False
+        if key not in self._stepped:
+            self._stepped[key] = weakref.ref(optimizer, lambda _: self._forget(key))
+        others = [id(other) for other in _living(self._made) if _is_apart(other, optimizer)] if is_first else ()
+        return self.rounds.stepped(key, others)
+
+    def training(self) -> list[Optimizer]:
+        """Those that have stepped, in the order of their first steps; all, before the first step."""
+        return _living(self._stepped) or _living(self._made)
+
+    @property
+    def num_training(self) -> int:
+        """How many have stepped."""
+        return len(self._stepped)
+
+    def next_step(self, num_unseen: int, *, is_stepping: bool = False) -> int | None:
+        """The step under way, from 1, by the count that a restored training brings along; None: as it was counted.
+
+        `num_unseen` steps are over and not counted yet; `is_stepping`: an optimizer is about to make the step.
+        """
+        done = self._managers.num_steps()
+        if done is not None:
+            # It counts the step before the optimizer makes it.
+            return max(1, done if is_stepping else done + 1)
+        if not self._is_count_due:
+            return None
+        counted = max((steps_of(one) - self._num_skipped.get(id(one), 0) for one in self._counting()), default=0)
+        if not counted and self._stepped:
+            return None
+        return 1 + max(0, counted - num_unseen)
+
+    def count_kept_by(self) -> str:
+        """Who knows how many steps the training has made over all its starts: `torchft`, `optimizer`, or `nobody`."""
+        if self._managers.num_steps() is not None:
+            return "torchft"
+        return "optimizer" if any(steps_of(one) for one in self.training()) else "nobody"
+
+    def _counting(self) -> list[Optimizer]:
+        leading = self.rounds.leading
+        found = [one for one in _living(self._stepped) if id(one) == leading]
+        return found or _living(self._made)
+
+    def _forget(self, key: int) -> None:
+        if next(iter(self._stepped), None) == key:
+            self._forgotten()
+        self._stepped.pop(key, None)
+        self._stepped_at.pop(key, None)
+        self.rounds.forget(key)
+
+
+def parameters_of(optimizers: list[Optimizer]) -> Iterator[torch.Tensor]:
+    """What they train, in their order."""
+    return (parameter for one in optimizers for group in one.param_groups for parameter in group["params"])
+
+
+def steps_of(optimizer: Optimizer) -> int:
+    """How many steps it has made by its own count, over all runs (Adam's `step`); 0 where it keeps none."""
+    most = 0
+    for state in optimizer.state.values():
+        steps = state.get("step") if isinstance(state, Mapping) else None
+        if isinstance(steps, int | float) or (isinstance(steps, torch.Tensor) and steps.numel() == 1):
+            most = max(most, int(steps))
+    return most
+
+
+def _living(optimizers: Mapping[int, weakref.ref[Optimizer]]) -> list[Optimizer]:
+    return [optimizer for found in optimizers.values() if (optimizer := found()) is not None]
+
+
+def _is_apart(one: Optimizer, other: Optimizer) -> bool:
+    """Whether they have no parameter in common: one that wraps or replaces the other has."""
+    mine = {id(parameter) for parameter in parameters_of([one])}
+    return not any(id(parameter) in mine for parameter in parameters_of([other]))
+
+
+def _is_zero(learning_rate: object) -> bool:
+    return isinstance(learning_rate, int | float | torch.Tensor) and float(learning_rate) == 0.0

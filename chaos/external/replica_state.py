@@ -1,0 +1,116 @@
+"""Checksums of what data-parallel ranks hold in common: parameters and optimizer state, tensor by tensor.
+
+Ranks that hold the same must have the same bits, so a plain sum of them is enough; which ranks hold the same is found
+out by who reads the log. All elements are looked at.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from chaos.external.subject import ExternalSubject
+from chaos.in_process.values import local_part
+
+# A check takes at most so much of the time between two of them, in the long run.
+COST_RATIO = 0.01
+# After so many checks their distance doubles: a log must not grow with every step of a long training.
+CHECKS_PER_INTERVAL = 64
+MAX_TENSORS = 8192
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Tell = Callable[[int, Mapping[str, object]], None]
+
+
+class ReplicaState:
+    """Looks at the state after a step: after every one at first, then after every 2nd, 4th, 8th ...
+
+    The intervals are powers of two, so that ranks which chose different ones still have steps in common.
+    """
+
+    def __init__(self, subject: ExternalSubject, tell: Tell) -> None:
+        """`tell` gets the step and the fields of `state_checksums`."""
+        self._subject = subject
+        self._tell = tell
+        self._interval = 1
+        self._num_checks = 0
+        self._cost_seconds = float("inf")
+        self._first_seconds = 0.0
+        self._first_step = self._last_checked = self.last_step = 0
+        self._names: list[str] = []
+        self._parameters: list[tuple[str, weakref.ref[Tensor]]] = []
+
+    def committed(self, step: int, loss: float | None) -> None:
+        """`step` is committed; `loss` is this rank's, where it is known."""
+        now = time.monotonic()
+        if not self._num_checks:
+            # To find the tensors at first takes longer than ever after.
+            self._subject.tensors("parameters")
+            self._first_seconds, self._first_step = now, step
+        self.last_step = step
+        if step % self._interval:
+            return
+        self._check(step, loss)
+        began, now = now, time.monotonic()
+        self._cost_seconds = min(self._cost_seconds, now - began)
+        self._num_checks += 1
+        num_steps = max(1, step - self._first_step)
+        step_seconds = max(1e-9, (began - self._first_seconds) / num_steps)
+        if self._num_checks % CHECKS_PER_INTERVAL == 0:
+            self._interval *= 2
+        while step > self._first_step and self._cost_seconds > COST_RATIO * self._interval * step_seconds:
+            self._interval *= 2
+
+    def finish(self) -> None:
+        """The training is over: look once more, unless its last step was looked at, as far as the tensors still are."""
+        if self.last_step <= self._last_checked:
+            return
+        living = {name: parameter for name, known in self._parameters if (parameter := known()) is not None}
+        found = {name: local_part(parameter.data) for name, parameter in living.items()}
+        if len(found) == len(self._parameters) and found:
+            self._say(self.last_step, found, None)
+
+    def _check(self, step: int, loss: float | None) -> None:
+        tensors = {**self._subject.tensors("parameters"), **self._subject.tensors("optimizer")}
+        self._parameters = [(name, weakref.ref(one)) for name, one in self._subject.parameters().items()]
+        self._say(step, tensors, loss)
+
+    def _say(self, step: int, tensors: Mapping[str, Tensor], loss: float | None) -> None:
+        known = {name: tensor for name, tensor in tensors.items() if is_summable(tensor)}
+        if not known or len(known) > MAX_TENSORS:
+            return
+        names = list(known)
+        told: dict[str, object] = {"sums": "".join(f"{one:08x}" for one in checksums(list(known.values())))}
+        if names != self._names:
+            # Once: they are the same for the whole training, or nearly so.
+            self._names = told["tensors"] = names
+        if loss is not None:
+            told["loss"] = loss
+        self._last_checked = step
+        self._tell(step, told)
+
+
+def is_summable(tensor: Tensor) -> bool:
+    """Whether it has bits to look at, in places of its own."""
+    return tensor.layout == torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """Of each the sum of its elements' bits, modulo 2**32; of an accelerator's all at once."""
+    with torch.no_grad():
+        sums = [_sum_of_bits(tensor.detach()) for tensor in tensors]
+        devices = {one.device for one in sums}
+        by_device = {
+            device: iter(torch.stack([one for one in sums if one.device == device]).tolist()) for device in devices
+        }
+        return [next(by_device[one.device]) & 0xFFFFFFFF for one in sums]
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)

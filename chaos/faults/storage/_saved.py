@@ -1,0 +1,122 @@
+"""The newest checkpoint of an external job: found from the saves that the agents saw, or in a folder that is named.
+
+Only files that were written since the run began count, regular ones that are where they seem to be: no others are this
+run's to damage.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.errors import EnvironmentFailure, TargetNotFound
+from chaos.faults.base import FaultContext
+from chaos.host.run_files import EVENTS_FILE
+from mecefo_runtime.system.job_records import CheckpointWritten
+
+# A folder with more is none of checkpoints.
+_MAX_ENTRIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """What a script saved at one time: `files` are in `path`, or there is one, which `path` is."""
+
+    path: Path
+    files: tuple[Path, ...]
+    step: int | None
+
+    def __str__(self) -> str:
+        return f"{self.path}" if self.step is None else f"{self.path}, of step {self.step}"
+
+
+def newest_saved(context: FaultContext) -> SavedCheckpoint:
+    """The newest one that is there.
+
+    Raises:
+        chaos.errors.TargetNotFound: none is; the message says where was looked.
+        chaos.errors.EnvironmentFailure: the folder cannot be read.
+    """
+    since_seconds = (context.run_folder / EVENTS_FILE).stat().st_ctime
+    try:
+        if context.checkpoint_folder is not None:
+            return _newest_in(context.checkpoint_folder, since_seconds)
+        return _newest_seen(context.watch.saves, since_seconds)
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot look for checkpoints: {error.filename}: {error.strerror}") from error
+
+
+def _newest_in(folder: Path, since_seconds: float) -> SavedCheckpoint:
+    found: list[tuple[float, Path, tuple[Path, ...]]] = []
+    for entry in sorted(folder.iterdir())[:_MAX_ENTRIES] if folder.is_dir() else ():
+        if files := tuple(_own_files([entry], since_seconds)):
+            found.append((max(file.stat().st_mtime for file in files), entry, files))
+    if not found:
+        raise TargetNotFound(f"nothing was saved in {folder} yet: choose a step some way after the first save")
+    _, path, files = max(found)
+    return SavedCheckpoint(path, files, None)
+
+
+def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> SavedCheckpoint:
+    by_step: dict[int, list[Path]] = {}
+    for record in saves:
+        for path, device, inode in record.saved:
+            if (place := _where(Path(path), device, inode)) is not None:
+                by_step.setdefault(record.step or 0, []).append(place)
+    for step in sorted(by_step, reverse=True):
+        files = tuple(dict.fromkeys(_own_files(by_step[step], since_seconds)))
+        if not files:
+            continue
+        parents = {file.parent for file in files}
+        others = {place.parent for other, places in by_step.items() if other != step for place in places}
+        is_folder = len(by_step[step]) == 1 and by_step[step][0].is_dir()
+        if is_folder:
+            return SavedCheckpoint(by_step[step][0], files, step)
+        if len(files) > 1 and len(parents) == 1 and not parents & others:
+            return SavedCheckpoint(next(iter(parents)), files, step)
+        largest = max(files, key=lambda file: file.stat().st_size)
+        return SavedCheckpoint(largest, (largest,), step)
+    raise TargetNotFound(
+        "no checkpoint was seen that is there now (torch.save, safetensors and torch.distributed.checkpoint are seen): "
+        "choose a step some way after the first save, or name the folder with --checkpoint-folder"
+    )
+
+
+def _where(path: Path, device: int, inode: int) -> Path | None:
+    """Where the file is now: many are written under another name first, in the same folder or one beside it."""
+    if _is_at(path, device, inode):
+        return path
+    for folder in (path.parent, path.parent.parent):
+        try:
+            entries = [Path(entry) for entry in os.scandir(folder)][:_MAX_ENTRIES]
+        except OSError:
+            continue
+        places = entries if folder == path.parent else [entry / path.name for entry in entries]
+        if (found := next((place for place in places if _is_at(place, device, inode)), None)) is not None:
+            return found
+    return None
+
+
+def _is_at(path: Path, device: int, inode: int) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (device, inode)
+
+
+def _own_files(places: Iterable[Path], since_seconds: float) -> Iterator[Path]:
+    for place in places:
+        inside = (Path(folder, name) for folder, _, names in os.walk(place) for name in sorted(names))
+        for path in inside if place.is_dir() and not place.is_symlink() else (place,):
+            try:
+                found = path.lstat()
+            except OSError:
+                continue
+            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+            # Clocks of file systems are coarse.
+            if is_ours and found.st_size and found.st_mtime >= since_seconds - 1.0:
+                yield path
