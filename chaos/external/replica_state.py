@@ -21,6 +21,8 @@ COST_RATIO = 0.01
 # After so many checks their distance doubles: a log must not grow with every step of a long training.
 CHECKS_PER_INTERVAL = 64
 MAX_TENSORS = 8192
+# The first step of a start ends a recovery: nobody is to wait for a look there.
+_WARM_UP_STEPS = 1
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Tell = Callable[[int, Mapping[str, object]], None]
@@ -37,7 +39,7 @@ class ReplicaState:
         self._subject = subject
         self._tell = tell
         self._interval = 1
-        self._num_checks = 0
+        self._num_checks = self._num_committed = 0
         self._cost_seconds = float("inf")
         self._first_seconds = 0.0
         self._first_step = self._last_checked = self.last_step = 0
@@ -46,14 +48,15 @@ class ReplicaState:
 
     def committed(self, step: int, loss: float | None) -> None:
         """`step` is committed; `loss` is this rank's, where it is known."""
+        self.last_step = step
+        self._num_committed += 1
+        if self._num_committed <= _WARM_UP_STEPS or step % self._interval:
+            return
         now = time.monotonic()
         if not self._num_checks:
             # To find the tensors at first takes longer than ever after.
             self._subject.tensors("parameters")
             self._first_seconds, self._first_step = now, step
-        self.last_step = step
-        if step % self._interval:
-            return
         self._check(step, loss)
         began, now = now, time.monotonic()
         self._cost_seconds = min(self._cost_seconds, now - began)

@@ -60,6 +60,12 @@ class ShareParameters(ElementParameters):
 class ScaleParameters(ShareParameters):
     """By what is multiplied: all of the tensor's elements, where neither index nor elements nor share is said."""
 
+    elements: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="how many; all of the tensor if not said, nor index or share",
+    )
     factor: float = Field(default=1000.0, allow_inf_nan=False, description="by which each element is multiplied")
 
 
