@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from harness.analysis.steps import WORK_UNITS
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
@@ -217,10 +218,11 @@ def _curve(steps: Sequence[Event], origin: float, x: _Scale, top: float, curve: 
     else:
         began = [float(steps[0].fields.get("began_monotonic", origin)) - origin, *times]
         points = []
+        unit = next((unit for unit in WORK_UNITS[:2] if all(unit in step.fields for step in steps)), WORK_UNITS[2])
         for first, last, event in zip(began, times, steps, strict=False):
-            rate = float(event.fields.get("tokens") or 0) / max(last - first, 1e-9)
+            rate = float(event.fields.get(unit) or (unit == WORK_UNITS[2])) / max(last - first, 1e-9)
             points += [(first, rate), (last, rate)]
-        words = "tokens/s"
+        words = f"{unit}/s"
     low, high = (0.0 if curve == "speed" else min(v for _, v in points)), max(v for _, v in points)
     scale = _CURVE / ((high - low) or 1.0)
     line = " ".join(f"{x(at):.1f},{top + _CURVE - (value - low) * scale:.1f}" for at, value in points)
