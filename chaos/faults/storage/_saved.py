@@ -6,6 +6,7 @@ run's to damage.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -40,13 +41,19 @@ def newest_saved(context: FaultContext) -> SavedCheckpoint:
         chaos.errors.TargetNotFound: none is; the message says where was looked.
         chaos.errors.EnvironmentFailure: the folder cannot be read.
     """
-    since_seconds = (context.run_folder / EVENTS_FILE).stat().st_ctime
     try:
+        since_seconds = _began_seconds(context.run_folder)
         if context.checkpoint_folder is not None:
             return _newest_in(context.checkpoint_folder, since_seconds)
         return _newest_seen(context.watch.saves, since_seconds)
     except OSError as error:
         raise EnvironmentFailure(f"cannot look for checkpoints: {error.filename}: {error.strerror}") from error
+
+
+def _began_seconds(run_folder: Path) -> float:
+    """When the run began (Unix time): of its first event, since the log's own times change with every further one."""
+    with (run_folder / EVENTS_FILE).open() as events:
+        return float(json.loads(events.readline())["time"])
 
 
 def _newest_in(folder: Path, since_seconds: float) -> SavedCheckpoint:
