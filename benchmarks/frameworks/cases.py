@@ -11,6 +11,8 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parents[1] / "framework_scripts"
 FAULT_STEP = 35
 # Torch 2.13: without it a later attempt can find an earlier one's addresses in torchrun's store, and wait for them.
+# It names no launcher whose ranks could be counted: two replicas of one rank each.
+TWO_GROUPS = ("--data-parallel", "2", "--gpus-per-node", "1")
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -85,9 +87,13 @@ FRAMEWORKS = (
     Framework("fsdp", "FSDP2 with DCP", ("torch",), _torchrun("train_fsdp.py"), OWN_STORE),
     Framework("deepspeed", "DeepSpeed ZeRO-1", ("deepspeed",), _torchrun("train_deepspeed.py"), OWN_STORE),
     # Its Manager (0.2.0) needs the store of torchrun that the others are better off without.
-    Framework("torchft", "torchft with its DistributedDataParallel", ("torchft",), _torchft(), victim="rank=0"),
+    Framework("torchft", "torchft with its DistributedDataParallel", ("torchft",), _torchft(), options=TWO_GROUPS),
     Framework(
-        "torchft-manager", "torchft with its Manager's allreduce", ("torchft",), _torchft("allreduce"), victim="rank=0"
+        "torchft-manager",
+        "torchft with its Manager's allreduce",
+        ("torchft",),
+        _torchft("allreduce"),
+        options=TWO_GROUPS,
     ),
     Framework("torchtitan", "torchtitan", ("torchtitan",), _torchtitan, OWN_STORE),
 )

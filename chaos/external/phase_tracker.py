@@ -66,7 +66,6 @@ class PhaseTracker:
         self._managers = Managers(self._on_rejected)
         self._optimizers = Optimizers(self._managers, self._look_once_more)
         self._replica_state: ReplicaState | None = None
-        # Whether this rank's loss was finite until now.
         self._is_finite = True
         self._loss: float | None = None
         # What the script called first in the newest step.
@@ -250,6 +249,8 @@ class PhaseTracker:
             self._register()
         if self._num_announced == 0:
             self._guard(self._saves.next_step)
+            if self._replica_state is not None:
+                self._guard(self._replica_state.settled)
             self._began_seconds = time.monotonic()
         while self._agent is not None and self._num_announced <= phase:
             name = PHASES[self._num_announced]
@@ -269,7 +270,7 @@ class PhaseTracker:
         self._num_left_out = self._num_backwards = 0
         self._stall_reason.committed(began_after=self.step > self._affected_step)
         if self._replica_state is not None:
-            self._guard(self._replica_state.committed, self.step, self._loss)
+            self._replica_state.committed(self.step, self._loss)
         self.step += 1
         self._num_announced = 0
         self.hooks.await_forward()
@@ -318,8 +319,7 @@ class PhaseTracker:
         agent, self._report = connect(self._environment, identity)
         subject = ExternalSubject(self._optimizers.training, self._is_step_unseen, self._called_module)
         agent.expose(subject)
-        if identity.world_size > 1:
-            self._replica_state = ReplicaState(subject, self._tell_state)
+        self._replica_state = ReplicaState(subject, self._tell_state) if identity.world_size > 1 else None
         self._identity, self._agent = identity, agent
         self.hooks.watch_departure()
         self._figures.set_world_size(identity.world_size)

@@ -21,8 +21,6 @@ COST_RATIO = 0.01
 # After so many checks their distance doubles: a log must not grow with every step of a long training.
 CHECKS_PER_INTERVAL = 64
 MAX_TENSORS = 8192
-# The first step of a start ends a recovery: nobody is to wait for a look there.
-_WARM_UP_STEPS = 1
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Tell = Callable[[int, Mapping[str, object]], None]
@@ -39,25 +37,29 @@ class ReplicaState:
         self._subject = subject
         self._tell = tell
         self._interval = 1
-        self._num_checks = self._num_committed = 0
+        self._num_checks = 0
         self._cost_seconds = float("inf")
         self._first_seconds = 0.0
-        self._first_step = self._last_checked = self.last_step = 0
+        self._first_step = self._last_checked = self._step = 0
+        self._loss: float | None = None
         self._names: list[str] = []
         self._parameters: list[tuple[str, weakref.ref[Tensor]]] = []
 
     def committed(self, step: int, loss: float | None) -> None:
         """`step` is committed; `loss` is this rank's, where it is known."""
-        self.last_step = step
-        self._num_committed += 1
-        if self._num_committed <= _WARM_UP_STEPS or step % self._interval:
+        self._step, self._loss = step, loss
+
+    def settled(self) -> None:
+        """The next step begins: what the last one has made of the state is there. ZeRO gathers it after the step."""
+        step = self._step
+        if step == self._last_checked or step % self._interval:
             return
         now = time.monotonic()
         if not self._num_checks:
             # To find the tensors at first takes longer than ever after.
             self._subject.tensors("parameters")
             self._first_seconds, self._first_step = now, step
-        self._check(step, loss)
+        self._check(step)
         began, now = now, time.monotonic()
         self._cost_seconds = min(self._cost_seconds, now - began)
         self._num_checks += 1
@@ -69,18 +71,18 @@ class ReplicaState:
             self._interval *= 2
 
     def finish(self) -> None:
-        """The training is over: look once more, unless its last step was looked at, as far as the tensors still are."""
-        if self.last_step <= self._last_checked:
+        """The training is over: look once more, unless that was done, as far as the tensors still are."""
+        if self._step == self._last_checked:
             return
         living = {name: parameter for name, known in self._parameters if (parameter := known()) is not None}
         found = {name: local_part(parameter.data) for name, parameter in living.items()}
         if len(found) == len(self._parameters) and found:
-            self._say(self.last_step, found, None)
+            self._say(self._step, found, None)
 
-    def _check(self, step: int, loss: float | None) -> None:
+    def _check(self, step: int) -> None:
         tensors = {**self._subject.tensors("parameters"), **self._subject.tensors("optimizer")}
         self._parameters = [(name, weakref.ref(one)) for name, one in self._subject.parameters().items()]
-        self._say(step, tensors, loss)
+        self._say(step, tensors, self._loss)
 
     def _say(self, step: int, tensors: Mapping[str, Tensor], loss: float | None) -> None:
         known = {name: tensor for name, tensor in tensors.items() if is_summable(tensor)}

@@ -128,7 +128,8 @@ class StepLedger:
         redone = tuple(
             self._step(one, own, is_first=False)
             for one in again
-            if not one.repeated and ((own := self._epoch(one)) > epoch or self._went_back(one, records[0]))
+            if not one.repeated
+            and ((own := self._epoch(one)) > epoch or one.replica is not None or self._went_back(one, records[0]))
         )
         if first != self._first_of.get(number):
             self._replace(self._first_of.get(number), first)

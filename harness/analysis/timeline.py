@@ -149,7 +149,7 @@ class Timeline:
         if not struck or not is_told or self.first_injected is None:
             return None
         ranks = sorted({rank for incident in struck for rank in incident.ranks})
-        return compare_replicas(self.state_checksums, self.attempts, self.first_injected, ranks)
+        return compare_replicas(self.state_checksums, self.first_injected, ranks)
 
     @property
     def steps_are_counted(self) -> bool:

@@ -183,7 +183,7 @@ def _of_the_replicas(timeline: Timeline) -> list[str]:
     found: list[str] = []
     if passing := [one for one in replicas.differences if one.until_step is not None]:
         first = passing[0]
-        more = f" and {count(len(passing) - 1, 'other tensor')}" if len(passing) > 1 else ""
+        more = f" and {len(passing) - 1} more" if len(passing) > 1 else ""
         found.append(
             f"{first.tensor}{more} differed between replicas after step {first.since_step}, and no longer after step "
             f"{first.until_step}."

@@ -261,7 +261,7 @@ def _differing_replicas(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
         return
     first = min(replicas.lasting, key=lambda one: one.since_step)
     others = {one.tensor for one in replicas.lasting} - {first.tensor}
-    more = f", and so do {count(len(others), 'other tensor')}" if others else ""
+    more = f", and so do {len(others)} more of its tensors" if others else ""
     yield (
         "fail",
         f"{first.tensor} of {name_ranks(first.ranks)} differs from the other replicas' since step {first.since_step}, "

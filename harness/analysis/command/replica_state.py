@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.command.attempts import Attempt, attempt_at
 from mecefo_runtime.system.command_records import StateChecksums
 
 _DIGITS = 8
@@ -55,14 +54,14 @@ class _Look:
 
 
 def compare_replicas(
-    records: Iterable[StateChecksums], attempts: Sequence[Attempt], injected_seconds: float, struck: Sequence[int]
+    records: Iterable[StateChecksums], injected_seconds: float, struck: Sequence[int]
 ) -> ReplicaComparison:
     """Compare what ranks held after the first fault with what they had in common before.
 
     `records` are by time, times are CLOCK_MONOTONIC seconds. `struck` are the ranks of the faults: of two ranks that
     differ such a one is named.
     """
-    looks = list(_looks(records, attempts))
+    looks = list(_looks(records))
     before = [look for look in looks if look.at_seconds < injected_seconds]
     after = [look for look in looks if look.at_seconds >= injected_seconds]
     if not looks:
@@ -82,10 +81,13 @@ def compare_replicas(
     return ReplicaComparison(tuple(_differences(after, groups, struck)), last)
 
 
-def _looks(records: Iterable[StateChecksums], attempts: Sequence[Attempt]) -> Iterator[_Look]:
+def _looks(records: Iterable[StateChecksums]) -> Iterator[_Look]:
     names: dict[int, tuple[str, ...]] = {}
-    found: dict[tuple[int | None, int], dict[int, Mapping[str, str]]] = {}
-    at: dict[tuple[int | None, int], float] = {}
+    found: dict[tuple[int, int], dict[int, Mapping[str, str]]] = {}
+    at: dict[tuple[int, int], float] = {}
+    # A rank that was started again, or went back, may do steps again that another one has behind it.
+    newest: dict[int, tuple[int, int]] = {}
+    num_returns = 0
     for record in records:
         if record.rank is None or record.step is None:
             continue
@@ -95,7 +97,10 @@ def _looks(records: Iterable[StateChecksums], attempts: Sequence[Attempt]) -> It
         if len(record.sums) != _DIGITS * len(own):
             continue
         sums = (record.sums[start : start + _DIGITS] for start in range(0, len(record.sums), _DIGITS))
-        key = attempt_at(attempts, record.monotonic_seconds), record.step
+        pid, step = newest.get(record.rank, (record.pid, 0))
+        num_returns += record.pid != pid or record.step < step
+        newest[record.rank] = record.pid, record.step
+        key = num_returns, record.step
         found.setdefault(key, {})[record.rank] = dict(zip(own, sums, strict=True))
         at[key] = record.monotonic_seconds
     return (_Look(key[1], at[key], held) for key, held in found.items() if len(held) > 1)

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.command.attempts import Attempt
 from harness.analysis.command.replica_state import Difference, compare_replicas
 from mecefo_runtime.system.command_records import StateChecksums
 from mecefo_runtime.system.events import Event
@@ -13,7 +12,6 @@ from tests.harness.summaries import summarized
 
 pytestmark = pytest.mark.unit
 
-ATTEMPTS = [Attempt(1, 0.0, None, None, None, None)]
 INJECTED = 5.5
 
 
@@ -28,7 +26,7 @@ def look(rank, step, sums, tensors=("weight", "bias")):
 def compared(held, *, struck=(1,), tensors=("weight", "bias")):
     """`held`: by step, by rank, the sums."""
     records = [look(rank, step, sums, tensors) for step, ranks in held.items() for rank, sums in ranks.items()]
-    return compare_replicas(records, ATTEMPTS, INJECTED, struck)
+    return compare_replicas(records, INJECTED, struck)
 
 
 def same(steps, ranks=(0, 1), sums=(7, 8)):
@@ -139,6 +137,19 @@ def test_a_run_whose_loss_shows_nothing_fails_where_replicas_differ():
     assert summary["reasons"][0].startswith("weight of rank 1 differs from the other replicas' since step 5")
     sound = ran(rank_1_differs=False)
     assert (sound["verdict"], sound["diverged_units"]) == ("pass", 0)
+
+
+def test_steps_that_were_undone_are_not_set_beside_those_that_were_done_again():
+    """torchft: rank 0 dies, goes back to step 6 and does 7 and 8 again, while rank 1 stands still until it gets 9."""
+    held = same(range(1, 9))
+    records = [look(rank, step, sums) for step, ranks in held.items() for rank, sums in ranks.items()]
+    again = [(0, 7, (50, 8)), (0, 8, (51, 8)), (0, 9, (52, 8)), (1, 9, (52, 8))]
+    for number, (rank, step, sums) in enumerate(again):
+        fields = {"sums": "".join(f"{one:08x}" for one in sums), "tensors": ("weight", "bias")}
+        at = 20.0 + number
+        event = Event("state_checksums", "rank", at, at, 200 + rank, rank=rank, step=step, fields=fields)
+        records.append(StateChecksums.of(event))
+    assert compare_replicas(records, INJECTED, (1,)).differences == ()
 
 
 def test_records_of_the_log_are_understood():
