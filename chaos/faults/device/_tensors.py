@@ -137,7 +137,7 @@ class TensorFault(InsideFault[ParametersT]):
 _NOT_USED: Mapping[str, str] = {
     "left": "the step was left before the optimizer took it in",
     "unchanged": "the optimizer left the parameter as it was",
-    "restored": "it was put back before it was read",
+    "restored": "it was overwritten before anything was seen to read it",
     "otherwise": "the optimizer's step is not what it yields from the struck value",
     "unused": "nothing downstream received it",
     "failed": "it could not be done",
