@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.errors import TargetNotFound
+from chaos.errors import EffectNotSeen, TargetNotFound
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault, see_exits, send
@@ -136,7 +136,13 @@ class SlowDataWorker(SlowRank):
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """As of a slow rank; and whether the training noticed."""
-        found = await super().verify(act, context, timeout_seconds)
+        try:
+            found = await super().verify(act, context, timeout_seconds)
+        except EffectNotSeen as error:
+            if all(owned.process.is_running() for owned in act.processes):
+                raise
+            why = "a DataLoader starts new workers with each epoch, unless it has persistent_workers=True"
+            raise EffectNotSeen(f"{error}; {why}") from None
         ratio = found["step_time_ratio"]
         is_hidden = None if ratio is None else ratio < HIDDEN_RATIO
         hidden = "; prefetching hid it from the training" if is_hidden else ""
