@@ -61,6 +61,7 @@ def render(
         has_many_incidents=len(incidents) > _MANY_INCIDENTS,
         unit=unit,
         speeds={key: speed_text(speed) for key, speed in speeds.items()},
+        twin_rows=list(wording.twin_rows(summary)),
         speed_chart=_drawn("speed over time", lambda w: charts.speed_over_time(curves, past, w), broken),
         step_chart=_drawn("speed by step", lambda w: charts.speed_by_step(curves, past, w), broken),
         loss_chart=_drawn("loss", lambda w: charts.loss_by_step(curves, past, w), broken),

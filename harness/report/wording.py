@@ -79,7 +79,7 @@ def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.twin_wall_clock_seconds is None:
         return
     if summary.twin_work_per_second is not None:
-        yield "its fault-free twin, in the median", speed_text(summary.twin_work_per_second)
+        yield "its fault-free twin (median)", f"{speed_text(summary.twin_work_per_second)} {summary.throughput_unit}/s"
     yield "its fault-free twin took", name_seconds(summary.twin_wall_clock_seconds)
     if summary.slowdown_ratio is not None:
         yield "this run took, in all", name_seconds(summary.wall_clock_seconds)
