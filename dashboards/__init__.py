@@ -1,6 +1,6 @@
 """The dashboards for Grafana as code: `python -m dashboards` writes them to docker/grafana/dashboards.
 
-They ask for the metrics that docs/metrics.md lists. The SDK is needed here only: what is written is checked in.
+They query the metrics that docs/reference/metrics.md lists. Only this package needs the SDK: its output is checked in.
 """
 
 from __future__ import annotations

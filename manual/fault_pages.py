@@ -66,7 +66,7 @@ def index() -> str:
 
 
 def page(kind: str, overview: str) -> str:
-    """The page of `kind`; `overview` is the text of docs/faults.md, to which it leads."""
+    """The page of `kind`; `overview` is the text of docs/reference/faults.md, to which it leads."""
     about = describe(registry()[kind])
     needs = " and ".join(_NEEDS.get(need, need) for need in about["needs"]) or "nothing"
     lifetime = about["lifetime"]
@@ -107,7 +107,7 @@ def section_about(kind: str, overview: str) -> str:
     for heading, text in zip(sections[1::2], sections[2::2], strict=True):
         if re.search(rf"(?<![\w-]){re.escape(kind)}(?![\w-])", text):
             return heading
-    raise ValueError(f"docs/faults.md does not tell of {kind}")
+    raise ValueError(f"docs/reference/faults.md does not tell of {kind}")
 
 
 def _example(example: Example | None, kind: str) -> list[str]:

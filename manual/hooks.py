@@ -25,13 +25,13 @@ _PICTURE = re.compile(r"^!\[[^\]\n]*\]\((?:\.\./)*(?P<path>pictures/[\w-]+\.svg)
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the parts of the navigation that are empty in mkdocs.yml: each fault, by family, and the decisions."""
     pages = [
-        {family: [{kind: f"faults/{kind}.md"} for kind in kinds]}
+        {family: [{kind: f"reference/faults/{kind}.md"} for kind in kinds]}
         for family, kinds in fault_pages.families().items()
         if kinds
     ]
     decisions = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     filled: dict[str, list[Any]] = {
-        "Each fault": ["faults/index.md", *pages],
+        "Each fault": ["reference/faults/index.md", *pages],
         "Decisions": [f"decisions/{name}" for name in ("README.md", *decisions)],
     }
     config.nav = _filled(config.nav, filled)
@@ -40,9 +40,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    overview = (ROOT / "docs" / "faults.md").read_text()
-    pages = {f"faults/{kind}.md": fault_pages.page(kind, overview) for kind in fault_pages.kinds()}
-    pages["faults/index.md"] = fault_pages.index()
+    overview = (ROOT / "docs/reference/faults.md").read_text()
+    pages = {f"reference/faults/{kind}.md": fault_pages.page(kind, overview) for kind in fault_pages.kinds()}
+    pages["reference/faults/index.md"] = fault_pages.index()
     pages["reference/command-line.md"] = reference.command_line()
     pages["reference/experiment.md"] = reference.experiment()
     pages |= {page: (ROOT / source).read_text() for source, page in _FROM_ROOT.items()}

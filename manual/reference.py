@@ -83,7 +83,7 @@ def experiment() -> str:
     head = """\
 # Experiment file: all keys
 
-Every key that a file can have, for those who write one; [Experiments](../experiments.md) explains them with examples.
+Every key that a file can have, for those who write one; [Experiments](experiments.md) explains them with examples.
 `chaos schema` prints the JSON Schema of which this page is made: an editor that knows it completes and checks the file.
 
 """
@@ -91,7 +91,7 @@ Every key that a file can have, for those who write one; [Experiments](../experi
     for model, where, about in _SECTIONS:
         parts += [f"\n## {where}\n\n", f"{about}\n\n" if about else "", _keys(definitions[model])]
     faults = definitions["FaultSpec"]["oneOf"]
-    pages = ", ".join(f"[{fault['title']}](../faults/{fault['title']}.md)" for fault in faults)
+    pages = ", ".join(f"[{fault['title']}](faults/{fault['title']}.md)" for fault in faults)
     parts.append(
         "\n## faults\n\nA list; each fault is a mapping. `kind` and one of `at`, `every` and `rate` are needed. "
         f"A kind's own parameters stand beside these keys; its page lists them: {pages}.\n\n"

@@ -1,4 +1,4 @@
-"""The pipelines in docs/ci.md and the tests in docs/pytest.md: what they run is run."""
+"""The pipelines in docs/how-to/ci.md and the tests in docs/how-to/pytest.md: what they run is run."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.harness.pytest.test_pytest_plugin import PLUGIN
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).parents[1]
-CI = (ROOT / "docs/ci.md").read_text()
+CI = (ROOT / "docs/how-to/ci.md").read_text()
 PIPELINES = {
     name: yaml.safe_load(text)
     for name, text in re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", CI, re.MULTILINE | re.DOTALL)
@@ -82,11 +82,11 @@ def test_every_exit_code_is_told():
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("document", ["experiments", "measuring"])
+@pytest.mark.parametrize("document", ["reference/experiments", "reference/measuring"])
 def test_gates_in_the_documents_are_gates(document):
     text = (ROOT / f"docs/{document}.md").read_text()
     gates = re.findall(r"`([a-z_]+(?: \w+)* (?:[<>]=?|[=!]=) [^`]+)`", text)
-    assert gates or document == "measuring"
+    assert gates or document == "reference/measuring"
     for gate in gates:
         Gate.parse(gate)
 
@@ -127,7 +127,7 @@ def test_the_github_job_runs_and_leaves_what_it_uploads(tmp_path):
 @pytest.mark.unit
 def test_the_marked_test_in_the_documents_is_collected(pytester):
     (source, *_) = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs/pytest.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```$", (ROOT / "docs/how-to/pytest.md").read_text(), re.MULTILINE | re.DOTALL
     )
     pytester.makepyfile(test_it=source)
     (item,), _ = pytester.inline_genitems(*PLUGIN, "test_it.py")
@@ -138,7 +138,7 @@ def test_the_marked_test_in_the_documents_is_collected(pytester):
 @pytest.mark.unit
 def test_every_option_of_the_plugin_is_documented():
     source = (ROOT / "harness/pytest/plugin.py").read_text()
-    text = (ROOT / "docs/pytest.md").read_text()
+    text = (ROOT / "docs/how-to/pytest.md").read_text()
     names = re.findall(r'\("([a-z-]+)", "(?:N|NAME)"', source) + re.findall(r'"--resilience-([a-z-]+)"', source)
     assert len(names) >= 9
     assert not [name for name in names if f"--resilience-{name}" not in text]

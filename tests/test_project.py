@@ -279,7 +279,7 @@ def test_files_are_short():
 
 
 def test_every_emitted_event_is_documented():
-    documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/reference/events.md").read_text(), re.MULTILINE))
     emitted = {kind: module for module, tree in trees().items() for kind, _ in emitted_events(tree)}
     assert {"step_committed", "injected", "run_started", "process_exited"} <= emitted.keys()
     assert not {kind: module for kind, module in emitted.items() if kind not in documented}
@@ -393,8 +393,8 @@ JOB_OF_EXAMPLES = "name: x\njob: {steps: 560, checkpoint: {every_steps: 4}, snap
 
 
 def fault_examples():
-    """The single faults that docs/faults.md shows, and the whole experiments in it."""
-    text = (ROOT / "docs/faults.md").read_text()
+    """The single faults that docs/reference/faults.md shows, and the whole experiments in it."""
+    text = (ROOT / "docs/reference/faults.md").read_text()
     for block in blocks(text, "yaml"):
         yield block if block.startswith("job:") else None, block
     for line in re.findall(r"`(\{kind: .*\})`", text):
@@ -414,7 +414,7 @@ def test_examples_of_faults_are_accepted(whole, example, capsys, tmp_path):
 
 
 def test_the_architecture_page_names_files_that_exist():
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = (ROOT / "docs/explanation/architecture.md").read_text()
     named = [
         path for path in re.findall(r"`([\w/]+\.py|(?:chaos|harness|mecefo_runtime)/[\w/]*)`", text) if "/" in path
     ]
@@ -423,7 +423,7 @@ def test_the_architecture_page_names_files_that_exist():
     assert not [path for path in named if not any((place / path).exists() for place in places)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/experiments.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/reference/experiments.md"])
 def test_experiment_files_in_documents_are_accepted(document, capsys, tmp_path):
     path = tmp_path / "experiment.yaml"
     path.write_text(blocks((ROOT / document).read_text(), "yaml")[0])
@@ -432,7 +432,7 @@ def test_experiment_files_in_documents_are_accepted(document, capsys, tmp_path):
 
 
 def test_every_metric_is_documented():
-    named = set(re.findall(r"`(\w+)`", (ROOT / "docs/measuring.md").read_text()))
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs/reference/measuring.md").read_text()))
     named |= {f"badput_{name}_seconds" for name in named}
     assert not METRICS.keys() - named
 

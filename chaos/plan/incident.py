@@ -57,7 +57,7 @@ class Incident:
         return ", ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; see `incidents_planned` in docs/events.md."""
+        """As plain JSON values; see `incidents_planned` in docs/reference/events.md."""
         trigger = self.trigger
         return {
             "incident": self.incident,

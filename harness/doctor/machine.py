@@ -38,7 +38,9 @@ EARLIER = Check("earlier runs", "what an interrupted run left behind may disturb
 def system() -> Finding:
     """Linux, and which."""
     if sys.platform != "linux":
-        return SYSTEM.wrong(f"this is {platform.system()}", "run it on Linux, or in the image (docs/containers.md)")
+        return SYSTEM.wrong(
+            f"this is {platform.system()}", "run it on Linux, or in the image (docs/how-to/containers.md)"
+        )
     return SYSTEM.ok(f"{platform.release()}, {platform.machine()}")
 
 

@@ -1,4 +1,4 @@
-"""The state of a run as Prometheus has it: names, types, labels, meanings. `docs/metrics.md` has the table."""
+"""A run's state as Prometheus metrics: names, types, labels, meanings (table: `docs/reference/metrics.md`)."""
 
 from __future__ import annotations
 

@@ -17,9 +17,11 @@ from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 
 BEST = "best"
 # What a sample that went through degraded layers alone is worth: 1 - steps lost / share degraded, of `mecefo` without a
-# budget in docs/convergence.md under high, mid and low: 0.25, 0.5 and 0.35.
+# budget in docs/explanation/convergence.md under high, mid and low: 0.25, 0.5 and 0.35.
 DEGRADED_SAMPLE_WORTH = 0.35
-DEGRADED_SAMPLE_WORTH_SOURCE = "docs/convergence.md: the median of low, mid and high, measured with a tiny model"
+DEGRADED_SAMPLE_WORTH_SOURCE = (
+    "docs/explanation/convergence.md: the median of low, mid and high, measured with a tiny model"
+)
 MOST_RANKS = 1_000_000
 
 Share = Annotated[float, Field(ge=0, le=1)]

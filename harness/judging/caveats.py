@@ -226,7 +226,7 @@ def _of_the_speed(summary: Summary) -> list[str]:
     if share:
         found.append(
             f"{share:.1%} of the run's samples x layers were computed approximately. Tokens per second count them in "
-            "full; for the training they count for less (see docs/convergence.md)."
+            "full; for the training they count for less (see docs/explanation/convergence.md)."
         )
     if not after and any(incident.verified for incident in summary.incidents):
         found.append("No step came after the fault was repaired or over, so there is no throughput after that.")

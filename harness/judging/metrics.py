@@ -25,9 +25,9 @@ _WHY_NOT_COUNTED = (
 class Metric:
     """A figure of a summary.
 
-    `text` says in a line what it is (docs/measuring.md says how it is computed). `path` leads to it in `summary.json`;
-    empty: it goes by its own name there. Of a list it is the length. With `is_per_incident` it starts at each entry of
-    `incidents`.
+    `text` says in a line what it is (docs/reference/measuring.md says how it is computed). `path` leads to it in
+    `summary.json`; empty: it has its own name there. Of a list it is the length. With `is_per_incident` it
+    starts at each entry of `incidents`.
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
     `only_grows` marks what never becomes smaller while the job goes on, `is_of_before` what is known for good once
     the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed,
@@ -39,7 +39,7 @@ class Metric:
 
     `why_missing` says why a run may have no value of it.
 
-    `exported` is the sample that Prometheus reads of it (docs/metrics.md), where there is one that says the same.
+    `exported` is the Prometheus sample of the same value (docs/reference/metrics.md), where there is one.
     """
 
     name: str

@@ -175,7 +175,7 @@ class UnplannedLossSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All figures of a run, its gates and its verdict. `docs/measuring.md` defines them."""
+    """All figures of a run, its gates and its verdict. `docs/reference/measuring.md` defines them."""
 
     name: str | None = None
     verdict: str = "inconclusive"

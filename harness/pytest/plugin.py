@@ -1,7 +1,7 @@
 """A pytest plugin: a run of an experiment as a test, `@pytest.mark.chaos(fault="kill-node", at="step=20", gate=[...])`.
 
 The run is a process of its own, made when the test is called and before its body; the body gets it as `chaos_run`.
-Nothing of this project is imported before a marked test runs. See docs/pytest.md.
+Nothing of this project is imported before a marked test runs. See docs/how-to/pytest.md.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Quality(NamedTuple):
 
 
 QUALITIES: Mapping[str, Quality] = {
-    # What is soonest at the loss that the job would have without failures (docs/convergence.md).
+    # What is soonest at the loss that the job would have without failures (docs/explanation/convergence.md).
     "auto": Quality(0.0, 0.5),
     "speed": Quality(1.0, 0.0),
     "exact": Quality(0.0, 0.0),

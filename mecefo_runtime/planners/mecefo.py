@@ -37,7 +37,7 @@ from mecefo_runtime.prediction.step_time import (
 )
 
 # A layer is projected only where that saves more than this share of its time: about what a sample that passes projected
-# layers tells the training less (docs/convergence.md).
+# layers tells the training less (docs/explanation/convergence.md).
 PROJECTED_LOSS_RATIO = 0.1
 # The share of layers that are projected is tried in so many steps.
 _NUM_TRIALS = 4

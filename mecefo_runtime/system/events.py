@@ -1,7 +1,7 @@
 """Events: the one record of a run, one JSON object a line.
 
 Every process of a run (rank, coordinator, node supervisor, injector, conductor) emits events; everything that is shown,
-judged or reported is computed from them. `docs/events.md` lists the kinds and their fields.
+judged or reported is computed from them. `docs/reference/events.md` lists the kinds and their fields.
 """
 
 from __future__ import annotations

@@ -96,7 +96,10 @@ def read_environment(pid: int) -> bytes:
     """
     path = Path(f"/proc/{pid}/environ")
     deadline = time.monotonic() + _EXEC_TIMEOUT_SECONDS
-    while not (environment := path.read_bytes()) and _is_being_started(pid) and time.monotonic() < deadline:
+    while not (environment := path.read_bytes()) and time.monotonic() < deadline:
+        if not _is_being_started(pid):
+            # It may have been put in place between the two looks.
+            return path.read_bytes()
         time.sleep(_EXEC_POLL_SECONDS)
     return environment
 

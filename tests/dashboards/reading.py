@@ -42,8 +42,8 @@ def all_panels() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def table_of_metrics() -> set[str]:
-    """The names that docs/metrics.md lists."""
-    return set(re.findall(r"^\| `(\w+)` \|", (DOCS / "metrics.md").read_text(), re.MULTILINE))
+    """The names that docs/reference/metrics.md lists."""
+    return set(re.findall(r"^\| `(\w+)` \|", (DOCS / "reference/metrics.md").read_text(), re.MULTILINE))
 
 
 def selectors(expression: str) -> list[str]:

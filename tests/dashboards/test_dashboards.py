@@ -132,7 +132,7 @@ def test_the_metrics_are_those_of_the_table_of_metrics() -> None:
 
 
 def test_the_documentation_names_every_panel() -> None:
-    text = (DOCS / "grafana.md").read_text()
+    text = (DOCS / "how-to/grafana.md").read_text()
     for dashboard, panel in all_panels():
         assert panel["title"] in text, f"{dashboard}: {panel['title']}"
 

@@ -75,11 +75,11 @@ def test_every_alert_is_tested_firing_and_silent() -> None:
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
-    text = (DOCS / "grafana.md").read_text()
+    text = (DOCS / "how-to/grafana.md").read_text()
     for alert in alerts():
         assert alert["labels"]["severity"] in ("warning", "critical"), alert["alert"]
         assert set(alert["annotations"]) == {"summary", "action"}, alert["alert"]
-        assert f"`{alert['alert']}`" in text, f"no line on {alert['alert']} in docs/grafana.md"
+        assert f"`{alert['alert']}`" in text, f"no line on {alert['alert']} in docs/how-to/grafana.md"
         # The marks in the dashboards go by the names.
         assert re.fullmatch("(Training|Chaos).+", alert["alert"])
 

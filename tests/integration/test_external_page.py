@@ -1,4 +1,4 @@
-"""The script of docs/external-jobs.md, and the page's first commands, as they stand there."""
+"""The script of docs/how-to/training-scripts.md, and the page's first commands, as they stand there."""
 
 import os
 import shutil
@@ -14,7 +14,8 @@ from tests.manual.documents import Document, blocks, commands
 pytestmark = pytest.mark.nightly
 
 PAGE = Document(
-    "docs/foreign-jobs.md", (REPOSITORY / "docs/foreign-jobs.md").read_text().partition("## What to know")[0]
+    "docs/how-to/training-scripts.md",
+    (REPOSITORY / "docs/how-to/training-scripts.md").read_text().partition("## What to know")[0],
 )
 CHAOS = [sys.executable, "-c", "from chaos.cli import main; main()"]
 TIMEOUT_SECONDS = 900.0

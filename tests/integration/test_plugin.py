@@ -1,4 +1,4 @@
-"""A fault of somebody else's package, as docs/adding-a-fault.md tells it."""
+"""A fault of somebody else's package, as docs/how-to/extending/fault.md tells it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.integration.runs import REPOSITORY, SMALL, run_chaos
 
 pytestmark = pytest.mark.integration
 
-DOCUMENT = (REPOSITORY / "docs/adding-a-fault.md").read_text()
+DOCUMENT = (REPOSITORY / "docs/how-to/extending/fault.md").read_text()
 
 
 @pytest.fixture

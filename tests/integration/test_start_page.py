@@ -1,4 +1,4 @@
-"""A newcomer's ten minutes: docs/start.md, command by command, as it stands there."""
+"""A newcomer's ten minutes: docs/tutorials/first-run.md, command by command, as it stands there."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from tests.manual.documents import Document, commands, experiment_files
 
 pytestmark = pytest.mark.nightly
 
-PAGE = Document("docs/start.md", (REPOSITORY / "docs/start.md").read_text())
+PAGE = Document("docs/tutorials/first-run.md", (REPOSITORY / "docs/tutorials/first-run.md").read_text())
 # What is on the page besides: an installation, which .ci/run does, and a script of the reader's own.
 NOT_HERE = ("pip", "torchrun")
 CHAOS = [sys.executable, "-c", "from chaos.cli import main; main()"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from manual import fault_pages
 
 ROOT = Path(__file__).parents[2]
-OVERVIEW = (ROOT / "docs/faults.md").read_text()
+OVERVIEW = (ROOT / "docs/reference/faults.md").read_text()
 _FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n)?"
     r'^```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$',
@@ -60,7 +60,9 @@ def documents() -> tuple[Document, ...]:
     """The documents of the repository, and the pages that the site makes of the faults."""
     paths = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     written = [Document(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
-    made = [Document(f"site:faults/{kind}.md", fault_pages.page(kind, OVERVIEW)) for kind in fault_pages.kinds()]
+    made = [
+        Document(f"site:reference/faults/{kind}.md", fault_pages.page(kind, OVERVIEW)) for kind in fault_pages.kinds()
+    ]
     return (*written, *made)
 
 

@@ -1,8 +1,8 @@
 """Every command that the documents show is tried: none may name an option that is not there, and none goes unseen.
 
 What is over in a moment is run, a run of a job is planned (`--dry-run`), a benchmark's arguments are read.
-docs/start.md is run for real by tests/integration/test_start_page.py. A block that cannot be tried says why in a
-comment before it: `<!-- not run: needs a Docker engine -->`.
+docs/tutorials/first-run.md is run for real by tests/integration/test_start_page.py. A block that cannot be tried says
+why in a comment before it: `<!-- not run: needs a Docker engine -->`.
 """
 
 from __future__ import annotations

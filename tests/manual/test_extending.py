@@ -29,7 +29,7 @@ from tests.mecefo_runtime.planners import test_planners_contract as contract
 
 def code_of(page):
     """The one Python block of a page."""
-    document = Document(page, (ROOT / "docs" / page).read_text())
+    document = Document(page, (ROOT / "docs/how-to/extending" / page).read_text())
     (block,) = (block for block in blocks(document) if block.language == "python")
     return block.text
 
@@ -44,7 +44,7 @@ def executed(page):
 @pytest.mark.parametrize("page", ["planner", "auditor", "gate", "backend"])
 def test_the_code_is_written_as_ours_is(page, tmp_path):
     path = tmp_path / f"{page}.py"
-    path.write_text(code_of(f"adding-a{'n' if page == 'auditor' else ''}-{page}.md"))
+    path.write_text(code_of(f"{page}.md"))
     for command in (["check"], ["format", "--diff"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), "--no-cache", path]
         done = subprocess.run(ruff, capture_output=True, text=True, check=False)
@@ -57,7 +57,7 @@ def test_the_code_is_written_as_ours_is(page, tmp_path):
 @pytest.fixture
 def rest(tmp_path, monkeypatch):
     """The page's planner, where planners are found."""
-    (tmp_path / "rest.py").write_text(code_of("adding-a-planner.md"))
+    (tmp_path / "rest.py").write_text(code_of("planner.md"))
     monkeypatch.setattr(planners, "__path__", [*planners.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     return planners.find("rest")
@@ -108,7 +108,7 @@ sys.meta_path.insert(0, Finder())
 def test_the_planner_runs_a_job(tmp_path):
     folder = tmp_path / "planners"
     folder.mkdir()
-    (folder / "rest.py").write_text(code_of("adding-a-planner.md"))
+    (folder / "rest.py").write_text(code_of("planner.md"))
     arguments = "kill-process --on rank=2 --at step=10 --repair 10steps --steps 40 --strategy rest --nodes 2 --no-twin"
     run = run_chaos(tmp_path / "run", *arguments.split(), patch=FIND_IT.format(folder=str(folder)))
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
@@ -121,7 +121,7 @@ def test_the_planner_runs_a_job(tmp_path):
 
 @pytest.mark.unit
 def test_the_auditor_finds_what_is_left(tmp_path, monkeypatch):
-    (tmp_path / "shared_memory.py").write_text(code_of("adding-an-auditor.md"))
+    (tmp_path / "shared_memory.py").write_text(code_of("auditor.md"))
     monkeypatch.setattr(residue, "__path__", [*residue.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     auditors.cache_clear()
@@ -155,7 +155,7 @@ class WithTransfer(Summary):
 
 @pytest.mark.unit
 def test_the_metric_decides(monkeypatch):
-    page = executed("adding-a-gate.md")
+    page = executed("gate.md")
     events = synthetic.run()
     sizes = [e.fields["transfer_bytes"] for e in events if e.kind == "regrouped" and e.fields["reason"] != "start"]
     measured = page["largest_transfer_bytes"](events)
@@ -172,7 +172,7 @@ def test_the_metric_decides(monkeypatch):
 
 @pytest.mark.unit
 def test_the_metric_of_nothing_is_not_zero():
-    page = executed("adding-a-gate.md")
+    page = executed("gate.md")
     assert page["largest_transfer_bytes"]([]) is None
     gate = gates.Gate("x", page["LARGEST_TRANSFER"], "max", "<", 1.0)
     assert gates.evaluate(gate, WithTransfer(job_outcome="completed")).passed is None
@@ -183,7 +183,7 @@ def test_the_metric_of_nothing_is_not_zero():
 
 @pytest.mark.integration
 def test_a_job_comes_through_on_the_local_backend(tmp_path):
-    comes_through = executed("adding-a-backend.md")["comes_through"]
+    comes_through = executed("backend.md")["comes_through"]
     events = []
 
     async def run():

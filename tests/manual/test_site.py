@@ -23,13 +23,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 PAGES = (
     "index",
-    "start",
-    "concepts",
-    "faults",
-    "events",
-    "benchmarks",
-    "faults/index",
-    "faults/kill-node",
+    "tutorials/first-run",
+    "reference/glossary",
+    "reference/faults",
+    "reference/events",
+    "explanation/benchmarks",
+    "reference/faults/index",
+    "reference/faults/kill-node",
     "reference/command-line",
     "reference/experiment",
 )
@@ -75,7 +75,7 @@ def references(path):
 
 
 def test_it_is_built_without_a_warning_and_has_a_page_for_every_fault(site):
-    assert {path.stem for path in (site / "faults").glob("*.html")} == {"index", *registry()}
+    assert {path.stem for path in (site / "reference/faults").glob("*.html")} == {"index", *registry()}
 
 
 def test_a_broken_link_fails_the_build(tmp_path):
@@ -85,7 +85,7 @@ def test_a_broken_link_fails_the_build(tmp_path):
         shutil.copy(ROOT / name, copy / name)
     # What Python compiles there comes and goes while others import it.
     shutil.copytree(ROOT / "manual", copy / "manual", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "docs/start.md").write_text("# Start\n\n[nowhere](concepts.md#nowhere-at-all)\n")
+    (copy / "docs/tutorials/first-run.md").write_text("# Start\n\n[nowhere](../reference/glossary.md#nowhere-at-all)\n")
     with pytest.raises(AssertionError, match="nowhere-at-all"):
         build(tmp_path, copy)
 
@@ -175,7 +175,7 @@ def test_pictures_can_be_read_in_both_schemes(browser, address):
     shown = {}
     for scheme in ("light", "dark"):
         page = opened(browser, scheme=scheme)
-        page.goto(f"{address}/faults/kill-node.html")
+        page.goto(f"{address}/reference/faults/kill-node.html")
         page.wait_for_selector("figure.run svg")
         text = "getComputedStyle(document.querySelector('figure.run svg text')).fill"
         ground = "getComputedStyle(document.body).backgroundColor"

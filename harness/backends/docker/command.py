@@ -156,7 +156,7 @@ def _not_one_job(rank: int, nodes: tuple[int, int]) -> str:
         f"nodes {min(nodes)} and {max(nodes)} both have a rank {rank}: the command trains on each node by itself, and "
         "not as one job. Plain `python` is a job of one node: leave --nodes out. For a job of several, start it by "
         "torchrun, or by a launcher that is told by $PET_NODE_RANK, $PET_MASTER_ADDR and $PET_MASTER_PORT "
-        "(docs/containers.md)"
+        "(docs/how-to/containers.md)"
     )
 
 

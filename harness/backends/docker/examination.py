@@ -42,14 +42,14 @@ GPU_RUNTIME = Check("GPUs in containers", "--backend docker with ranks on CUDA d
 def how_to_build(image: str) -> str:
     """What to do where there is no such image, or one of other sources."""
     tag = "" if image == DEFAULT_IMAGE else f" --tag {image}"
-    return f"build it in this project's folder: docker/build{tag} (docs/containers.md), or name another with --image"
+    return f"build it in this project's folder: docker/build{tag} (docs/how-to/containers.md), or give another --image"
 
 
 def how_to_build_on(image: str) -> str:
     """What to do where it is an image of something else."""
     return (
         f"build one of yours on it, in this project's folder: docker/build --tag NAME --build-arg BASE={image} "
-        "(docs/containers.md), and take that: --image NAME"
+        "(docs/how-to/containers.md), and take that: --image NAME"
     )
 
 

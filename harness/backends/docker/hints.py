@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 _TAIL_BYTES = 1 << 16
-_BUILD = "build one on it that has, and name it with --image (docs/containers.md)"
+_BUILD = "build one on it that has, and name it with --image (docs/how-to/containers.md)"
 # What is found in its output, and what is to be said of it; the first that fits.
 _HINTS = (
     (r"cannot be started in the container: No such file", f"where its image has no such program, {_BUILD}"),

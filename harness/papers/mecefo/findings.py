@@ -79,7 +79,7 @@ def _of_perplexity(convergence: Convergence) -> Iterator[Finding]:
     yield Finding(
         "relative error of the gradient",
         f"below {GRADIENT_ERROR} in the 1B run",
-        "docs/convergence.md",
+        "docs/explanation/convergence.md",
         "cannot be decided here",
         "of llama-tiny, medians are below it and single steps above",
     )

@@ -53,7 +53,7 @@ class Convergence:
 
 
 def shipped_convergence() -> Convergence:
-    """The figures that stand in docs/convergence.md."""
+    """The figures that stand in docs/explanation/convergence.md."""
     return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text()))
 
 

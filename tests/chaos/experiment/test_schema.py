@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 KNOWN = {"registry": REGISTRY, "strategies": STRATEGIES}
 SCHEMA = Draft202012Validator(json_schema(**KNOWN))
 DOCUMENTED = re.findall(
-    r"```yaml\n(.*?)```", (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(), re.DOTALL
+    r"```yaml\n(.*?)```", (Path(__file__).parents[3] / "docs/reference/experiments.md").read_text(), re.DOTALL
 )
 
 

@@ -21,7 +21,7 @@ from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/reference/metrics.md"
 
 
 def telemetry():

@@ -64,7 +64,7 @@ def test_text_has_a_line_for_each_strategy_and_ends_in_one_sentence(found):
     text = to_text(found)
     for name in ("mecefo", "exact", "checkpoint", "bamboo"):
         assert any(line.startswith(f"{name} ") for line in text.splitlines())
-    assert "docs/convergence.md" in text
+    assert "docs/explanation/convergence.md" in text
     assert "is soonest at the failure-free loss" in text.splitlines()[-1]
 
 

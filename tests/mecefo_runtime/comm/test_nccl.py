@@ -1,6 +1,6 @@
 """The use of NCCL's groups, with gloo's in their place: who forms what with whom, and what goes where.
 
-Nothing here tells whether NCCL itself does what torch's sources say; see docs/devices.md.
+Nothing here tells whether NCCL itself does what torch's sources say; see docs/explanation/devices.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ PACKAGES = ("mecefo_runtime", "chaos", "harness")
 
 def rows():
     """Kind -> (sources, the words of the third column that stand in code)."""
-    text = (ROOT / "docs/events.md").read_text()
+    text = (ROOT / "docs/reference/events.md").read_text()
     found = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (.*) \|$", text, re.MULTILINE)
     return {
         kind: (sources, set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", said)))))

@@ -54,7 +54,7 @@ def test_plain_neighbour_do_both_is_out_of_memory_with_large_microbatches_and_th
 
 
 def test_the_perplexities_are_those_that_the_document_shows():
-    printed = parse_rows((ROOT / "docs/convergence.md").read_text().splitlines())
+    printed = parse_rows((ROOT / "docs/explanation/convergence.md").read_text().splitlines())
     shipped = shipped_convergence()
     assert list(shipped.rows) == printed
     assert shipped.of("mecefo", "high") is not None and shipped.of("mecefo", "never") is None
@@ -75,7 +75,7 @@ ROW = re.compile(
 
 
 def test_the_forecasts_in_the_document_are_those_that_came_along():
-    rows = ROW.findall((ROOT / "docs/papers.md").read_text())
+    rows = ROW.findall((ROOT / "docs/explanation/papers.md").read_text())
     assert len(rows) == 10
     forecasts = shipped_forecasts()
     for data_parallel, pipeline, method, *told in rows:
