@@ -1,4 +1,4 @@
-"""Events in plain words: one sentence for each event that a person wants to know of, none for the others."""
+"""Key events in words: one sentence for each, none for other events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from harness.analysis.words import (
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 
 _HOW_NOTICED = {
-    "supervisor": "a supervisor saw the processes end",
+    "supervisor": "their supervisor saw the processes exit",
     "connection": "their connections closed",
     "heartbeat": "their heartbeats stopped",
-    "peers": "other ranks cannot reach them",
-    "health": "their numbers were corrupted",
+    "peers": "peers cannot reach them",
+    "health": "their values were corrupted",
 }
 _HOW_NOTICED_ONE = {
     how: words.replace("processes", "process").replace("their", "its").replace("them", "it")
@@ -38,15 +38,15 @@ _HELD: Mapping[Any, str] = {
 }
 _NOTHING_TO_UNDO = "nothing to undo"
 _REJECTED = {
-    "repeat": "it is computed again",
-    "skip": "it is left out",
-    "evict": "the rank has to go",
-    "heal": "the state comes from the peers",
+    "repeat": "it is recomputed",
+    "skip": "it is skipped",
+    "evict": "the rank is evicted",
+    "heal": "its state is restored from peers",
 }
 
 # Where in its sources gloo was, and its guesses at the cause: the log keeps them.
 _GLOO_NOISE = re.compile(r"\[\S*/gloo/\S*:\d+\] | This is typically caused by .*", re.DOTALL)
-# So many in a row are told one by one, and then each time that they have doubled.
+# This many in a row get one line each; later ones only each time that the number has doubled.
 _REJECTED_TOLD = 4
 
 
@@ -68,11 +68,11 @@ class Narrator:
         # Nodes that are up, of those that a run begins with.
         self._nodes_up: set[str] = set()
         self._num_nodes = 0
-        # Processes of ranks that said goodbye.
+        # Processes of ranks that reported their end.
         self._finished_pids: set[int] = set()
 
     def tell(self, event: Event) -> str | None:
-        """What happened, in one sentence without its time and step; None when it is not worth a line."""
+        """What happened, in one sentence without its time and step; None when it is no key event."""
         if event.kind == "step_committed" and (event.step or 0) >= self._steps.get(event.job, 0) > 0:
             self._ending.add(event.job)
         teller = getattr(self, f"_tell_{event.kind}", None)
@@ -87,7 +87,7 @@ class Narrator:
 
     def _tell_nodes_starting(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._num_nodes = int(fields.get("num_nodes") or 0)
-        return f"bringing up {count(self._num_nodes, 'node')}: containers of the image {fields.get('image')}"
+        return f"starting {count(self._num_nodes, 'node')}: containers of the image {fields.get('image')}"
 
     def _tell_container_ready(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         kind, _, node = str(fields.get("container")).partition("-")
@@ -96,7 +96,7 @@ class Narrator:
         is_first = int(fields.get("container_attempt") or 1) == 1
         self._nodes_up.add(node)
         of_all = f", {len(self._nodes_up)} of {self._num_nodes}" if is_first else ""
-        return f"node {node} is up{of_all}: its container took {name_seconds(fields.get('start_seconds'))} to get ready"
+        return f"node {node} is up{of_all}: its container was ready after {name_seconds(fields.get('start_seconds'))}"
 
     def _tell_job_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._steps[event.job] = int(fields.get("steps") or 0)
@@ -106,7 +106,7 @@ class Narrator:
         emulated = fields.get("emulation")
         steps = count(fields.get("steps") or 0, "step") + (f", emulated {emulated['device']}" if emulated else "")
         steps += f", snapshots {fields['snapshots']}" if fields.get("snapshots") else ""
-        return f"job started: {ranks}, {steps}{', no faults, to compare with' if event.job == TWIN_JOB else ''}"
+        return f"job started: {ranks}, {steps}{', no faults (baseline)' if event.job == TWIN_JOB else ''}"
 
     def _tell_held(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._is_striking = True
@@ -126,59 +126,64 @@ class Narrator:
         injected = self._injected.get(fields.get("incident", 0))
         evidence = evidence_text(fields.get("evidence"))
         if injected is None or not injected.fields.get("is_loss"):
-            return f"effect seen: {evidence}" if evidence else "effect seen"
+            return f"verified: {evidence}" if evidence else "verified"
         whom = _whom(injected.fields)
         target = target_text(injected.fields.get("target"))
         # Some are killed from outside, some end of what happens in them: the fault's name says how.
         how = "killed" if str(injected.fields.get("fault")).startswith("kill-") else "ended"
-        return f"{target} {how}: {whom} gone" if whom else f"{target} {how}: {evidence}"
+        return (
+            f"verified: {target} {how}, process exit of {whom} confirmed"
+            if whom
+            else f"verified: {target} {how}, {evidence}"
+        )
 
     def _tell_unverified(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._is_striking = False
         if fields.get("incident", 0) not in self._injected:
-            return f"incident {fields.get('incident')} was NOT applied: {fields.get('reason')}"
-        return f"the fault's effect was NOT seen: {fields.get('reason')}. The run proves nothing about it"
+            return f"incident {fields.get('incident')} was NOT injected: {fields.get('reason')}"
+        return f"the fault could NOT be verified: {fields.get('reason')}"
 
     def _tell_not_due(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"incident {fields.get('incident')} did not come due: {fields.get('reason')}"
+        return f"incident {fields.get('incident')} did not fire: {fields.get('reason')}"
 
     def _tell_detected(self, event: Event, fields: Mapping[str, Any]) -> str:
         how = str(fields.get("how"))
         lost = fields.get("lost", ())
         if how == "drain":
-            return f"the job lets {name_ranks(lost)} go, with the step committed"
+            return f"{name_ranks(lost)} released by the job, after the step was committed"
         ways = _HOW_NOTICED_ONE if _size(lost) == 1 else _HOW_NOTICED
-        return f"the job noticed the loss of {name_ranks(lost)}: {ways.get(how, how)}"
+        return f"failure of {name_ranks(lost)} detected: {ways.get(how, how)}"
 
     def _tell_drain_requested(self, event: Event, fields: Mapping[str, Any]) -> str:
         ranks = name_ranks(fields.get("ranks", ()))
-        return f"node {fields.get('leaving_node')} will be taken away: {ranks} leave in order"
+        return f"node {fields.get('leaving_node')} will be drained: {ranks} leave the job in an orderly way"
 
     def _tell_layout(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "heal":
-            return "state that differed or was spoilt is replaced by the peers'"
+            return "corrupted state is replaced from peers"
         if fields.get("reason") not in ("loss", "retry", "balance", "drain"):
             return None
         if (fetched := fields.get("num_fetched_in_background")) and fields["reason"] == "loss":
             ranks = count(_size(fields.get("members")), "rank")
-            return f"{ranks} go on with what they have; {count(fetched, 'unit')} of state on the way meanwhile"
-        again = "once more " if fields["reason"] == "retry" else ""
+            units = count(fetched, "unit")
+            return f"{ranks} continue with the state they have; {units} of state are fetched in the background"
+        again = " again" if fields["reason"] == "retry" else ""
         degraded, projected = (num_layers(fields.get("layout"), how) for how in ("degraded", "projected"))
-        approximated = f", {count(degraded, 'layer')} computed approximately" if degraded else ""
+        approximated = f", {count(degraded, 'layer')} approximated" if degraded else ""
         approximated += f", {count(projected, 'layer')} with low-rank weight gradients" if projected else ""
         if depth := fields.get("stack_depth"):
             replicas = count(_size((fields.get("layout") or {}).get("replicas")), "replica")
-            return f"{replicas} compute all shards of a step, each of them {depth} at most{approximated}"
-        return f"the layers are shared out {again}over {count(_size(fields.get('members')), 'rank')}{approximated}"
+            return f"{replicas} compute all shards of a step, at most {depth} each{approximated}"
+        return f"layers redistributed{again} over {count(_size(fields.get('members')), 'rank')}{approximated}"
 
     def _tell_regrouped(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         ranks = count(_size(fields.get("members")), "rank")
         if fields.get("reason") == "start":
             return f"{ranks} connected; training begins"
         size, seconds = fields.get("transfer_bytes") or 0, fields.get("transfer_seconds") or 0.0
-        moved = f"; {name_bytes(size)} of state moved in {seconds:.2f} s" if size else ""
+        moved = f"; {name_bytes(size)} of state transferred in {seconds:.2f} s" if size else ""
         why = "; ".join(f"no {rung}: {reason}" for rung, reason in (fields.get("passed_over") or {}).items())
-        return f"{ranks} connected anew{moved}{f' ({why})' if why else ''}"
+        return f"process groups rebuilt: {ranks} reconnected{moved}{f' ({why})' if why else ''}"
 
     def _tell_step_unfit(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         number, last_step = self._rejected.get(event.job, (0, -1))
@@ -186,32 +191,32 @@ class Narrator:
         number = number + 1 if step - last_step <= 1 else 1
         self._rejected[event.job] = (number, step)
         verdict = _REJECTED.get(str(fields.get("verdict")))
-        sentence = f"the step is not fit to be committed ({fields.get('reason')}): {verdict}"
+        sentence = f"step rejected ({fields.get('reason')}): {verdict}"
         if number <= _REJECTED_TOLD:
             return sentence
-        # A model that is corrupted for good corrupts every step from then on.
-        return f"{sentence}; {number} times in a row now" if number & (number - 1) == 0 else None
+        # A model that is corrupted permanently corrupts every later step.
+        return f"{sentence}; {number} times in a row" if number & (number - 1) == 0 else None
 
     def _tell_transfer_damaged(self, event: Event, fields: Mapping[str, Any]) -> str:
         unit = str(fields.get("unit")).replace("layer.", "layer ")
-        return f"the state of {unit} reached rank {event.rank} damaged; rank {fields.get('source_rank')} had sent it"
+        return f"the state of {unit} from rank {fields.get('source_rank')} reached rank {event.rank} damaged"
 
     def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first that failed"
+        return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first to fail"
 
     def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"all ranks go on from the checkpoint of step {event.step}"
+        return f"all ranks continue from the checkpoint of step {event.step}"
 
     def _tell_snapshot_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
         rebuilt = f", those of {name_nodes(lost)} from parity" if (lost := fields.get("rebuilt_nodes")) else ""
-        return f"all ranks go on from the snapshots of step {event.step} in the nodes' memory{rebuilt}"
+        return f"all ranks continue from the snapshots of step {event.step} in the nodes' memory{rebuilt}"
 
     def _tell_snapshots_unprotected(self, event: Event, fields: Mapping[str, Any]) -> str:
         lost, left = name_nodes(fields.get("nodes") or ()), fields.get("losses_left") or "no"
-        return f"the snapshots of {lost} are lost: those of step {event.step} bear {left} more in its group"
+        return f"the snapshots of {lost} are lost: those of step {event.step} survive {left} more losses in its group"
 
     def _tell_snapshots_protected(self, event: Event, fields: Mapping[str, Any]) -> str:
-        what = "what was lost is rebuilt" if fields.get("is_reencoded") else "they are newer ones"
+        what = "the lost ones were rebuilt" if fields.get("is_reencoded") else "by newer ones"
         after = name_seconds(fields.get("seconds"))
         return f"the snapshots of step {event.step} are protected after {after}: {what}"
 
@@ -222,23 +227,25 @@ class Narrator:
 
     def _tell_restarting(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._restarting.add(event.job)
-        return "all ranks end: the job starts again when all of them can"
+        return "all ranks exit; the job restarts when all of them can"
 
     def _tell_restart_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._restarting.discard(event.job)
-        return f"{count(_size(fields.get('ranks')), 'rank')} start again"
+        return f"{count(_size(fields.get('ranks')), 'rank')} restart"
 
     def _tell_repair_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         nodes, ranks = name_nodes(fields.get("nodes", ())), name_ranks(fields.get("ranks", ()))
         whom = " with ".join(part for part in (nodes, ranks) if part) or "the target"
         num_first = _size(fields.get("nodes")) or _size(fields.get("ranks"))
-        return f"repair: {whom} {'start' if num_first > 1 else 'starts'} again"
+        return f"repair: {whom} {'restart' if num_first > 1 else 'restarts'}"
 
     def _tell_rejoined(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"{name_ranks(fields.get('ranks', ()))} back in the job"
+        return f"{name_ranks(fields.get('ranks', ()))} rejoined the job"
 
     def _tell_coordinator_restarted(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"the coordinator is back: it learned the state from {count(_size(fields.get('members')), 'rank')}"
+        return (
+            f"the coordinator has restarted: it collected the state from {count(_size(fields.get('members')), 'rank')}"
+        )
 
     def _tell_undone(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         injected = self._injected.get(fields.get("incident", 0))
@@ -247,10 +254,10 @@ class Narrator:
         evidence = fields.get("evidence")
         # Whose pids it was, and who undid it, is for the log.
         how = evidence_text(evidence["undone"] if isinstance(evidence, Mapping) and "undone" in evidence else evidence)
-        return f"{injected.fields.get('fault')} is over{f': {how}' if how and how != _NOTHING_TO_UNDO else ''}"
+        return f"{injected.fields.get('fault')} undone{f': {how}' if how and how != _NOTHING_TO_UNDO else ''}"
 
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
-        return f"a fault could NOT be undone: {fields.get('reason')}. ledger.jsonl in the run's folder says what it was"
+        return f"a fault could NOT be undone: {fields.get('reason')}. see ledger.jsonl in the run's folder"
 
     def _tell_rank_finished(self, event: Event, fields: Mapping[str, Any]) -> None:
         self._finished_pids.add(event.pid)
@@ -259,7 +266,7 @@ class Narrator:
         # Between the hold and the proof the target's processes end one by one, often before their pids were announced;
         # and once the job is over, all of them are ended.
         by_design = self._is_striking or fields.get("exited_pid") in self._killed_pids or event.job in self._ending
-        # Nobody knows how a rank ended that somebody else started, but whoever could say goodbye ran to its end.
+        # How a rank of another launcher ended is unknown, but one that reported its end has completed.
         by_design = by_design or (fields.get("exit") is None and fields.get("exited_pid") in self._finished_pids)
         by_design = by_design or (fields.get("role") == "rank" and event.job in self._restarting)
         if fields.get("role") == "launcher":
@@ -277,11 +284,11 @@ class Narrator:
 
     def _tell_attempt_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         ranks, number = count(fields.get("world_size") or 0, "rank"), fields.get("attempt_number")
-        return f"{ranks} found" if number == 1 else f"the launcher has started the job again: attempt {number}, {ranks}"
+        return f"{ranks} found" if number == 1 else f"the launcher restarted the job: attempt {number}, {ranks}"
 
     def _tell_job_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.add(event.job)
-        return f"the job cannot go on: {fields.get('reason')}"
+        return f"the job cannot continue: {fields.get('reason')}"
 
     def _tell_job_ended(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.add(event.job)
@@ -292,11 +299,11 @@ class Narrator:
 
     def _tell_halted(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.update((MAIN_JOB, TWIN_JOB))
-        return f"halted, because: {fields.get('condition')}"
+        return f"halted: {fields.get('condition')}"
 
     def _tell_aborted(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.update((MAIN_JOB, TWIN_JOB))
-        return f"gate '{fields.get('gate')}' is certain to fail, so the run ends: {fields.get('reason')}"
+        return f"gate '{fields.get('gate')}' is certain to fail, the run ends: {fields.get('reason')}"
 
     def _tell_interrupted(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.update((MAIN_JOB, TWIN_JOB))
@@ -305,7 +312,7 @@ class Narrator:
     def _tell_residue(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         nouns = {"processes": "process", "undo_pending": "fault not undone", "left": "thing"}
         left = [count(size, noun) for key, noun in nouns.items() if (size := _size(fields.get(key)))]
-        return f"left behind: {', '.join(left)}. ledger.jsonl and events.jsonl say which" if left else None
+        return f"left behind: {', '.join(left)}. see ledger.jsonl and events.jsonl" if left else None
 
     def _tell_run_ended(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         if fields.get("reason") == "completed":

@@ -76,11 +76,11 @@ def judge(
         found += _divergence(state, summary) if timeline.replicas is None else _differing_replicas(timeline)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
-        hold = f"all {len(gates)} gates hold" if len(gates) > 1 else "the only gate holds"
-        came_through = "every fault was seen to take effect and the job recovered"
+        hold = f"all {len(gates)} gates passed" if len(gates) > 1 else "the only gate passed"
+        recovered = "every fault was verified and the job recovered"
         if timeline is not None and not timeline.incidents:
-            came_through = "no fault was planned: this is what the job does without one, and it came to its end"
-        fine = f"{came_through}; {hold}"
+            recovered = "no fault was planned, and the job completed"
+        fine = f"{recovered}; {hold}"
         return Verdict("pass", EXIT_CODES["pass"], (*_from_scratch(summary), fine))
     verdict = found[0][0]
     sentences = dict.fromkeys((*_from_scratch(summary), *(sentence for _, sentence in found)))
@@ -90,7 +90,7 @@ def judge(
 def _from_scratch(summary: Summary) -> Iterable[str]:
     again = summary.steps_from_scratch
     if again:
-        yield f"the job did not go on where it was: it began again from step 1 and did {count(again, 'step')} again"
+        yield f"the job did not resume: it started again from step 1 and recomputed {count(again, 'step')}"
 
 
 def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
@@ -102,15 +102,15 @@ def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
         if audit.undo_pending:
             yield (
                 "dirty",
-                f"not everything was undone: incidents {_listed(audit.undo_pending)}; the run's ledger.jsonl says what "
-                "it was, `chaos heal` tries again",
+                f"not everything was undone: incidents {_listed(audit.undo_pending)}; see the run's ledger.jsonl; "
+                "`chaos heal` tries again",
             )
         if audit.left:
             things = [
                 f"{thing.get('kind')} {thing.get('what')}" if isinstance(thing, Mapping) else str(thing)
                 for thing in audit.left
             ]
-            yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what of it is still there"
+            yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what is still there"
     elif state.num_injected:
         yield "inconclusive", "no audit says whether anything was left behind"
     undone = list(state.of(Undone))
@@ -120,7 +120,7 @@ def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
             yield (
                 "dirty",
                 f"incident {failed.incident} was not undone: {failed.reason or 'no reason given'}; "
-                "the run's ledger.jsonl says what it was",
+                "see the run's ledger.jsonl",
             )
 
 
@@ -148,18 +148,18 @@ def _ending(
     elif reason == "failed":
         yield "error", f"the run failed: {ends[-1].message or 'no message was recorded'}"
     elif reason == "completed" and timeline is not None and timeline.outcome != "completed":
-        yield "inconclusive", f"the job ended as {timeline.outcome or 'nobody knows'}, not as completed"
+        yield "inconclusive", f"the job ended as {timeline.outcome or 'unknown'}, not as completed"
     if not ends:
-        yield "inconclusive", "the log was cut off: the run did not come to its end"
+        yield "inconclusive", "the log was cut off: the end of the run is missing"
 
 
 def _gate_reasons(gates: Sequence[GateResult], losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:
     is_mixed = any(loss.mixed_with for loss in losses)
     for gate in gates:
         if gate.passed is None:
-            yield "inconclusive", f"gate '{gate.expression}' has no answer: {gate.reason}"
+            yield "inconclusive", f"gate '{gate.expression}' is undecided: {gate.reason}"
         elif not gate.passed and is_mixed:
-            yield "inconclusive", f"gate '{gate.expression}' failed, but not of the faults alone: {gate.reason}"
+            yield "inconclusive", f"gate '{gate.expression}' failed, but not because of the faults alone: {gate.reason}"
         elif not gate.passed:
             yield "fail", f"gate '{gate.expression}' failed: {gate.reason}"
 
@@ -172,20 +172,20 @@ def _end_by_a_gate(state: RunState, gates: Sequence[GateResult]) -> Iterable[tup
     after = f" after step {aborted.step}" if aborted.step else ""
     ended = f"the run was ended{after} by gate '{asked}' (abort_on_fail)"
     if any(gate.expression == asked and gate.passed is False for gate in gates):
-        yield "fail", f"{ended}: what would have come after was not measured"
+        yield "fail", f"{ended}: later steps were not measured"
     else:
-        yield "inconclusive", f"{ended}, which did not fail after all"
+        yield "inconclusive", f"{ended}, which did not fail in the end"
 
 
 def _mixed_reasons(timeline: Timeline, losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:
-    """Losses that no fault explains, at a time at which what they took cannot be told from what a fault took."""
+    """Losses that no fault explains, during the recovery from a fault: their costs cannot be separated."""
     names = {incident.incident: _name(incident) for incident in timeline.incidents}
     for loss in losses:
         if mixed := [names[number] for number in loss.mixed_with if number in names]:
             yield (
                 "inconclusive",
-                f"{unplanned_words(loss)}, while the job was busy with {' and '.join(mixed)}: what either of them took "
-                "cannot be told",
+                f"{unplanned_words(loss)}, while the job was recovering from {' and '.join(mixed)}: their costs "
+                "cannot be separated",
             )
 
 
@@ -206,37 +206,37 @@ def _incident_reasons(
     mixed = {number for loss in losses for number in loss.mixed_with}
     if not timeline.incidents and timeline.not_due:
         number, reason = timeline.not_due[0]
-        yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none took effect"
+        yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none was verified"
     elif not timeline.incidents and not is_without_faults:
-        yield "inconclusive", "no fault was planned, so none took effect"
+        yield "inconclusive", "no fault was planned, so none was verified"
     for incident in timeline.incidents:
         name = _name(incident)
         if incident.injected is None:
-            yield "inconclusive", f"{name} was not injected: {incident.reason or 'it never fired'}"
+            yield "inconclusive", f"{name} was not injected: {incident.reason or 'it did not fire'}"
         elif incident.verified is None:
             yield (
                 "inconclusive",
-                f"{name} was injected, but its effect was not seen: {incident.reason or 'no evidence'}",
+                f"{name} was injected, but could not be verified: {incident.reason or 'no evidence'}",
             )
         elif timeline.recovered(incident) is False and incident.incident in mixed:
             yield "inconclusive", f"{name}: no step began and committed after it and the other loss"
         elif timeline.recovered(incident) is False and incident.is_left_out:
-            yield "fail", f"{name}: every step that began after it was left out as unfit"
+            yield "fail", f"{name}: every step that began after it was rejected"
         elif timeline.recovered(incident) is False:
             yield "fail", f"{name}: no step began and committed after it{_left_out(timeline)}"
         elif timeline.recovered(incident) is None:
             late = "no step was left" if timeline.is_complete else "the run ended before a step could commit"
-            yield "inconclusive", f"{name}: {late}, so the recovery was not seen"
+            yield "inconclusive", f"{name}: {late}, so the recovery is unknown"
         elif not incident.is_phase_order_valid:
-            yield "inconclusive", f"{name}: the log tells its phases in an order that cannot be"
+            yield "inconclusive", f"{name}: its phases are in an impossible order in the log"
 
 
 def _left_out(timeline: Timeline) -> str:
     if timeline.steps_left_out:
-        return f": its GradScaler left out the {count(timeline.steps_left_out, 'step')} that came"
+        return f": its GradScaler skipped the next {count(timeline.steps_left_out, 'step')}"
     if timeline.spoilt_passes_left_out:
         passes = count(timeline.spoilt_passes_left_out, "pass")
-        return f": none of the {passes} that came was finite, and the script took no step; it made no progress"
+        return f": none of the next {passes} was finite, and the script took no step"
     return ""
 
 
@@ -244,15 +244,15 @@ def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[tuple[Outcom
     if not timeline.steps.first:
         yield "inconclusive", "no step was committed"
     elif timeline.first_injected is not None and not timeline.baseline:
-        yield "inconclusive", "no step was committed before the first fault, so there is no throughput to compare with"
+        yield "inconclusive", "no step was committed before the first fault, so no throughput before the fault is known"
     bad_step = summary.first_non_finite_loss_step
     if bad_step is not None:
         is_after = any(i.step is None or i.step <= bad_step for i in timeline.incidents if i.injected is not None)
         outcome: Outcome = "fail" if is_after else "inconclusive"
-        yield outcome, f"the training loss is not a finite number from step {bad_step} on"
+        yield outcome, f"the training loss is not finite from step {bad_step} on"
     elif timeline.not_finite and timeline.first_injected is not None:
         rank, step = min(timeline.not_finite, key=lambda one: one[1])
-        yield "fail", f"the loss of rank {rank} is not a finite number from step {step} on"
+        yield "fail", f"the loss of rank {rank} is not finite from step {step} on"
 
 
 def _differing_replicas(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
@@ -265,7 +265,7 @@ def _differing_replicas(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
     yield (
         "fail",
         f"{first.tensor} of {name_ranks(first.ranks)} differs from the other replicas' since step {first.since_step}, "
-        f"to the end{more}: before the fault they were equal bit by bit",
+        f"to the end{more}: before the fault they were bitwise equal",
     )
 
 
@@ -278,7 +278,7 @@ def _divergence(state: RunState, summary: Summary) -> Iterable[tuple[Outcome, st
     more = f" and {len(named) - _NAMED_UNITS} more" if len(named) > _NAMED_UNITS else ""
     yield (
         "fail",
-        f"{len(named)} of the model's units ended up different on the ranks that hold them: "
+        f"{len(named)} of the model's units differ at the end between the ranks that hold them: "
         f"{', '.join(named[:_NAMED_UNITS])}{more}",
     )
 

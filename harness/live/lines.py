@@ -161,10 +161,10 @@ def recovery_sentence(incident: MeasuredIncident) -> str:
     """How long the job took from the fault to its next committed step."""
     if incident.goes_on and incident.is_in_force:
         return (
-            f"training goes on under {one_line(incident.fault)} on {target_text(incident.target)} after "
-            f"{name_seconds(incident.recovery_seconds)}: the first step begun with it is committed"
+            f"training continues under {one_line(incident.fault)} on {target_text(incident.target)} after "
+            f"{name_seconds(incident.recovery_seconds)} (first step begun under it committed)"
         )
     return (
         f"recovered from {one_line(incident.fault)} on {target_text(incident.target)} in "
-        f"{name_seconds(incident.recovery_seconds)}: the first step begun after it is committed"
+        f"{name_seconds(incident.recovery_seconds)} (first step begun after it committed)"
     )

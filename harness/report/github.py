@@ -21,7 +21,7 @@ MAX_ANNOTATION_CHARACTERS = 2000
 
 _CUT = "\n\n*The rest does not fit into a step's summary: see the run's report.*\n"
 _SIGNS = {"pass": "✅", "fail": "❌", "inconclusive": "❔"}
-_GATE_SIGNS = {"pass": "✅", "FAIL": "❌", "open": "❔"}
+_GATE_SIGNS = {"pass": "✅", "FAIL": "❌", "undecided": "❔"}
 
 
 def is_asked_for(environment: Mapping[str, str]) -> bool:
@@ -83,7 +83,7 @@ def markdown(summary: Summary, folder: Path | None) -> str:
         one_line(wording.repeat_command(summary, folder)),
         "```",
         "",
-        *(["<details><summary>To keep in mind</summary>", ""] if summary.caveats else []),
+        *(["<details><summary>Caveats</summary>", ""] if summary.caveats else []),
         *(f"- {_text(caveat)}" for caveat in summary.caveats),
         *(["", "</details>", ""] if summary.caveats else []),
     ]
@@ -180,7 +180,7 @@ def _incident_table(incidents: Sequence[IncidentSummary]) -> list[str]:
 def _figures(summary: Summary) -> list[str]:
     rows: list[tuple[str, Any, Callable[[Any], str]]] = [
         ("steps committed", summary.steps_committed, str),
-        ("throughput drop under the fault", summary.throughput_drop_ratio, wording.percent),
+        ("throughput drop", summary.throughput_drop_ratio, wording.percent),
         ("loss against the twin", summary.loss_deviation_ratio, wording.percent),
         ("goodput", summary.goodput_ratio, wording.percent),
         ("time of the job", summary.wall_clock_seconds, name_seconds),

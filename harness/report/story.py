@@ -1,4 +1,4 @@
-"""A run told in a few sentences, for somebody who was not there: what it was, what hit it, what that cost."""
+"""A run in a few sentences: what it was, which faults were injected, and what they cost."""
 
 from __future__ import annotations
 
@@ -71,21 +71,21 @@ def steps_text(summary: Summary) -> str:
     """`committed 117 of 120 planned steps`, as far as it is known."""
     committed, planned = summary.steps_committed, summary.steps_planned
     if committed is None:
-        return "committed nobody knows how many steps"
+        return "committed an unknown number of steps"
     if planned:
         return f"committed {committed} of {planned} planned {'step' if planned == 1 else 'steps'}"
     return f"committed {count(committed, 'step')}"
 
 
 def lost_words(summary: Summary) -> str:
-    """What `steps_lost` counts: of a job that did not come to its end nobody knows which steps it would have lost."""
-    return "steps lost" if summary.job_outcome == "completed" else "steps done again"
+    """What `steps_lost` counts: of a job that did not complete it is unknown which steps it would have lost."""
+    return "steps lost" if summary.job_outcome == "completed" else "steps recomputed"
 
 
 def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]:
-    """((time, step, sentence) of all that is worth a line, in order; how many in their middle were left out).
+    """((time, step, sentence) of the key events, in order; how many in their middle were left out).
 
-    The step is the one that the job was at, so that the rows go back only where the job does.
+    The step is the job's current one, so that the rows go back only where the job does.
     """
     ordered = sorted(events, key=lambda event: (event.monotonic_seconds, step_under_way(event) or 0))
     narrator = Narrator()
@@ -107,10 +107,10 @@ def _steps(summary: Summary) -> Iterator[str]:
     lost = summary.steps_lost
     # Steps that the command's own checkpoint gives back are told by how often they were done.
     repeated = summary.steps_repeated
-    again = f"; {repeated} of them had to be done again" if repeated else ""
+    again = f"; {repeated} of them recomputed" if repeated else ""
     missing = f"; {count(lost, 'step')} lost" if lost and lost != repeated else ""
     committed, planned = summary.steps_committed, summary.steps_planned
-    whole = "; none was lost" if lost == 0 and committed and committed >= (planned or 0) else ""
+    whole = "; none lost" if lost == 0 and committed and committed >= (planned or 0) else ""
     yield f"The job {steps_text(summary)}{starts}{whole}{again}{missing}."
 
 
@@ -126,13 +126,13 @@ def _faults(summary: Summary) -> Iterator[str]:
         named = ", ".join(f"{number} x {kind}" for kind, number in kinds.most_common(6))
         seen = sum(incident.verified for incident in incidents)
         took_effect = "all" if seen == len(incidents) else "none" if not seen else str(seen)
-        yield f"{len(incidents)} faults were planned ({named}); {took_effect} of them took effect."
+        yield f"{len(incidents)} faults were planned ({named}); {took_effect} of them were verified."
         recoveries = [s for incident in incidents if (s := wording.recovery_seconds(incident)) is not None]
         if recoveries:
             through = "all" if len(recoveries) == seen else str(len(recoveries))
             yield (
-                f"The job came through {through} of those, in {name_seconds(median(recoveries))} in the median "
-                f"and {name_seconds(max(recoveries))} at most."
+                f"The job recovered from {through} of those: median {name_seconds(median(recoveries))}, "
+                f"maximum {name_seconds(max(recoveries))}."
             )
 
 
@@ -142,16 +142,16 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
     at = f" {moment}" if moment else ""
     if not incident.verified:
         if not incident.injected:
-            yield one_line(f"The fault {fault} was to strike {target}{at}, but was never applied.")
+            yield one_line(f"The fault {fault} on {target}{at} was never injected.")
         else:
-            yield one_line(f"The fault {fault} was applied to {target}{at}, but no effect of it was seen.")
+            yield one_line(f"The fault {fault} was injected on {target}{at}, but its effect could not be verified.")
         return
     noticed, recovery = incident.detection_seconds, wording.recovery_seconds(incident)
-    sentence = f"The fault {fault} struck {target}{at}"
-    said = [f"noticed after {name_seconds(noticed)}"] if noticed is not None else []
+    sentence = f"{fault} hit {target}{at}"
+    said = [f"detected it after {name_seconds(noticed)}"] if noticed is not None else []
     since = "the fault"
     if incident.notice_seconds is not None:
-        said, since = [f"let its ranks go {name_seconds(incident.notice_seconds)} after the notice"], "that"
+        said, since = [f"released its ranks {name_seconds(incident.notice_seconds)} after the notice"], "that"
     if recovery is not None:
         said.append(f"committed its next step {name_seconds(recovery)} after {since}")
     if said:
@@ -159,7 +159,7 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
     yield one_line(f"{sentence}.")
     back = incident.phases_seconds.get("rejoin")
     if back is not None:
-        yield f"Its ranks were back in the job {name_seconds(back)} after the fault."
+        yield f"Its ranks rejoined {name_seconds(back)} after the fault."
     if incident.state_restored is not None:
         yield wording.state_words(incident.state_restored)
     if failure := wording.recovery_words(incident):
@@ -172,15 +172,15 @@ def _cost(summary: Summary) -> Iterator[str]:
     if drop is not None and {"before", "during"} <= speeds.keys():
         how = "lower" if drop > 0 else "higher"
         yield (
-            f"Under the fault the speed was {wording.percent(abs(drop))} {how} than before "
+            f"During the fault throughput was {wording.percent(abs(drop))} {how} than before "
             f"({speed_text(speeds['before'])} to {speed_text(speeds['during'])} {unit} per second)."
         )
     if summary.goodput_ratio is not None and summary.wall_clock_seconds:
         wall = name_seconds(summary.wall_clock_seconds)
-        yield f"Of the job's {wall}, {wording.percent(summary.goodput_ratio)} went into training."
+        yield f"Of the job's {wall}, {wording.percent(summary.goodput_ratio)} was productive training."
     if summary.loss_deviation_ratio is not None:
         apart = wording.percent(summary.loss_deviation_ratio, 2)
-        yield f"Its loss ended {apart} from that of its twin, the same run without faults."
+        yield f"Its final loss differs by {apart} from that of the fault-free twin."
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -14,12 +14,12 @@ from harness.judging.summary import Summary
 from harness.report import wording
 
 _FILES: Mapping[str, str] = {
-    "events.jsonl": "the event log, from which everything here is computed",
+    "events.jsonl": "the event log; every figure is computed from it",
     "summary.json": "every figure",
-    "experiment.yaml": "what was asked for: chaos run does it again",
+    "experiment.yaml": "the experiment; `chaos run` repeats it",
     "junit.xml": "the gates as test cases",
-    "ledger.jsonl": "what was done to the machine, and undone",
-    "logs": "what the processes printed",
+    "ledger.jsonl": "changes to the machine, and their undo",
+    "logs": "output of the processes",
 }
 
 
@@ -43,7 +43,7 @@ def figures_of_the_incidents(summary: Summary) -> list[tuple[str, str, str, str,
 
 
 def figure_text(unit: str, value: float) -> str:
-    """A figure in its unit, as a person reads it."""
+    """A figure in its unit, as a reader expects it."""
     if unit == "ratio":
         return wording.percent(value, 2)
     return name_seconds(value) if unit == "seconds" else f"{value:,.6g}"

@@ -1,4 +1,4 @@
-"""The report on a terminal: what happened, what it cost and what to make of it, in words for a newcomer.
+"""The report on a terminal: what happened, what it cost, and the verdict.
 
 It fits 80 columns and says nothing by colour alone.
 """
@@ -73,7 +73,7 @@ class _Report:
 
     def _what_was_done(self) -> None:
         summary = self._summary
-        self._head("What was done")
+        self._head("What happened")
         emulated = f" on {words}" if (words := wording.emulated_words(summary)) else ""
         strategy = f", takeover strategy {summary.strategy}" if summary.strategy else ""
         # Between CPUs there is nothing else.
@@ -83,8 +83,8 @@ class _Report:
         attempts = f" in {count(summary.attempts, 'attempt')}" if summary.attempts else ""
         repeated, lost = summary.steps_repeated, summary.steps_lost
         is_said = lost_words(summary) != "steps lost" or not (repeated and lost)
-        again = "" if is_said else f" ({'done' if repeated == lost else f'{repeated} of them done'} again)"
-        samples = f"; training samples skipped or used twice: {_known(summary.samples_lost)}"
+        again = "" if is_said else f" ({'recomputed' if repeated == lost else f'{repeated} of them recomputed'})"
+        samples = f"; samples skipped or used twice: {_known(summary.samples_lost)}"
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.command else samples}."
@@ -127,7 +127,7 @@ class _Report:
         failure = wording.recovery_words(incident)
         if not rows and recovery is None and failure is None:
             return
-        self._head(f"How the job came through incident {incident.incident} ({incident.fault})")
+        self._head(f"Recovery from incident {incident.incident} ({incident.fault})")
         longest = max((seconds for _, seconds in rows), default=0.0)
         for words, seconds in rows:
             self._row(words, name_seconds(seconds), seconds / longest if longest else 0.0)
@@ -147,16 +147,16 @@ class _Report:
         if not known:
             return
         self._head(f"Training speed ({unit} per second)")
-        words = {"before": "before the fault", "during": "under the fault", "after": "after it"}
+        words = {"before": "before the fault", "during": "during the fault", "after": "after the fault"}
         for key, speed in known.items():
             self._row(words[key], speed_text(speed), speed / (max(known.values()) or 1.0))
         drop = self._summary.throughput_drop_ratio
         whole = self._summary.throughput_drop_whole_run_ratio
         if drop is not None:
-            self._row("drop under the fault", wording.percent(drop, 2), style="bold")
+            self._row("throughput drop", wording.percent(drop, 2), style="bold")
         noise = self._summary.throughput_noise_ratio
         if noise is not None:
-            self._row("usual difference of such stretches, no fault", wording.percent(noise, 2))
+            self._row("baseline noise", wording.percent(noise, 2))
         if whole is not None:
             self._row("drop over the whole run", wording.percent(whole, 2))
         for label, value in wording.twin_rows(self._summary):
@@ -179,20 +179,20 @@ class _Report:
                 line[cell] = _MARK_LETTERS[mark.kind]
         if any(letter != " " for letter in line):
             self._line(("  " + "".join(line).rstrip(), ""))
-            meanings = {"F": "F: a fault", "R": "R: lost ranks back"}
+            meanings = {"F": "F: fault", "R": "R: lost ranks rejoined"}
             told = ", ".join(words for letter, words in meanings.items() if letter in line)
-            self._paragraph(f"speed over time; {told}")
+            self._paragraph(f"speed over time ({told})")
 
     def _loss(self) -> None:
         loss, twin = self._summary.final_loss, self._summary.twin_loss
         if loss is None:
             return
-        self._head("Loss (the model's error; lower is better)")
-        self._row("this run, at its end", f"{loss:.4f}")
+        self._head("Loss")
+        self._row("final loss of this run", f"{loss:.4f}")
         if twin is None:
-            self._paragraph("There is no fault-free twin (the same run without faults) to compare it with.")
+            self._paragraph("No fault-free twin was run to compare it with (--twin).")
             return
-        self._row("its twin (the same run without faults)", f"{twin:.4f}")
+        self._row("final loss of the fault-free twin", f"{twin:.4f}")
         self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")
 
     def _time(self) -> None:
@@ -202,15 +202,15 @@ class _Report:
         self._head("Where the time went")
         for _, words, seconds in wording.time_rows(self._summary):
             self._row(words, f"{name_seconds(seconds):>10} {seconds / wall:>7.1%}", seconds / wall)
-        self._row("all of the job's time", f"{name_seconds(wall):>10} {1:>7.1%}", style="bold")
+        self._row("wall clock", f"{name_seconds(wall):>10} {1:>7.1%}", style="bold")
         if rest := wording.unaccounted_seconds(self._summary):
-            self._paragraph(f"These do not add up: {rest:+.3f} s are not accounted for.")
+            self._paragraph(f"{rest:+.3f} s are not accounted for.")
 
     def _gates(self) -> None:
         gates = self._summary.gates
         if not gates:
             return
-        self._head("Gates (the conditions that decide)")
+        self._head("Gates (pass criteria)")
         for gate in gates:
             word = wording.gate_word(gate)
             style = {"pass": "green", "FAIL": "bold red"}.get(word, "yellow")
@@ -225,22 +225,22 @@ class _Report:
 
     def _caveats(self) -> None:
         if caveats := self._summary.caveats:
-            self._head("To keep in mind")
+            self._head("Caveats")
             for caveat in caveats:
                 self._item(caveat)
 
     def _files(self) -> None:
-        self._head("To repeat it")
+        self._head("Reproduce")
         if self._folder is None:
-            self._paragraph("chaos run experiment.yaml  (in the run's folder: same faults, same steps, same seed)")
+            self._paragraph("chaos run experiment.yaml  (in the run's folder)")
         else:
             # Not wrapped: commands and paths are there to be copied.
             self._line((f"  {wording.repeat_command(self._summary, self._folder)}", ""))
-            self._line((f"  all files of this run: {self._folder}", ""))
+            self._line((f"  files:   {self._folder}", ""))
             if (page := self._folder / "report.html").exists():
-                self._line((f"  the same with pictures: {page}", ""))
+                self._line((f"  report:  {page}", ""))
         if identity := self._summary.experiment_hash:
-            self._paragraph(f"experiment {identity}: runs with this mark did the same")
+            self._paragraph(f"experiment hash {identity}: same hash = same experiment")
 
     def _head(self, text: str) -> None:
         self._line(("", ""))

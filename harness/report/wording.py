@@ -1,4 +1,4 @@
-"""The words that all reports share: what a verdict, a phase, a bucket of time and a gate's value mean."""
+"""The words that all reports share: for verdicts, phases, buckets of time and gate values."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from harness.analysis.words import (
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 
 VERDICTS: Mapping[str, str] = {
-    "pass": "Every fault took effect, the job came through it, and every gate holds.",
-    "fail": "At least one gate (a condition that must hold) does not hold.",
-    "inconclusive": "The run proves nothing: something that the verdict needs was not seen or not measured.",
-    "halted": "The run was stopped before its end, so it was not judged to the end.",
-    "error": "The tool or its environment failed. That says nothing about the training job.",
-    "dirty": "Something was not undone or was left behind. Run `chaos heal` before anything else.",
+    "pass": "Every fault was verified, the job recovered from each, and all gates passed.",
+    "fail": "At least one gate failed.",
+    "inconclusive": "No verdict is possible: something that it needs was not verified or not measured.",
+    "halted": "The run was stopped before its end.",
+    "error": "The tool or its environment failed. This says nothing about the training job.",
+    "dirty": "A fault was not undone, or something was left behind. Run `chaos heal` first.",
 }
 
 # In the order in which they happen, from the fault to the first step committed after it: they add up to the recovery.
 RECOVERY_PHASES: Mapping[str, str] = {
-    "detection": "loss noticed by the job",
-    "isolate": "old epoch left by all survivors",
-    "regroup": "survivors regrouped",
-    "transfer": "model state moved",
+    "detection": "failure detected",
+    "isolate": "in-flight step aborted",
+    "regroup": "process groups rebuilt",
+    "transfer": "state transferred",
     "first_step": "next step committed",
 }
 # Seconds from the fault, and seconds after that commit: none is part of the recovery time.
 LATER_PHASES: Mapping[str, str] = {
-    "verify": "effect seen from outside, after the fault",
-    "restore": "back to 95% of the speed, after that commit",
-    "rejoin": "lost ranks back in the job, after the fault",
+    "verify": "effect verified, after the fault",
+    "restore": "back to 95% of full speed, after that step",
+    "rejoin": "lost ranks rejoined, after the fault",
 }
 
 BADPUT: Mapping[str, str] = {
-    "startup": "starting up",
-    "injection": "held by this tool for the fault",
-    "detection": "noticing the fault",
-    "regroup": "regrouping",
-    "transfer": "moving model state",
-    "repeated_work": "work thrown away and repeated",
-    "degraded_speed": "slower steps under the fault",
+    "startup": "startup",
+    "injection": "injection overhead",
+    "detection": "failure detection",
+    "regroup": "rebuilding process groups",
+    "transfer": "state transfer",
+    "repeated_work": "recomputed work",
+    "degraded_speed": "degraded throughput",
     "restart": "waiting for a restart",
     "unplanned": "losses that no fault explains",
     "checkpoint": "writing checkpoints",
@@ -63,27 +63,27 @@ def headline(summary: Summary) -> str:
     """What the verdict means, in one sentence."""
     gates = summary.gates
     if summary.verdict == "fail" and gates and all(gate.passed is not False for gate in gates):
-        return "No gate failed, but the job did not come through as it has to."
+        return "No gate failed, but the job did not recover as it must."
     if summary.verdict == "error" and summary.command and summary.job_outcome == "failed":
-        return "The command failed by itself before any fault. That says nothing about what it survives."
+        return "The command failed before any fault. This says nothing about what it survives."
     if summary.verdict == "pass" and not summary.incidents:
-        return "The job came to its end without a fault, and every gate holds."
+        return "The job completed without a fault, and all gates passed."
     if summary.verdict == "pass" and summary.steps_from_scratch:
         again = count(summary.steps_from_scratch, "step")
-        return f"The job came to its end, but it had to start from scratch: {again} done again. Every gate holds."
+        return f"The job completed, but it restarted from scratch: {again} recomputed. All gates passed."
     return VERDICTS.get(summary.verdict, "The run has no verdict that this version knows.")
 
 
 def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    """(words, value) of what an external job and its fault-free twin took, which had the machine to themselves."""
+    """(words, value) of what an external job and its fault-free twin took; each had the machine to itself."""
     if summary.twin_wall_clock_seconds is None:
         return
     if summary.twin_work_per_second is not None:
-        yield "its fault-free twin (median)", f"{speed_text(summary.twin_work_per_second)} {summary.throughput_unit}/s"
-    yield "its fault-free twin took", name_seconds(summary.twin_wall_clock_seconds)
+        yield "fault-free twin (median)", f"{speed_text(summary.twin_work_per_second)} {summary.throughput_unit}/s"
+    yield "duration of the fault-free twin", name_seconds(summary.twin_wall_clock_seconds)
     if summary.slowdown_ratio is not None:
-        yield "this run took, in all", name_seconds(summary.wall_clock_seconds)
-        yield "longer than its twin", percent(summary.slowdown_ratio)
+        yield "duration of this run", name_seconds(summary.wall_clock_seconds)
+        yield "slowdown against the twin", percent(summary.slowdown_ratio)
 
 
 def moment(incident: IncidentSummary) -> str:
@@ -98,20 +98,20 @@ def incident_title(incident: IncidentSummary) -> str:
 
 
 def effect_words(incident: IncidentSummary) -> str:
-    """What was seen of the fault's effect, or why it counts for nothing."""
+    """The evidence of the fault's effect, or why the fault does not count."""
     if incident.verified:
-        words, detail = "effect seen", evidence_text(incident.evidence)
+        words, detail = "verified", evidence_text(incident.evidence)
     elif not incident.injected:
-        words, detail = "never applied, so it counts for nothing", ""
+        words, detail = "not injected, so it does not count", ""
     else:
-        words, detail = "effect NOT seen, so it counts for nothing", evidence_text(incident.unverified_reason)
+        words, detail = "NOT verified, so it does not count", evidence_text(incident.unverified_reason)
     return one_line(f"{words}: {detail}" if detail else words)
 
 
 def phase_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     """(words, seconds) of every phase of the recovery that was measured, in order; none without a verified effect.
 
-    None, too, where the job noticed only when it had recovered: what came then is no part of that.
+    None, too, where the job detected it only after it had recovered: what came then is no part of that.
     """
     phases = incident.phases_seconds if incident.verified and not _noticed_late(incident) else {}
     phases = {**phases, "detection": incident.detection_seconds} if phases else {}
@@ -122,7 +122,7 @@ def phase_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
 
 def recovery_label(incident: IncidentSummary) -> str:
     """What `recovery_seconds` is the time of."""
-    since = "fault" if incident.notice_seconds is None else "the ranks' leave"
+    since = "fault" if incident.notice_seconds is None else "the ranks' departure"
     return f"recovery, from {since} to next committed step"
 
 
@@ -130,16 +130,16 @@ def later_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     """(words, seconds) of what else was measured, beside the recovery and after it; none without a verified effect."""
     phases = incident.phases_seconds if incident.verified else {}
     if phases and incident.detection_seconds is not None and _noticed_late(incident):
-        yield "loss noticed by the job, after the fault", incident.detection_seconds
+        yield "failure detected, after the fault", incident.detection_seconds
     if phases and incident.notice_seconds is not None:
-        yield "its ranks had left, after the notice", incident.notice_seconds
+        yield "ranks departed, after the notice", incident.notice_seconds
     for key, words in LATER_PHASES.items():
         if (seconds := phases.get(key)) is not None:
             yield words, seconds
 
 
 def _noticed_late(incident: IncidentSummary) -> bool:
-    """Whether a step had begun after the fault, and was committed, before the job noticed it."""
+    """Whether a step had begun after the fault, and was committed, before the job detected it."""
     detection, recovery = incident.detection_seconds, incident.recovery_seconds
     return detection is not None and recovery is not None and detection > recovery
 
@@ -150,7 +150,7 @@ def recovery_seconds(incident: IncidentSummary) -> float | None:
 
 
 def how_it_recovered(incident: IncidentSummary) -> str | None:
-    """How a command's job came through, in new processes or in those that were left, and one that had gone back.
+    """How a command's job recovered: in new processes or in the surviving ones, and from which step.
 
     None of any other, or if it did not.
     """
@@ -162,22 +162,22 @@ def how_it_recovered(incident: IncidentSummary) -> str | None:
         if again is None or again <= recovery or incident.recovery_step is None:
             return None
         return (
-            f"It went on from step {incident.recovery_step}, which had been committed before; "
-            f"{name_seconds(again)} after the fault it came to one that had not."
+            f"It continued from step {incident.recovery_step}, which had been committed before; "
+            f"it made new progress {name_seconds(again)} after the fault."
         )
     if attempt == incident.attempt:
-        return "It went on in the processes that were left."
-    how = {None: "went on, nobody counts at which step", 1: "began from step 1 again"}.get(
-        incident.recovery_step, f"went on from step {incident.recovery_step}"
+        return "It continued in the surviving processes."
+    how = {None: "continued, at a step that nothing counts", 1: "started from step 1 again"}.get(
+        incident.recovery_step, f"continued from step {incident.recovery_step}"
     )
-    words = f"Its launcher started it again (attempt {attempt}), and it {how}."
+    words = f"Its launcher restarted it (attempt {attempt}), and it {how}."
     if incident.recovery_step is None:
         return words
     again = incident.progress_seconds
     if again is None:
-        return f"{words} It did not come to a step that had not been committed before."
+        return f"{words} It did not reach a step that had not been committed before."
     if again > recovery:
-        return f"{words} {name_seconds(again)} after the fault it came to a step that had not been committed before."
+        return f"{words} It made new progress {name_seconds(again)} after the fault."
     return words
 
 
@@ -202,13 +202,13 @@ def state_words(restore: StateRestore) -> str:
         for rung, of in restore.sources.items()
     ]
     if restore.rung == "start":
-        words = "Its state came from nowhere: all ranks began with the first step again"
+        words = "No source of state was left: all ranks started from the first step again"
     elif restore.rung == "peer" and not sources:
-        words = "Its state was in place: whoever was left held all that was needed"
+        words = "State was in place: the survivors held all of it"
     else:
-        words = f"Its state came from {' and '.join(sources) or _FROM.get(restore.rung, restore.rung)}"
+        words = f"State came from {' and '.join(sources) or _FROM.get(restore.rung, restore.rung)}"
         words += f", in {name_seconds(restore.seconds)}"
-    lost = "no step was lost" if not restore.steps_lost else f"{count(restore.steps_lost, 'step')} had to be done again"
+    lost = "no step was lost" if not restore.steps_lost else f"{count(restore.steps_lost, 'step')} recomputed"
     words = f"{words}; {lost}."
     if restore.passed_over:
         reasons = "; ".join(f"{_NO.get(rung, rung)}: {reason}" for rung, reason in restore.passed_over.items())
@@ -256,44 +256,44 @@ def recovery_words(incident: IncidentSummary) -> str | None:
     if not incident.verified or has_recovered(incident):
         return None
     if has_recovered(incident) is None:
-        return "The run ended before it could show whether the job recovers."
-    return "It did not recover: no step that began after the fault was committed and fit."
+        return "The run ended before it was known whether the job recovers."
+    return "It did not recover: no valid step that began after the fault was committed."
 
 
 _HOW_NAMED: Mapping[str, str] = {
-    "supervisor": "its processes had ended",
-    "connection": "its connections had closed",
-    "heartbeat": "its heartbeats had stopped",
-    "peers": "other ranks could not reach it",
-    "health": "its numbers were corrupted",
-    "step_unfit": "a step was not fit to be committed",
-    "coordinator_restarted": "a new one was in its place",
-    "torchrun": "its launcher said so",
+    "supervisor": "its processes ended",
+    "connection": "its connections closed",
+    "heartbeat": "its heartbeats stopped",
+    "peers": "peers could not reach it",
+    "health": "its values were corrupted",
+    "step_unfit": "a step was rejected",
+    "coordinator_restarted": "it was replaced by a new one",
+    "torchrun": "reported by its launcher",
 }
 _HOW_NAMED_SEVERAL: Mapping[str, str] = {
     **_HOW_NAMED,
-    "supervisor": "their processes had ended",
-    "connection": "their connections had closed",
-    "heartbeat": "their heartbeats had stopped",
-    "peers": "other ranks could not reach them",
-    "health": "their numbers were corrupted",
-    "torchrun": "their launcher said so",
+    "supervisor": "their processes ended",
+    "connection": "their connections closed",
+    "heartbeat": "their heartbeats stopped",
+    "peers": "peers could not reach them",
+    "health": "their values were corrupted",
+    "torchrun": "reported by their launcher",
 }
 _DIAGNOSES: Mapping[str, str] = {
-    "right": "the job named the cause",
-    "partly": "the job named a part of the cause",
-    "wrong": "the job named the wrong cause",
+    "right": "diagnosed correctly",
+    "partly": "diagnosed in part",
+    "wrong": "diagnosed wrongly",
 }
 
 
 def diagnosis_words(incident: IncidentSummary) -> str | None:
-    """Whether the job knew what hit it; None where there was no effect, or nobody whom it could have named."""
+    """Whether the job diagnosed the fault; None where there was no effect, or nothing that it could have named."""
     diagnosis = incident.diagnosis
     if diagnosis is None:
         return None
     score, named = diagnosis.score, diagnosis.named
     if score not in _DIAGNOSES:
-        return "the job named no cause"
+        return "not diagnosed: the job named no rank"
     ranks = [rank for rank in named if isinstance(rank, int)]
     whom = " and ".join([*([name_ranks(ranks)] if ranks else []), *(f"the {w}" for w in named if isinstance(w, str))])
     after = "" if diagnosis.seconds is None else f", {name_seconds(diagnosis.seconds)} after the fault"
@@ -303,7 +303,7 @@ def diagnosis_words(incident: IncidentSummary) -> str | None:
 
 
 def time_rows(of: Summary | IncidentSummary) -> list[tuple[str, str, float]]:
-    """(key, words, seconds) of how the wall clock was spent: productive training first, then what took time from it."""
+    """(key, words, seconds) of how the wall clock was spent: productive training first, then the causes of badput."""
     rows = [("productive", cause_words("productive"), of.productive_seconds or 0.0)]
     for key, seconds in of.badput_seconds.items():
         if seconds and name_seconds(seconds) != name_seconds(0.0):
@@ -312,7 +312,7 @@ def time_rows(of: Summary | IncidentSummary) -> list[tuple[str, str, float]]:
 
 
 def unaccounted_seconds(summary: Summary) -> float:
-    """Wall clock less all that it is said to have gone to; 0 when that is under a thousandth of it, or not known."""
+    """Wall clock less productive time and badput; 0 when that is under a thousandth of it, or not known."""
     wall = summary.wall_clock_seconds
     if not wall:
         return 0.0
@@ -344,5 +344,5 @@ def gate_value(gate: GateResult) -> str:
 
 
 def gate_word(gate: GateResult) -> str:
-    """`pass`, `FAIL`, or `open` for a gate that cannot be decided."""
-    return "open" if gate.passed is None else "pass" if gate.passed else "FAIL"
+    """`pass`, `FAIL`, or `undecided`."""
+    return "undecided" if gate.passed is None else "pass" if gate.passed else "FAIL"

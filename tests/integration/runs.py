@@ -281,7 +281,7 @@ def assert_nothing_left(
 
 
 def assert_sound(run: Finished, steps: int) -> None:
-    """What holds of every job that came to its end: each step committed, of its own samples, and all time accounted."""
+    """What holds of every job that completed: each step committed, of its own samples, and all time accounted."""
     summary = run.summary
     assert summary["steps_committed"] == steps
     assert (summary["steps_lost"], summary["samples_lost"]) == (0, 0)

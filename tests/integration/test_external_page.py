@@ -21,12 +21,12 @@ CHAOS = [sys.executable, "-c", "from chaos.cli import main; main()"]
 TIMEOUT_SECONDS = 900.0
 # What the page says that each command tells.
 TOLD = {
-    "kill-process": ("in 2 attempts", "Steps lost: 4 (done again)", "went on from step 31", "kill-process: PASS"),
+    "kill-process": ("in 2 attempts", "Steps lost: 4 (recomputed)", "continued from step 31", "kill-process: PASS"),
     "set-nan": (
-        "effect seen: rank 1",
+        "verified: rank 1",
         "-> nan",
         "set-nan: FAIL",
-        "training loss is not a finite number from step 37 on",
+        "training loss is not finite from step 37 on",
     ),
     "slow-checkpoint": ("rank 0 slept 1.", "before checkpoint (median of 1)", "slow-checkpoint: PASS"),
 }

@@ -90,7 +90,7 @@ def test_a_link_that_is_late_and_loses_packets_is_not_a_dead_one(tmp_path):
     assert run.of("detected") == []
     assert [event.fields["reason"] for event in run.of("regrouped")] == ["start"]
     assert_slowed(run, 5, 0.2)
-    assert "slower steps under the fault" in (run.folder / "report.html").read_text()
+    assert "degraded throughput" in (run.folder / "report.html").read_text()
 
 
 @pytest.mark.nightly

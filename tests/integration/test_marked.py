@@ -90,7 +90,7 @@ def test_under_xdist_with_reports_and_junit(environment, tmp_path):
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert "FAILED test_it.py::test_fails - Failed: chaos run: FAIL: gate 'recovery < 1ms' failed" in done.stdout
     assert "Captured chaos run call" in done.stdout
-    assert "How the job came through incident 0 (kill-node)" in done.stdout
+    assert "Recovery from incident 0 (kill-node)" in done.stdout
     assert "it must not come to this" not in done.stdout
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "junit.xml").iter("testcase")}
     said = {

@@ -1,4 +1,4 @@
-"""The strategy checkpoint, with real processes: all ranks end, all start again, and the time and the steps are told."""
+"""The strategy checkpoint, with real processes: all ranks end, all restart, and the time and the steps are told."""
 
 from __future__ import annotations
 
@@ -108,6 +108,6 @@ faults: [{{kind: kill-process, on: rank=1, at: {{step: 12}}, repair: 200ms}}]
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1)
     (failed,) = run.of("job_failed")
     assert failed.source == "coordinator"
-    told = [line for line in run.stderr.splitlines() if "the job cannot go on: " in line]
-    assert any(f"the job cannot go on: {failed.fields['reason']}"[:60] in line for line in told)
+    told = [line for line in run.stderr.splitlines() if "the job cannot continue: " in line]
+    assert any(f"the job cannot continue: {failed.fields['reason']}"[:60] in line for line in told)
     return str(failed.fields["reason"])

@@ -21,7 +21,7 @@ def test_injector_that_does_nothing_is_inconclusive(tmp_path):
     (incident,) = run.summary["incidents"]
     assert (incident["verified"], incident["evidence"]) == (False, None)
     assert "still running" in incident["unverified_reason"]
-    assert "its effect was not seen" in run.summary["reasons"][0]
+    assert "could not be verified" in run.summary["reasons"][0]
     assert run.summary["steps_committed"] == 20, "the held ranks were not let go"
     assert run.of("residue")[0].fields["undo_pending"] == []
 

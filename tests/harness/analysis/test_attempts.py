@@ -1,4 +1,4 @@
-"""Somebody else's job from its log: attempts, recovery as progress, steps done again, and where the time went."""
+"""Somebody else's job from its log: attempts, recovery as progress, steps recomputed, and where the time went."""
 
 import pytest
 
@@ -183,7 +183,7 @@ def test_a_job_that_begins_anew_repeats_all_of_its_steps_and_that_is_said_first(
     summary = summarized(restarted(resumed=1))
     assert (summary["steps_repeated"], summary["steps_committed"]) == (KILLED - 1, LAST)
     assert summary["steps_from_scratch"] == KILLED - 1
-    assert summary["reasons"][0].endswith(f"it began again from step 1 and did {KILLED - 1} steps again")
+    assert summary["reasons"][0].endswith(f"it started again from step 1 and recomputed {KILLED - 1} steps")
     went_on = summarized(restarted())
     assert went_on["steps_from_scratch"] == 0
     assert not any("step 1" in reason for reason in went_on["reasons"])
@@ -257,9 +257,9 @@ def test_only_our_own_jobs_must_lose_no_step():
 @pytest.mark.parametrize(
     ("left_out", "verdict", "words"),
     [
-        ({"steps_left_out": 0}, "inconclusive", "no step was left, so the recovery was not seen"),
-        ({"steps_left_out": 34}, "fail", "committed after it: its GradScaler left out the 34 steps that came"),
-        ({"spoilt_passes_left_out": 32}, "fail", "committed after it: none of the 32 passes that came was finite"),
+        ({"steps_left_out": 0}, "inconclusive", "no step was left, so the recovery is unknown"),
+        ({"steps_left_out": 34}, "fail", "committed after it: its GradScaler skipped the next 34 steps"),
+        ({"spoilt_passes_left_out": 32}, "fail", "committed after it: none of the next 32 passes was finite"),
     ],
 )
 def test_a_job_that_trained_no_further_has_not_recovered(left_out, verdict, words):

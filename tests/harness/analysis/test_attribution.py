@@ -71,7 +71,7 @@ def test_a_rank_that_dies_while_a_fault_of_others_is_in_force_cannot_be_told_fro
     assert found["verdict"] == "inconclusive"
     assert any("Rank 5" in reason and "incident 0" in reason for reason in found["reasons"])
     assert found["unplanned_losses"][0]["mixed_with"] == [0]
-    # A gate that fails of both is no failure of the job under the fault.
+    # A gate that fails of both is no failure of the job during the fault.
     assert summarized(run(faults=SLOW, kills=[Kill(25, 5)], gates=["goodput >= 99%"]))["verdict"] == "inconclusive"
 
 

@@ -120,8 +120,8 @@ def test_the_summary_and_the_reports_say_it():
     incident = summary.incidents[0]
     assert incident.diagnosis.score == "right"
     assert summary.diagnosis_recall_ratio == 1.0
-    assert diagnosis_words(incident).startswith("the job named the cause: rank")
-    assert diagnosis_words(replace(incident, diagnosis=NamedCause("none"))) == "the job named no cause"
+    assert diagnosis_words(incident).startswith("diagnosed correctly: rank")
+    assert diagnosis_words(replace(incident, diagnosis=NamedCause("none"))) == "not diagnosed: the job named no rank"
     assert diagnosis_words(replace(incident, diagnosis=None)) is None
     coordinator = NamedCause("right", named=("coordinator",), seconds=0.5)
     assert "the coordinator, 0.50 s after" in diagnosis_words(replace(incident, diagnosis=coordinator))

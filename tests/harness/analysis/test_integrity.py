@@ -155,7 +155,7 @@ def test_the_twin_is_another_job_and_silence_is_no_agreement():
 def test_a_run_whose_holders_diverged_fails():
     summary = summarized([*run(), finished(0, {"head": 1}), finished(1, {"head": 2})])
     assert (summary["verdict"], summary["diverged_units"]) == ("fail", 1)
-    assert summary["reasons"][0].endswith("different on the ranks that hold them: head (ranks 0, 1)")
+    assert summary["reasons"][0].endswith("differ at the end between the ranks that hold them: head (ranks 0, 1)")
 
 
 def computed(cpu_seconds: float, wall_seconds: float) -> Event:

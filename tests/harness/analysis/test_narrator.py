@@ -106,11 +106,11 @@ def test_nodes_that_are_containers_are_told_as_they_come_up():
         return narrator.tell(event("container_ready", **fields))
 
     begin = narrator.tell(event("nodes_starting", num_nodes=2, image="mecefo-chaos"))
-    assert begin == "bringing up 2 nodes: containers of the image mecefo-chaos"
-    assert ready("node-1") == "node 1 is up, 1 of 2: its container took 9.14 s to get ready"
+    assert begin == "starting 2 nodes: containers of the image mecefo-chaos"
+    assert ready("node-1") == "node 1 is up, 1 of 2: its container was ready after 9.14 s"
     assert ready("coordinator") is None and ready("links-of-node-0") is None
-    assert ready("node-0") == "node 0 is up, 2 of 2: its container took 9.14 s to get ready"
-    assert ready("node-1", attempt=2) == "node 1 is up: its container took 9.14 s to get ready"
+    assert ready("node-0") == "node 0 is up, 2 of 2: its container was ready after 9.14 s"
+    assert ready("node-1", attempt=2) == "node 1 is up: its container was ready after 9.14 s"
 
 
 class TestProcessExits:
@@ -164,31 +164,34 @@ class TestProcessExits:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("kill-process", "rank 2 killed: rank 2 (1 process) gone"), ("raise", "rank 2 ended: rank 2 (1 process) gone")],
+    [
+        ("kill-process", "rank 2 killed, process exit of rank 2 (1 process) confirmed"),
+        ("raise", "rank 2 ended, process exit of rank 2 (1 process) confirmed"),
+    ],
 )
 def test_who_ends_of_itself_was_not_killed(fault, said):
     narrator = Narrator()
     affected = {"ranks": [2], "processes": [{"pid": 7, "rank": 2}], "target": "rank=2"}
     narrator.tell(event("injected", incident=0, fault=fault, is_loss=True, **affected))
-    assert narrator.tell(event("verified", incident=0, evidence="gone")) == said
+    assert narrator.tell(event("verified", incident=0, evidence="gone")) == f"verified: {said}"
 
 
 @pytest.mark.parametrize(
     ("nodes", "ranks", "said"),
     [
-        ([1], [2, 3], "node 1 with ranks 2 and 3 starts"),
-        ([], [2], "rank 2 starts"),
-        ([], [0, 3], "ranks 0 and 3 start"),
+        ([1], [2, 3], "node 1 with ranks 2 and 3 restarts"),
+        ([], [2], "rank 2 restarts"),
+        ([], [0, 3], "ranks 0 and 3 restart"),
     ],
 )
 def test_a_repair_of_one_or_of_several(nodes, ranks, said):
     told = Narrator().tell(event("repair_started", incident=0, nodes=nodes, ranks=ranks))
-    assert told == f"repair: {said} again"
+    assert told == f"repair: {said}"
 
 
 def test_damaged_state_is_told_with_both_of_its_ends():
     told = Narrator().tell(replace(event("transfer_damaged", epoch=2, unit="layer.3", source_rank=0), rank=5))
-    assert told == "the state of layer 3 reached rank 5 damaged; rank 0 had sent it"
+    assert told == "the state of layer 3 from rank 0 reached rank 5 damaged"
 
 
 def test_steps_that_go_on_being_rejected_are_told_less_and_less():
@@ -199,7 +202,7 @@ def test_steps_that_go_on_being_rejected_are_told_less_and_less():
         for verdict in ("repeat", "skip")
     ]
     assert [number for number, sentence in enumerate(found, start=1) if sentence] == [1, 2, 3, 4, 8, 16, 32]
-    assert str(found[7]).endswith("it is left out; 8 times in a row now")
+    assert str(found[7]).endswith("it is skipped; 8 times in a row")
     assert narrator.tell(replace(event("step_unfit", reason="not finite", verdict="repeat"), step=40)) is not None
 
 
@@ -215,7 +218,7 @@ def test_steps_that_go_on_being_rejected_are_told_less_and_less():
 def test_the_end_of_a_fault_is_told_without_what_is_for_the_log(evidence, sentence):
     narrator = Narrator()
     narrator.tell(event("injected", incident=0, fault="pause-process", goes_on=True, target="rank=1"))
-    assert narrator.tell(event("undone", incident=0, evidence=evidence)) == f"pause-process is over{sentence}"
+    assert narrator.tell(event("undone", incident=0, evidence=evidence)) == f"pause-process undone{sentence}"
 
 
 def test_what_needs_a_person_says_where_to_look():
@@ -246,7 +249,7 @@ class TestCommands:
 
     def test_whom_its_launcher_blames(self):
         named = event("culprit_named", ranks=[1], how="torchrun")
-        assert Narrator().tell(named) == "torchrun names rank 1 as the first that failed"
+        assert Narrator().tell(named) == "torchrun names rank 1 as the first to fail"
 
     def test_what_ends_after_its_own_process_is_no_surprise(self):
         narrator = Narrator()
@@ -266,8 +269,16 @@ def test_ranks_that_end_to_be_started_again_end_as_they_should():
 
 
 def test_one_rank_is_told_as_one():
-    assert Narrator().tell(event("detected", lost=[7], how="connection")).endswith("rank 7: its connections closed")
-    assert Narrator().tell(event("detected", lost=[6, 7], how="connection")).endswith("7: their connections closed")
+    assert (
+        Narrator()
+        .tell(event("detected", lost=[7], how="connection"))
+        .endswith("rank 7 detected: its connections closed")
+    )
+    assert (
+        Narrator()
+        .tell(event("detected", lost=[6, 7], how="connection"))
+        .endswith("7 detected: their connections closed")
+    )
 
 
 def test_who_is_held_in_the_middle_of_a_snapshot():

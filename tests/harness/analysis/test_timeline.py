@@ -99,7 +99,7 @@ def test_when_every_step_after_the_fault_is_left_out_the_job_did_not_recover():
     assert timeline.recovered(only(timeline)) is False
     summary = summarized(events)
     assert (summary["verdict"], summary["unrecovered_incidents"]) == ("fail", 1)
-    assert any("every step that began after it was left out as unfit" in reason for reason in summary["reasons"])
+    assert any("every step that began after it was rejected" in reason for reason in summary["reasons"])
 
 
 def test_the_last_words_of_a_run_without_recovery():

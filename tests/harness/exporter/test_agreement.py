@@ -28,7 +28,7 @@ def slow_before_the_restart(undone=1.92):
 
 @pytest.mark.parametrize("undone", [1.62, 1.92, 2.5])
 def test_a_job_that_restarts_all_ranks_with_a_slow_rank_before_it(undone):
-    """Steps that were done again counted as work under the fault while the run went on, and not in its summary."""
+    """Steps that were done again counted as work during the fault while the run went on, and not in its summary."""
     events = slow_before_the_restart(undone)
     summary = summarized(events)
     assert scraped(events)["chaos_throughput_drop_ratio", ()] == summary["throughput_drop_ratio"]

@@ -21,7 +21,7 @@ NUM_NODES = 8
 
 
 def restarted(found, memory, horizon_seconds=1000.0, policy="reft", **recovery):
-    """A job of ten ranks, a step of 10 s, that starts again after the losses (seconds, nodes); a spare is there."""
+    """A job of ten ranks, a step of 10 s, that restarts after the losses (seconds, nodes); a spare is there."""
     told = [Loss(at, (number,), 0.0, tuple(nodes)) for number, (at, nodes) in enumerate(found)]
     recovery = Recovery(memory=memory, replacement_seconds=0, **recovery)
     return simulate(TenRanks(), Policy(policy), recovery, told, horizon_seconds, 10.0, 10, num_nodes=NUM_NODES)

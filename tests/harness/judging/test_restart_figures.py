@@ -164,4 +164,4 @@ def test_what_is_drawn_knows_that_all_ranks_were_away():
 def test_the_report_tells_when_it_was_where_it_had_been():
     (incident,) = summarize(log()).incidents
     told = wording.how_it_recovered(incident)
-    assert told is not None and told.startswith(f"It went on from step {CHECKPOINT + 1}, which had been committed")
+    assert told is not None and told.startswith(f"It continued from step {CHECKPOINT + 1}, which had been committed")

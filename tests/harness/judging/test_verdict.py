@@ -168,7 +168,7 @@ def test_faults_that_chance_planned_and_that_did_not_fire_were_planned():
     summary = summarized([*events, never])
     assert summary["verdict"] == "inconclusive"
     assert summary["reasons"][0] == (
-        "none of the planned faults fired (incident 0: the job ended), so none took effect"
+        "none of the planned faults fired (incident 0: the job ended), so none was verified"
     )
 
 

@@ -30,9 +30,9 @@ def terminal(events):
 def test_reports_name_the_unit(figures, unit, speed):
     events = restarted(**figures)
     text = terminal(events)
-    assert f"Training speed ({unit} per second)" in text and "under the fault" in text
+    assert f"Training speed ({unit} per second)" in text and "during the fault" in text
     assert f"The command torchrun t.py committed {LAST} steps in 2 attempts" in text
-    assert "Its launcher started it again (attempt 2), and it went on from step 11." in text
+    assert "Its launcher restarted it (attempt 2), and it continued from step 11." in text
     page = html.render(summarize(events), events)
     assert f"Training speed over time, in {unit} per second" in page and f"{speed} {unit}/s" in page
     assert "tokens/s" not in page
@@ -42,11 +42,11 @@ def test_how_it_came_through():
     figures = {"recovery_seconds": 2.0, "progress_seconds": 2.0, "recovery_step": 11, "attempt": 1}
     incident = IncidentSummary(0, "kill-process", verified=True, **figures)
     same = str(wording.how_it_recovered(replace(incident, recovery_attempt=1)))
-    assert "went on in the processes that were left" in same
+    assert "continued in the surviving processes" in same
     again = replace(incident, recovery_attempt=2)
-    assert str(wording.how_it_recovered(again)).endswith("went on from step 11.")
+    assert str(wording.how_it_recovered(again)).endswith("continued from step 11.")
     assert "3.50 s after the fault" in str(wording.how_it_recovered(replace(again, progress_seconds=3.5)))
-    assert "did not come to a step" in str(wording.how_it_recovered(replace(again, progress_seconds=None)))
+    assert "did not reach a step" in str(wording.how_it_recovered(replace(again, progress_seconds=None)))
     assert wording.how_it_recovered(incident) is None
 
 
@@ -65,7 +65,7 @@ def test_the_plain_view_tells_steps_as_they_double_and_each_attempt():
     lines = stream.getvalue()
     assert [f"{steps} steps done, " in lines for steps in (2, 4, 8, 16)] == [True] * 4
     assert "40 samples/s" in lines and "tokens" not in lines
-    assert "the launcher has started the job again: attempt 2, 2 ranks" in lines
+    assert "the launcher restarted the job: attempt 2, 2 ranks" in lines
     assert "job started: torchrun t.py" in lines
 
 

@@ -102,9 +102,9 @@ def test_the_summary_says_what_the_report_says(tmp_path):
     text = file.read_text()
     assert text.startswith("before\n### ❌ chaos: synthetic - fail\n")
     assert "| ❌ FAIL | `goodput >= 90%` | 75.00% |" in text
-    assert "| ❔ open | `loss_deviation < 2%` | no value |" in text
+    assert "| ❔ undecided | `loss_deviation < 2%` | no value |" in text
     assert "incident 0: kill-node on node 1 at step 20 (backward)" in text
-    assert "| throughput drop under the fault | 26.8% |" in text
+    assert "| throughput drop | 26.8% |" in text
     assert "chaos run experiment.yaml" in text
 
 

@@ -45,7 +45,7 @@ def test_every_picture_stands_for_itself():
 
 
 def test_the_colours_of_a_bar_are_told_in_the_picture():
-    assert "moving model state 60 ms" in drawn()["time"]
+    assert "state transfer 60 ms" in drawn()["time"]
     assert "until the survivors had regrouped" in drawn()["recovery-0"]
 
 

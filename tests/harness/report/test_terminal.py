@@ -39,11 +39,11 @@ def test_begins_with_the_verdict_and_why():
 def test_what_the_job_noticed_after_it_had_recovered_is_no_part_of_the_recovery():
     seconds = {"verify": 0.1, "detect": 1.9, "isolate": 0.5, "regroup": None, "transfer": None, "first_step": None}
     late = incident(recovery_seconds=1.5, detection_seconds=2.0, phases_seconds=seconds)
-    told = section(text(summary(incidents=[late])), "How the job came through").splitlines()
+    told = section(text(summary(incidents=[late])), "Recovery from incident 0").splitlines()
     rows = [line.strip() for line in told[1:]]
     assert rows[0].startswith("recovery, from fault to next committed step")
-    assert any(row.startswith("loss noticed by the job, after the fault") and "2.00 s" in row for row in rows)
-    assert not any(row.startswith("old epoch left by all survivors") for row in rows)
+    assert any(row.startswith("failure detected, after the fault") and "2.00 s" in row for row in rows)
+    assert not any(row.startswith("in-flight step aborted") for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_of_a_job_that_did_not_come_to_its_end_it_says_only_what_is_known(knobs,
     found = summarize(events)
     report, page = " ".join(text(found, events).split()), html.render(found, events)
     assert ("Steps lost: 0;" in report) is is_known
-    assert ("Steps done again: 0;" in report) is not is_known
+    assert ("Steps recomputed: 0;" in report) is not is_known
     assert ("drop over the whole run" in report) is is_known
     assert (">steps lost<" in page) is is_known
 
@@ -69,9 +69,9 @@ def test_every_verdict_is_explained(verdict):
 
 
 def test_says_what_was_done_and_what_proves_it():
-    done = section(text(summary()), "What was done")
+    done = section(text(summary()), "What happened")
     assert "incident 0: kill-node on node 1 at step 20 (backward)" in done
-    assert "effect seen: 2 processes are gone" in done
+    assert "verified: 2 processes are gone" in done
     assert "60 of 60 planned steps" in done
 
 
@@ -80,7 +80,7 @@ def test_says_what_was_done_and_what_proves_it():
     [(["gloo"], ""), (None, ""), (["nccl"], ", groups over NCCL"), (["nccl", "gloo"], ", groups over NCCL, then gloo")],
 )
 def test_groups_of_gpus_are_said_to_use_nccl_or_not(backends, said):
-    done = " ".join(section(text(summary(group_backends=backends)), "What was done").split())
+    done = " ".join(section(text(summary(group_backends=backends)), "What happened").split())
     assert f"takeover strategy ndb{said}, seed 7" in done
 
 
@@ -88,21 +88,21 @@ def test_an_effect_not_seen_counts_for_nothing():
     report = text(
         summary(incidents=[incident(verified=False, evidence=None, recovery_seconds=None, phases_seconds={})])
     )
-    assert "effect NOT seen, so it counts for nothing" in report
-    assert "How the job came through" not in report
+    assert "NOT verified, so it does not count" in report
+    assert "Recovery from incident 0" not in report
 
 
 def test_the_recovery_is_told_phase_by_phase():
-    rows = section(text(summary()), "How the job came through incident 0").splitlines()[1:]
+    rows = section(text(summary()), "Recovery from incident 0").splitlines()[1:]
     assert [row.split("  ")[1] for row in rows[:5]] == [
-        "loss noticed by the job",
-        "old epoch left by all survivors",
-        "survivors regrouped",
-        "model state moved",
+        "failure detected",
+        "in-flight step aborted",
+        "process groups rebuilt",
+        "state transferred",
         "next step committed",
     ]
     assert "0.19 s" in rows[5]
-    assert "effect seen from outside, after the fault" in rows[6]
+    assert "effect verified, after the fault" in rows[6]
     assert "2.25 s" in rows[8]
     longest = max(rows[:5], key=lambda row: row.count("█"))
     assert "next step committed" in longest
@@ -122,8 +122,8 @@ def test_it_is_said_where_the_state_came_from_and_why_no_better_source_served():
     assert told == Summary.from_json(told.to_json())
     said = " ".join(text(told).split())
     expected = (
-        "Its state came from snapshots in the nodes' memory (72 pieces, 8.0 MiB) and parity of lost nodes' snapshots "
-        "(24 pieces, 3.0 MiB), in 0.26 s; 1 step had to be done again. No peer: the strategy ends all ranks; no "
+        "State came from snapshots in the nodes' memory (72 pieces, 8.0 MiB) and parity of lost nodes' snapshots "
+        "(24 pieces, 3.0 MiB), in 0.26 s; 1 step recomputed. No peer: the strategy ends all ranks; no "
         "snapshot: that of step 18 lacks what node 3 kept."
     )
     assert said.count(expected) == 1
@@ -134,8 +134,11 @@ def test_it_is_said_where_the_state_came_from_and_why_no_better_source_served():
 @pytest.mark.parametrize(
     ("restored", "said"),
     [
-        ({"rung": "peer", "step": 20, "steps_lost": 0}, "whoever was left held all that was needed; no step was lost."),
-        ({"rung": "start", "step": 0, "steps_lost": 5}, "all ranks began with the first step again; 5 steps had to be"),
+        ({"rung": "peer", "step": 20, "steps_lost": 0}, "the survivors held all of it; no step was lost."),
+        (
+            {"rung": "start", "step": 0, "steps_lost": 5},
+            "all ranks started from the first step again; 5 steps recomputed",
+        ),
         ({"rung": "checkpoint", "step": 10, "steps_lost": 5}, "came from the checkpoint on disk, in 0.50 s; 5 steps"),
     ],
 )
@@ -148,14 +151,14 @@ def test_no_recovery_is_not_the_same_as_too_early_to_tell():
     dead = incident(recovery_seconds=None, recovered=False, phases_seconds={})
     assert "It did not recover" in text(summary(incidents=[dead]))
     early = incident(recovery_seconds=None, recovered=None, phases_seconds={})
-    assert "ended before it could show" in text(summary(incidents=[early]))
+    assert "ended before it was known" in text(summary(incidents=[early]))
 
 
 def test_the_time_adds_up_and_says_so_when_it_does_not():
     report = text(summary())
     assert "75.0%" in section(report, "Where the time went")
     assert "do not add up" not in report
-    assert "do not add up: +1.000 s" in text(summary(productive_seconds=5.0))
+    assert "+1.000 s are not accounted for" in text(summary(productive_seconds=5.0))
 
 
 def test_buckets_without_time_are_left_out():
@@ -178,14 +181,14 @@ def test_gates_show_their_value_in_the_unit_they_are_written_in():
         "pass throughput_drop <= 30% 26.76%",
         "pass recovery_seconds p95 < 5 0.19 s",
         "pass steps_lost == 0 0 always checked",
-        "open goodput >= 0.9 no value",
+        "undecided goodput >= 0.9 no value",
     ]
 
 
 def test_ends_with_where_it_is_and_how_to_repeat_it():
     report = text(summary(), folder=Path("my out") / "x")
     assert "chaos run 'my out/x/experiment.yaml'" in report
-    assert "all files of this run: my out/x" in report
+    assert "files:   my out/x" in report
     assert "chaos run experiment.yaml" in text(summary())
 
 
@@ -224,27 +227,27 @@ def test_an_empty_run_is_reported_without_a_stumble():
     assert "No fault was applied." in report
     assert "None" not in report
     nobody_knows = text(replace(EMPTY, steps_committed=None, steps_planned=7))
-    assert "None" not in nobody_knows and "committed nobody knows how many steps" in nobody_knows
+    assert "None" not in nobody_knows and "committed an unknown number of steps" in nobody_knows
 
 
 def test_many_incidents_get_a_line_each():
     dead = incident(incident=4, recovery_seconds=None, recovered=False, phases_seconds={})
     report = text(summary(incidents=[*(incident(incident=index) for index in range(4)), dead]))
-    done = section(report, "What was done")
+    done = section(report, "What happened")
     assert "incident 3: kill-node on node 1 at step 20 (backward): recovered in 0.19 s" in " ".join(done.split())
     assert "It did not recover" in done
-    assert "How the job came through" not in report
+    assert "Recovery from incident 0" not in report
 
 
 def test_the_page_is_named_where_there_is_one(tmp_path):
     assert "report.html" not in text(summary(), folder=tmp_path)
     (tmp_path / "report.html").write_text("")
-    assert f"the same with pictures: {tmp_path}/report.html" in text(summary(), folder=tmp_path)
+    assert f"report:  {tmp_path}/report.html" in text(summary(), folder=tmp_path)
 
 
 def test_a_speed_of_nothing_is_a_speed():
     raw = summary(throughput_per_second={"before": 40960.0, "during": 0.0, "after": None})
-    assert "under the fault                              0" in text(raw)
+    assert "during the fault                             0" in text(raw)
 
 
 def test_why_an_effect_was_not_seen_is_said_and_no_recovery_is_claimed():
@@ -255,8 +258,8 @@ def test_why_an_effect_was_not_seen_is_said_and_no_recovery_is_claimed():
         ]
     )
     report = text(raw)
-    assert "effect NOT seen, so it counts for nothing: still there" in report
-    assert "never applied, so it counts for nothing" in report
+    assert "NOT verified, so it does not count: still there" in report
+    assert "not injected, so it does not count" in report
     assert "recovery" not in report.split("Gates")[0]
 
 

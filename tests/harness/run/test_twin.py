@@ -1,4 +1,4 @@
-"""When the twin trains: beside the main job, after it, or once more because it got no CPU."""
+"""When the twin trains: beside the main job, after it, or  againbecause it got no CPU."""
 
 from __future__ import annotations
 

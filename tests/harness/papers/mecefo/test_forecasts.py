@@ -1,4 +1,4 @@
-"""The forecasts that came with this version are what this version forecasts; memory; perplexity."""
+"""The forecasts with this version are what this version forecasts; memory; perplexity."""
 
 from __future__ import annotations
 
