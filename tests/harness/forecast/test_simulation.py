@@ -41,7 +41,7 @@ def test_redundant_computation_is_a_loss_of_its_own():
 
 
 def test_one_failure_takes_its_step_its_regroup_and_speed_until_the_repair():
-    # Lost in the middle of a step, detected it after 3 s, 2 s of regroup and 1 s of transfer: 48 steps of 11 s from 111 on.
+    # Lost in mid-step, detected after 3 s, 2 s of regroup and 1 s of transfer: 48 steps of 11 s from 111 on.
     recovery = Recovery(detection_seconds=3, regroup_seconds=2)
     rates = TenRanks({1: Change(transfer_seconds=1)})
     outcome = simulated([(105, 0, 529)], recovery=recovery, rates=rates, horizon_seconds=1000)
