@@ -21,19 +21,20 @@ from chaos.commands.compare import (
 )
 from chaos.commands.compare import repeat as repeat_run
 from chaos.commands.doctor import doctor
-from chaos.commands.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.faults import faults
 from chaos.commands.forecast import forecast
 from chaos.commands.gates import gates
 from chaos.commands.heal import heal
-from chaos.commands.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
-from chaos.commands.output import print_json, print_plan, print_report, print_text, tell_github
-from chaos.commands.pages import write_page, write_pictures
 from chaos.commands.paper import paper
 from chaos.commands.replay import replay
 from chaos.commands.serve import serve
+from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
+from chaos.commands.shared.output import print_json, print_plan, print_report, print_text, tell_github
+from chaos.commands.shared.pages import write_page, write_pictures
+from chaos.commands.shared.stored import read_run
 from chaos.commands.shrink import shrink
-from chaos.commands.stored import read_run
+from chaos.commands.validate import validate
 from chaos.errors import ChaosError, UsageError
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return _said(subject, options)[0]
 
 
-for command in (calibrate, doctor, faults, forecast, gates, heal, paper, replay, serve, shrink):
+for command in (calibrate, doctor, faults, forecast, gates, heal, paper, replay, serve, shrink, validate):
     cli.add_command(command)
 
 

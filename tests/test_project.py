@@ -207,7 +207,7 @@ def test_the_command_line_answers_without_heavy_imports():
 COMMANDS = (
     *("calibrate", "compare", "doctor", "faults", "forecast", "gates", "heal", "paper", "plan", "replay", "report"),
     *("run", "runs"),
-    *("schema", "serve", "shrink"),
+    *("schema", "serve", "shrink", "validate"),
 )
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),

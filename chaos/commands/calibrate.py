@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chaos.commands.options import JSON_OPTION, FileToWrite
-from chaos.commands.output import print_json, print_text
+from chaos.commands.shared.options import JSON_OPTION, FileToWrite
+from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import EnvironmentFailure, UsageError, nearest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos.commands.output import is_for_github, print_json, print_text
+from chaos.commands.shared.output import is_for_github, print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 if TYPE_CHECKING:

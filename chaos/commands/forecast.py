@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from chaos.commands.options import JSON_OPTION, FileToWrite
-from chaos.commands.output import print_json, print_text
+from chaos.commands.shared.options import JSON_OPTION, FileToWrite
+from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError
 
 _HELP = """Forecast what failures will cost a job, under each strategy, by simulation: nothing is run.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos.commands.options import JSON_OPTION
-from chaos.commands.output import print_json, print_text
+from chaos.commands.shared.options import JSON_OPTION
+from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos.commands.options import JSON_OPTION, OUT_OPTION
-from chaos.commands.output import print_json, print_text
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import ChaosError, HealError, UsageError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from chaos.commands.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
-from chaos.commands.output import print_json, print_text
+from chaos.commands.shared.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
+from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 _PAPERS = ("mecefo", "reft", "spare")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from chaos.commands.options import JSON_OPTION, OUT_OPTION
-from chaos.commands.output import print_plan, print_report
-from chaos.commands.stored import read_run
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.shared.output import print_plan, print_report
+from chaos.commands.shared.stored import read_run
 
 
 @click.command()

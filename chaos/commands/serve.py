@@ -8,7 +8,7 @@ from types import FrameType
 
 import click
 
-from chaos.commands.options import OUT_OPTION
+from chaos.commands.shared.options import OUT_OPTION
 
 
 @click.command()

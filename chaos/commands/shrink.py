@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from chaos.commands.options import OUT_OPTION, FileToWrite
-from chaos.commands.stored import read_run
+from chaos.commands.shared.options import OUT_OPTION, FileToWrite
+from chaos.commands.shared.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
 
 DEFAULT_MAX_RUNS = 30

@@ -111,6 +111,8 @@ def parse(content: bytes | str, path: str | None = None, mistakes: list[Mistake]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(filter(None, (error.problem, error.context)))
+        if "character '\\t'" in problem:
+            problem = "a tab where only spaces may stand: indent with spaces"
         raise UsageError(f"not YAML: {problem}", path=path, line=mark.line + 1 if mark else None) from error
     except (yaml.YAMLError, ValueError, ArithmeticError) as error:
         # Not only YAMLError: an escape such as "\UFFFFFFFF" makes PyYAML's scanner (6.0.3) fail in chr().

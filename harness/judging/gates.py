@@ -49,6 +49,8 @@ BUILTIN_GATES = ("steps_lost == 0", "samples_lost == 0", "unrecovered_incidents 
 """What counts in every run of our runtime, asked for or not."""
 _BUILTIN_GATES_OF_A_COMMAND = ("unrecovered_incidents == 0",)
 _BUILTIN_GATES_OF_A_RESTART = ("samples_lost == 0", "unrecovered_incidents == 0")
+# More names than that are listed by `chaos gates`, not by a message.
+_MAX_LISTED = 12
 
 _NUMBER = r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _GATE = re.compile(
@@ -344,5 +346,9 @@ def _measured(gate: Gate, value: float) -> str:
 
 def _unknown(what: str, name: str, known: list[str], where: str = "") -> GateError:
     guess = nearest(name, known)
-    others = f"did you mean {guess!r}?" if guess else f"known are: {', '.join(known)}"
+    others = (
+        f"did you mean {guess!r}?"
+        if guess
+        else (f"there are {', '.join(known)}" if len(known) <= _MAX_LISTED else "`chaos gates` lists them")
+    )
     return GateError(f"{where}there is no {what} {name!r}; {others}")

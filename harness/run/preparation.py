@@ -70,10 +70,7 @@ def prepare(experiment: Experiment) -> Prepared:
     Raises:
         UsageError: the experiment cannot be run, and all that is against it.
     """
-    prepared, problems = _examine(experiment, lambda *keys: True)
-    if prepared is None or problems:
-        raise all_of(problems)
-    return prepared
+    return _sound(*_examine(experiment, lambda *keys: True))
 
 
 def violations(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
@@ -81,16 +78,56 @@ def violations(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
     return _examine(experiment, is_sound)[1]
 
 
-def _examine(experiment: Experiment, is_sound: IsSound) -> tuple[Prepared | None, list[UsageError]]:
+def prepare_anywhere(experiment: Experiment) -> Prepared:
+    """As `prepare`, of what is true on every machine: neither data and programs nor networks, GPUs and memory count.
+
+    Raises:
+        UsageError: the experiment could be run nowhere.
+    """
+    return _sound(*_examine(experiment, lambda *keys: True, is_here=False))
+
+
+def violations_anywhere(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
+    """What `prepare_anywhere` would refuse besides; see `violations`."""
+    return _examine(experiment, is_sound, is_here=False)[1]
+
+
+def _sound(prepared: Prepared | None, problems: list[UsageError]) -> Prepared:
+    if prepared is None or problems:
+        raise all_of(problems)
+    return prepared
+
+
+def _examine(
+    experiment: Experiment, is_sound: IsSound, *, is_here: bool = True
+) -> tuple[Prepared | None, list[UsageError]]:
+    """What the experiment comes to, and what is wrong with it: on this machine (`is_here`), or on any."""
     problems = _conditions(experiment, is_sound)
-    warnings: list[str] = []
-    if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
-        problems.append(UsageError(reason, key="network"))
     job: AnyConfig | None = None
     plan: Plan | None = None
     if is_sound("job", "backend"):
         with _collecting(problems):
-            job = _at_a_pace(experiment)
+            job = _at_a_pace(experiment, is_here=is_here)
+    warnings = _examine_machine(experiment, job, is_sound, problems) if is_here else []
+    if job is None:
+        return None, problems
+    if is_sound("faults", "limits", "profile", "seed", "network"):
+        with _collecting(problems):
+            capabilities = _capabilities(experiment, job, is_here=is_here)
+            plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
+            with _collecting(problems):
+                _check_needs(plan, experiment, capabilities)
+            _check_faults(plan, job, experiment)
+    return None if plan is None else Prepared(job, plan, tuple(warnings)), problems
+
+
+def _examine_machine(
+    experiment: Experiment, job: AnyConfig | None, is_sound: IsSound, problems: list[UsageError]
+) -> list[str]:
+    """What is unwise on this machine; what cannot be done on it is added to `problems`."""
+    warnings: list[str] = []
+    if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
+        problems.append(UsageError(reason, key="network"))
     if isinstance(experiment.job, CommandJob):
         if isinstance(job, CommandConfig):
             with _collecting(problems):
@@ -99,20 +136,13 @@ def _examine(experiment: Experiment, is_sound: IsSound) -> tuple[Prepared | None
         with _collecting(problems):
             _check_data(experiment.job.data, experiment.job.sequence_length)
     if job is None:
-        return None, problems
+        return warnings
     with _collecting(problems):
         warnings += _check_machine(job, experiment)
     if isinstance(job, JobConfig) and job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
         with _collecting(problems):
             newest_durable(job)
-    if is_sound("faults", "limits", "profile", "seed", "network"):
-        with _collecting(problems):
-            capabilities = _capabilities(experiment, job)
-            plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
-            with _collecting(problems):
-                _check_needs(plan, experiment, capabilities)
-            _check_faults(plan, job, experiment)
-    return None if plan is None else Prepared(job, plan, tuple(warnings)), problems
+    return warnings
 
 
 @contextmanager
@@ -167,16 +197,14 @@ def _said_of_size(experiment: Experiment) -> str:
     return "job.gpus_per_node" if (job.gpus_per_node or 1) > (job.nodes or 1) else "job.nodes"
 
 
-def _capabilities(experiment: Experiment, job: AnyConfig) -> frozenset[str]:
-    """What faults can count on: what the experiment offers, and this machine."""
+def _capabilities(experiment: Experiment, job: AnyConfig, *, is_here: bool) -> frozenset[str]:
+    """What faults can count on: what the experiment offers, and this machine, or else any."""
     is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
+    may_have_links = experiment.backend == "local" and experiment.network != "loopback" and _may_need_links(experiment)
     of_machine = {
-        "root": os.geteuid() == 0,
-        "cuda": not is_on_cpu and num_devices() > 0,
-        "links": experiment.backend == "local"
-        and _may_need_links(experiment)
-        and experiment.network != "loopback"
-        and why_no_networks() is None,
+        "root": not is_here or os.geteuid() == 0,
+        "cuda": not is_on_cpu and (not is_here or num_devices() > 0),
+        "links": may_have_links and (not is_here or why_no_networks() is None),
     }
     return capabilities_of(experiment) | {need for need, is_there in of_machine.items() if is_there}
 
@@ -253,7 +281,7 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
             raise UsageError(error.message, key=key, suggestion=error.suggestion) from error
 
 
-def _at_a_pace(experiment: Experiment) -> AnyConfig:
+def _at_a_pace(experiment: Experiment, *, is_here: bool = True) -> AnyConfig:
     """The job, with its dilation or, of an emulated device, its time scale, which is measured where it is not said."""
     job, seed, num_cores = experiment.job, experiment.seed, len(os.sched_getaffinity(0))
     dilation_ratio = _dilation_ratio(experiment)
@@ -264,7 +292,7 @@ def _at_a_pace(experiment: Experiment) -> AnyConfig:
         ranks_per_core = job.num_ranks / num_cores
         patience_seconds = config.heartbeat_timeout_seconds * max(1.0, ranks_per_core / _FEW_RANKS_PER_CORE)
         config = replace(config, heartbeat_timeout_seconds=patience_seconds)
-    if job.time_scale != "auto":
+    if job.time_scale != "auto" or not is_here:
         return config
     # It takes torch, which nobody else here needs.
     from mecefo_runtime.training.carrying import smallest_time_scale
