@@ -25,6 +25,7 @@ from chaos.commands.faults import faults
 from chaos.commands.forecast import forecast
 from chaos.commands.gates import gates
 from chaos.commands.heal import heal
+from chaos.commands.init import init
 from chaos.commands.paper import paper
 from chaos.commands.replay import replay
 from chaos.commands.serve import serve
@@ -287,7 +288,7 @@ def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
     return _said(subject, options)[0]
 
 
-for command in (calibrate, doctor, faults, forecast, gates, heal, paper, replay, serve, shrink, validate):
+for command in (calibrate, doctor, faults, forecast, gates, heal, init, paper, replay, serve, shrink, validate):
     cli.add_command(command)
 
 

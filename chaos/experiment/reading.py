@@ -32,7 +32,7 @@ from chaos.experiment.limits import Limits
 from chaos.experiment.parameter_pairs import named, read_pairs
 from chaos.experiment.profile import ProfileSpec
 from chaos.experiment.salvage import Salvage, salvaged
-from chaos.experiment.terms import CHECKPOINT_OPTIONS, CONTAINER_OPTIONS, SNAPSHOT_OPTIONS, TERMS, option_name
+from chaos.experiment.terms import CHECKPOINT_OPTIONS, TERMS, option_name, place_of
 from chaos.spec.validation_errors import Problems, Source, explain, key_path
 from chaos.spec.yaml_lines import KeyPath, Mistake, read
 
@@ -208,18 +208,11 @@ def _put_options(
         if option == "command":
             label, value = "-- COMMAND", list(value)
             _put(values, ("job", "runtime"), "command")
-        where: KeyPath = (option,) if option in Experiment.model_fields else ("job", option)
-        if option in CHECKPOINT_OPTIONS:
-            where = ("job", "checkpoint", CHECKPOINT_OPTIONS[option])
-            if problems.source.path is None:
-                labels[where[:-1]] = label
-                labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
-        if option in SNAPSHOT_OPTIONS:
-            where = ("job", "snapshots", SNAPSHOT_OPTIONS[option])
-        if option in CONTAINER_OPTIONS:
-            where = ("containers", CONTAINER_OPTIONS[option])
+        where = place_of(option)
+        if option in CHECKPOINT_OPTIONS and problems.source.path is None:
+            labels[where[:-1]] = label
+            labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
         if option in FAULT_KEYS or option == "parameters":
-            where = ("faults", 0, option)
             faults = values.get("faults", [])
             if not problems.are_sound(where):
                 continue

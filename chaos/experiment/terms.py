@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.spec.yaml_lines import KeyPath
 
 _OF_THE_JOB = (
     "data",
@@ -39,6 +41,21 @@ def option_name(option: str) -> str:
     return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
 
 
+def place_of(option: str) -> KeyPath:
+    """Where a file of one fault says what the option of that name says."""
+    if option in FAULT_KEYS or option == "parameters":
+        return ("faults", 0, option)
+    for part, options in _PARTS.items():
+        if option in options:
+            return (*part, options[option])
+    return (option,) if option in Experiment.model_fields else ("job", option)
+
+
+_PARTS: Mapping[KeyPath, Mapping[str, str]] = {
+    ("job", "checkpoint"): CHECKPOINT_OPTIONS,
+    ("job", "snapshots"): SNAPSHOT_OPTIONS,
+    ("containers",): CONTAINER_OPTIONS,
+}
 TERMS: Mapping[str, str] = {
     **{f"job.{key}": option_name(key) for key in _OF_THE_JOB},
     **{key: option_name(key) for key in (*_OF_THE_EXPERIMENT, *FAULT_KEYS) if key not in ("kind", "draw")},
