@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from chaos.commands.calibrate import calibrate
-from chaos.commands.compare import (
-    compare_strategies,
-    compare_with_baseline,
-    prepare_baseline,
-    refuse_options,
-    single_run_against,
-)
+from chaos.commands.compare import compare, prepare_baseline, single_run_against
 from chaos.commands.compare import repeat as repeat_run
 from chaos.commands.doctor import doctor
 from chaos.commands.faults import faults
@@ -28,84 +21,143 @@ from chaos.commands.heal import heal
 from chaos.commands.init import init
 from chaos.commands.paper import paper
 from chaos.commands.replay import replay
+from chaos.commands.report import report, runs
 from chaos.commands.serve import serve
 from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
-from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
-from chaos.commands.shared.output import print_json, print_plan, print_report, print_text, tell_github
-from chaos.commands.shared.pages import write_page, write_pictures
-from chaos.commands.shared.stored import read_run
+from chaos.commands.shared.grouped import GroupedGroup, option
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, OUTPUT, FileToWrite
+from chaos.commands.shared.output import print_json, print_plan, print_report, tell_github
+from chaos.commands.shared.quick import AT_STEP as QUICK_AT
+from chaos.commands.shared.quick import STEPS as QUICK_STEPS
+from chaos.commands.shared.quick import quick as shorten
+from chaos.commands.shared.said import given, read_experiment
 from chaos.commands.shrink import shrink
 from chaos.commands.validate import validate
 from chaos.errors import ChaosError, UsageError
 
 if TYPE_CHECKING:
-    from chaos.experiment.experiment import Experiment
-    from chaos.spec.validation_errors import Source
+    pass
 
 EXIT_USAGE = UsageError.exit_code
 EXIT_INTERRUPTED = 2
 EXIT_FAILED = 3
+RUNNING = "Run"
 
 
 # \b keeps click from filling the paragraph that follows it.
-_HELP = """Break a real distributed training run at an exact step, watch it survive, and know what the failure cost.
+_HELP = """Chaos engineering for PyTorch training: inject a fault at an exact step, and measure how the job recovers.
 
 \b
-chaos run kill-node --at step=500    the whole story on this machine, in about three minutes
-chaos run kill-process --at step=30 --on rank=1 -- torchrun --nproc-per-node 2 train.py
-                                     the same for your own job, no line of it changed
-chaos faults                         what can be broken
-chaos gates                          what can be asked of a run
-chaos paper mecefo | reft            what a paper claims, and what comes of it here
-chaos report                         the newest run, judged again from its log
-chaos serve                          the newest run's metrics once more, for Prometheus
-chaos forecast CLUSTER.yaml          what failures will cost, under each strategy, without a run
-chaos heal                           undo what an interrupted run left behind
-chaos calibrate --out FILE           what a model costs on this device, for runs that emulate it
-chaos doctor                         what runs need, and this machine has or lacks
+Try it:
+  chaos run --quick                              built-in job, under a minute
+  chaos run kill-process --at step=30 --on rank=1 -- \\
+      torchrun --nproc-per-node 2 train.py       your own script, unchanged
+  chaos run kill-node --at step=500              built-in job, three minutes
 
-Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage,
-5 inconclusive, 6 something was left behind.
+Exit codes: 0 pass, 1 a gate failed, 2 halted or interrupted, 3 the tool or its environment failed, 4 usage error,
+5 inconclusive, 6 changes of this tool could not be undone.
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP)
+class _Commands(GroupedGroup):
+    """The subcommands, by what they are for."""
+
+    sections: ClassVar = {
+        "Run experiments": {
+            "run": "run an experiment and judge it",
+            "compare": "compare strategies, or a run with a baseline",
+            "replay": "repeat a run from its log",
+            "shrink": "find the smallest set of faults with which a run still fails",
+        },
+        "Write experiments": {
+            "faults": "list the faults that can be injected",
+            "gates": "list the metrics for pass criteria, or explain a gate",
+            "init": "write an experiment file, from options or questions",
+            "validate": "check experiment files without running them",
+            "plan": "print the incidents that `run` would inject",
+            "schema": "print the JSON Schema of experiment files",
+        },
+        "Look at runs": {
+            "runs": "list the stored runs",
+            "report": "report on a stored run",
+            "serve": "serve the metrics of a stored run to Prometheus",
+        },
+        "Predict and reproduce": {
+            "forecast": "forecast the cost of failures in a cluster, without a run",
+            "paper": "check the claims of a paper on this machine",
+            "calibrate": "measure this device, to emulate it elsewhere",
+        },
+        "Set up and clean up": {
+            "doctor": "check what runs need on this machine",
+            "heal": "undo what interrupted runs left behind",
+        },
+    }
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, help=_HELP)
 @click.version_option(package_name="mecefo-chaos", prog_name="chaos")
 def cli() -> None:
     """The `chaos` command."""
 
 
-@cli.command(cls=CommandOfAJob)
+_RUN_HELP = """Run an experiment and judge it: FAULT at its trigger, or everything in FILE.yaml.
+
+The job is the built-in one, or your own training script: everything after -- is the command that starts it.
+
+\b
+Examples:
+  chaos run kill-node --at step=500
+  chaos run kill-process --at step=30 --on rank=1 -- \\
+      torchrun --nproc-per-node 2 train.py
+  chaos run slow-rank --at step=20 -p factor=3 --for 10steps \\
+      --gate 'throughput_drop < 40%' -- torchrun train.py
+  chaos run experiment.yaml --repeat 5
+
+`chaos faults` lists the faults, `chaos gates` the metrics, and `chaos init` writes an experiment file.
+"""
+
+
+@cli.command(cls=CommandOfAJob, help=_RUN_HELP)
 @experiment_options
-@OUT_OPTION
-@JSON_OPTION
-@click.option("--junit", type=FileToWrite(), help="Also write the JUnit report to this file.")
-@click.option(
-    "--github/--no-github",
-    default=None,
-    help="Write GitHub's summary of the step, and annotations to standard error. Default: in a GitHub workflow.",
+@option(
+    RUNNING,
+    "--quick",
+    is_flag=True,
+    help=f"Built-in job in less than a minute: {QUICK_STEPS} steps, and kill-node at step {QUICK_AT} unless given.",
 )
-@click.option(
-    "--metrics",
-    metavar="off|auto|PORT|HOST:PORT",
-    default="auto",
-    envvar="CHAOS_METRICS",
-    help="Where Prometheus can read the run while it goes on. Default: auto, a free port of the loopback.",
-)
-@click.option(
+@option(
+    RUNNING,
     "--dry-run",
     is_flag=True,
-    help="Say what would be done, and check what was said, without starting anything. Whether there is an engine, an "
-    "image or a GPU for it is not looked at: `chaos doctor` does that.",
+    help="Check the experiment and print the plan without starting anything. Docker, images and GPUs are not checked: "
+    "`chaos doctor` does that.",
 )
-@click.option(
+@option(
+    RUNNING,
     "--repeat",
     type=click.IntRange(1, 1000),
     default=1,
     metavar="K",
-    help="The same K times: medians and spread, on which the gates are judged.",
+    help="Run the experiment K times; gates are judged on the medians.",
 )
-@click.option("--baseline", metavar="RUN", help="Also compare with this run or set of runs; worse fails.")
+@option(RUNNING, "--baseline", metavar="RUN", help="Also compare with this stored run or set of runs; worse fails.")
+@OUT_OPTION
+@JSON_OPTION
+@option(OUTPUT, "--junit", type=FileToWrite(), help="Also write the JUnit report to this file.")
+@option(
+    OUTPUT,
+    "--github/--no-github",
+    default=None,
+    help="Write a GitHub step summary, and annotations to standard error. Default: in a GitHub workflow.",
+)
+@option(
+    OUTPUT,
+    "--metrics",
+    metavar="off|auto|PORT|HOST:PORT",
+    default="auto",
+    envvar="CHAOS_METRICS",
+    help="Address of the Prometheus metrics during the run. Default: auto, a free port of the loopback.",
+)
 def run(
     subject: str | None,
     out: Path,
@@ -113,13 +165,19 @@ def run(
     junit: Path | None,
     metrics: str,
     github: bool | None,
+    quick: bool,
     dry_run: bool,
     repeat: int,
     baseline: str | None,
     **options: Any,
 ) -> int:
-    """Run an experiment: FAULT at its trigger, or all that FILE.yaml says, on the default job or on COMMAND's."""
-    experiment, source = _said(subject, options)
+    """Run an experiment; see `_RUN_HELP`."""
+    chosen = ""
+    if quick:
+        subject, options, chosen = shorten(subject, given(options))
+    experiment, source = read_experiment(subject, options)
+    if chosen:
+        click.echo(chosen, err=True)
     against = None if baseline is None else prepare_baseline(baseline, out)
     if metrics not in ("off", "auto"):
         from harness.exporter.job import address_of
@@ -151,114 +209,14 @@ def run(
     return exit_code if against is None else single_run_against(folder, exit_code, out, as_json, against)
 
 
-_COMPARE_HELP = """Compare strategies, or a run with its baseline.
-
-\b
-chaos compare --strategies mecefo,checkpoint kill-node --at step=100
-                              each in turn, K times
-chaos compare RUN BASELINE    better, worse, or within the noise: runs, or
-                              sets of runs
-
-RUN and BASELINE are `latest`, a name, name/time, a path, or a file (summary.json, set.json).
-
-Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 it cannot be told.
-"""
-
-
-@cli.command(help=_COMPARE_HELP)
-@experiment_options
-@click.argument("baseline", required=False)
-@OUT_OPTION
-@JSON_OPTION
-@click.option(
-    "--strategies",
-    metavar="NAME,NAME...",
-    help="Run the experiment under each: mecefo,mecefo:spares=1,spare:redundancy=3,mecefo+spare,exact,ndb,mecefo-paper,"
-    "oobleck-like,checkpoint,reft.",
-)
-@click.option(
-    "-K", "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="K", help="Runs of each."
-)
-@click.option("--tolerance", metavar="PERCENT", help="Against a baseline: a smaller change is none. Default: 5%.")
-@click.option(
-    "--figure", "figures", multiple=True, metavar="NAME", help="Against a baseline: what decides. Repeatable."
-)
-@click.option("--anyway", is_flag=True, help="Against a baseline of another experiment, too.")
-def compare(
-    subject: str | None,
-    baseline: str | None,
-    out: Path,
-    as_json: bool,
-    strategies: str | None,
-    repeat: int,
-    tolerance: str | None,
-    figures: tuple[str, ...],
-    anyway: bool,
-    **options: Any,
-) -> int:
-    """Run an experiment under each of several strategies, or compare a run with its baseline."""
-    if strategies is not None:
-        of_a_baseline = {"tolerance": tolerance, "figure": figures, "anyway": anyway, "strategy": options["strategy"]}
-        refuse_options(of_a_baseline, "it says nothing beside --strategies")
-        if baseline is not None:
-            raise UsageError(f"of one experiment: leave out {baseline}")
-        return compare_strategies(
-            lambda its_own: _experiment(subject, {**options, **its_own}), strategies, repeat, out, as_json
-        )
-    if subject is None or baseline is None:
-        raise UsageError("give --strategies and an experiment, or a run and its baseline")
-    refuse_options(options, "it is of an experiment that is run: give --strategies, too")
-    return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway)
-
-
 @cli.command(cls=CommandOfAJob)
 @experiment_options
 @JSON_OPTION
 def plan(subject: str | None, as_json: bool, **options: Any) -> int:
     """Print the incidents that `run` would fire with the same arguments; the same seed gives the same ones."""
-    experiment, source = _said(subject, options)
+    experiment, source = read_experiment(subject, options)
     with source.locating():
         print_plan(experiment, as_json)
-    return 0
-
-
-@cli.command()
-@click.argument("reference", metavar="[RUN]", default="latest")
-@OUT_OPTION
-@JSON_OPTION
-@click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")
-@click.option("--pictures", type=FolderToWrite(), help="Also write the charts there, as SVG and PNG.")
-def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
-    """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
-    from harness.store.log import legible
-
-    folder, summary, events = read_run(out, reference)
-    with legible(folder):
-        print_report(summary, folder, as_json, events)
-        if page is not None:
-            write_page(page, folder, summary, events)
-        if pictures is not None:
-            write_pictures(pictures, summary, events)
-    return summary.exit_code
-
-
-@cli.command()
-@OUT_OPTION
-@JSON_OPTION
-def runs(out: Path, as_json: bool) -> int:
-    """List the runs in OUT, the newest last."""
-    from harness.store.runs import list_runs
-
-    entries = list_runs(out)
-    if as_json:
-        print_json([entry.to_dict() for entry in entries])
-        return 0
-    if not entries:
-        click.echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one", err=True)
-    width = max((len(entry.reference) for entry in entries), default=0)
-    for entry in entries:
-        steps = "?" if entry.steps is None else str(entry.steps)
-        print_text(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
     return 0
 
 
@@ -271,24 +229,10 @@ def schema() -> int:
     return 0
 
 
-def _said(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:
-    from chaos.experiment.reading import read_options
-
-    given = {key: value for key, value in options.items() if value not in (None, ())}
-    return read_options(subject, given, violations=_violations)
-
-
-def _violations(experiment: Experiment, is_sound: Callable[..., bool]) -> list[UsageError]:
-    from harness.run.preparation import violations
-
-    return violations(experiment, is_sound)
-
-
-def _experiment(subject: str | None, options: Mapping[str, Any]) -> Experiment:
-    return _said(subject, options)[0]
-
-
-for command in (calibrate, doctor, faults, forecast, gates, heal, init, paper, replay, serve, shrink, validate):
+for command in (
+    *(calibrate, compare, doctor, faults, forecast, gates, heal, init, paper, replay),
+    *(report, runs, serve, shrink, validate),
+):
     cli.add_command(command)
 
 

@@ -246,7 +246,8 @@ OPTIONS_OF_RUN = (
         "--network",
     ),
     *("--image", "--node-cpus", "--node-memory"),
-    *("--out", "--json", "--junit", "--metrics", "--github", "--no-github", "--dry-run", "--repeat", "--baseline"),
+    *("--out", "--json", "--junit", "--metrics", "--github", "--no-github"),
+    *("--quick", "--dry-run", "--repeat", "--baseline"),
 )
 
 

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.shared.experiment_options import experiment_options
+from chaos.commands.shared.grouped import GroupedCommand, option
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.shared.output import is_for_github, print_json, print_text
+from chaos.commands.shared.said import read_experiment
 from chaos.errors import UsageError, nearest, shown
 
 if TYPE_CHECKING:
@@ -23,6 +27,81 @@ if TYPE_CHECKING:
 
 # Settings of a job that can be one strategy's alone.
 _SETTINGS = ("spares", "redundancy")
+COMPARISON = "Comparison"
+
+_COMPARE_HELP = """Compare strategies, or a run with its baseline.
+
+\b
+chaos compare --strategies mecefo,checkpoint kill-node --at step=100
+                              each in turn, K times
+chaos compare RUN BASELINE    better, worse, or within the noise: runs, or
+                              sets of runs
+
+RUN and BASELINE are `latest`, a name, name/time, a path, or a file (summary.json, set.json).
+
+Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 it cannot be told.
+"""
+
+
+@click.command(cls=GroupedCommand, help=_COMPARE_HELP)
+@experiment_options
+@click.argument("baseline", required=False)
+@option(
+    COMPARISON,
+    "--strategies",
+    metavar="NAME,NAME...",
+    help="Strategies to compare: mecefo,mecefo:spares=1,spare:redundancy=3,mecefo+spare,exact,ndb,mecefo-paper,"
+    "oobleck-like,checkpoint,reft.",
+)
+@option(
+    COMPARISON,
+    "-K",
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    metavar="K",
+    help="Runs of each strategy.",
+)
+@option(
+    COMPARISON, "--tolerance", metavar="PERCENT", help="With a baseline: changes up to this are ignored. Default: 5%."
+)
+@option(
+    COMPARISON,
+    "--figure",
+    "figures",
+    multiple=True,
+    metavar="NAME",
+    help="With a baseline: metric that decides. Repeatable.",
+)
+@option(COMPARISON, "--anyway", is_flag=True, help="With a baseline: compare even different experiments.")
+@OUT_OPTION
+@JSON_OPTION
+def compare(
+    subject: str | None,
+    baseline: str | None,
+    out: Path,
+    as_json: bool,
+    strategies: str | None,
+    repeat: int,
+    tolerance: str | None,
+    figures: tuple[str, ...],
+    anyway: bool,
+    **options: Any,
+) -> int:
+    """Run an experiment under each of several strategies, or compare a run with its baseline."""
+    if strategies is not None:
+        of_a_baseline = {"tolerance": tolerance, "figure": figures, "anyway": anyway, "strategy": options["strategy"]}
+        refuse_options(of_a_baseline, "it says nothing beside --strategies")
+        if baseline is not None:
+            raise UsageError(f"of one experiment: leave out {baseline}")
+        return compare_strategies(
+            lambda its_own: read_experiment(subject, {**options, **its_own})[0], strategies, repeat, out, as_json
+        )
+    if subject is None or baseline is None:
+        raise UsageError("give --strategies and an experiment, or a run and its baseline")
+    refuse_options(options, "it is of an experiment that is run: give --strategies, too")
+    return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
+from chaos.commands.shared.grouped import option
+from chaos.commands.shared.options import OUTPUT
 from chaos.commands.shared.output import print_text
 from chaos.errors import EnvironmentFailure, UsageError, shown
 
@@ -22,8 +24,8 @@ _STANDARD_OUTPUT = "-"
 
 @click.command(cls=CommandOfAJob)
 @experiment_options
-@click.option("--output", "-o", metavar="FILE", help="File to write; - is standard output. Default: FAULT.yaml.")
-@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@option(OUTPUT, "--output", "-o", metavar="FILE", help="File to write; - is standard output. Default: FAULT.yaml.")
+@option(OUTPUT, "--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(subject: str | None, output: str | None, force: bool, **options: Any) -> int:
     r"""Write an experiment file: from the same options as `chaos run`, or without any, on a terminal, from questions.
 

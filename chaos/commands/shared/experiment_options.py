@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from chaos.commands.shared.grouped import GroupedCommand, option
 from chaos.errors import UsageError
 
 
@@ -40,11 +41,11 @@ class Word(click.Choice[str]):
         return value
 
 
-class CommandOfAJob(click.Command):
+class CommandOfAJob(GroupedCommand):
     """A subcommand that hands on what stands behind `--`: the command of an external job, as `command`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Everything up to `--` is ours."""
+        """Split at `--`: what is before it is ours."""
         own = args.index("--") if "--" in args else len(args)
         job_command = args[own + 1 :]
         if own < len(args) and not job_command:
@@ -56,9 +57,9 @@ class CommandOfAJob(click.Command):
                 raise click.UsageError(f"{error.format_message().rstrip('.')}: {hint}", ctx) from error
             raise
         _, _, order = self.make_parser(ctx).parse_args(list(args[:own]))
-        for option in ("at", "on"):
-            if sum(param.name == option for param in order) > 1:
-                raise UsageError("is there twice: it is of one fault, and several stand in a file", key=f"--{option}")
+        for name in ("at", "on"):
+            if sum(param.name == name for param in order) > 1:
+                raise UsageError("is there twice: it is of one fault, and several stand in a file", key=f"--{name}")
         ctx.params["command"] = tuple(job_command)
         return rest
 
@@ -88,165 +89,219 @@ def _is_program(word: str) -> bool:
     return not word.startswith("-") and os.sep not in word and shutil.which(word) is not None
 
 
+# The headings of help. What is not in one of these is of the built-in job alone.
+FAULT = "Fault (also with -- COMMAND)"
+CRITERIA = "Pass criteria (also with -- COMMAND)"
+ANY_JOB = "Job (also with -- COMMAND)"
+OWN_JOB = "Your own job (only with -- COMMAND)"
+BUILT_IN_JOB = "Built-in job (not with -- COMMAND)"
+NODES = "Nodes and network (also with -- COMMAND)"
+
+
 def experiment_options(command: Any) -> Any:
-    """The options that describe an experiment, shared by `run` and `plan`."""
+    """The options that describe an experiment, shared by the commands that take one."""
     options = [
-        click.argument("subject", metavar="FAULT|FILE.yaml", required=False),
-        click.option("--at", "at", metavar="WHEN", help="When: step=N[,phase=P], phase=regroup or time=10s."),
-        click.option(
+        click.argument("subject", metavar="[FAULT|FILE.yaml]", required=False),
+        option(FAULT, "--at", "at", metavar="WHEN", help="Trigger: step=N[,phase=P], phase=regroup, or time=10s."),
+        option(
+            FAULT,
             "--on",
             "on",
             metavar="TARGET",
-            help="On whom: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
-            "Default: the seed draws.",
+            help="Target: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
+            "Default: drawn by the seed.",
         ),
-        click.option("--for", "for", metavar="DURATION", help="How long: 30s or 10steps. Default: the fault's own."),
-        click.option(
-            "--repair", metavar="AFTER", help="Start the target again after 40steps, 10s, or none. Default: 40steps."
+        option(FAULT, "--for", "for", metavar="DURATION", help="Duration: 30s or 10steps. Default: that of the fault."),
+        option(
+            FAULT,
+            "--repair",
+            metavar="AFTER",
+            help="Restart the affected ranks after 40steps, 10s, or none. Built-in job only. Default: 40steps.",
         ),
-        click.option("--every", metavar="PERIOD", help="Again and again: every 50steps or 10s, first at --at."),
-        click.option("--rate", metavar="RATE", help="At random, from the seed: 0.5/min or 2/100steps in the mean."),
-        click.option("--count", type=NUMBER, metavar="K", help="With --every or --rate: at most so many times."),
-        click.option(
-            "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
+        option(FAULT, "--every", metavar="INTERVAL", help="Repeat the fault every 50steps or 10s, first at --at."),
+        option(
+            FAULT, "--rate", metavar="RATE", help="Repeat the fault at random times: 0.5/min or 2/100steps on average."
         ),
-        click.option(
+        option(FAULT, "--count", type=NUMBER, metavar="K", help="With --every or --rate: maximum number of incidents."),
+        option(
+            FAULT, "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
+        ),
+        option(
+            FAULT,
             "--retrigger",
             metavar="once|every-attempt|K",
-            help="At which attempts of the job's launcher it fires. Default: once.",
+            help="Attempts of the job's launcher at which the fault fires. Default: once.",
         ),
-        click.option(
-            "--profile",
-            metavar="NAME[:K]",
-            help="Faults as a real cluster has them, K in all: llama3, failslow. FAULT may be left out then.",
-        ),
-        click.option(
+        option(
+            FAULT,
             "-p",
             "--param",
             "parameters",
             multiple=True,
             metavar="KEY=VALUE",
-            help="A parameter of the fault's own, e.g. delay=50ms. Repeatable.",
+            help="Parameter of this kind of fault, e.g. delay=50ms. Repeatable.",
         ),
-        click.option("--nodes", type=NUMBER, help="Nodes. Default: 4."),
-        click.option("--spares", type=NUMBER, metavar="K", help="Nodes more, which take the place of lost ones."),
-        click.option(
-            "--redundancy", type=NUMBER, metavar="R", help="With spare: how many replicas hold each shard of a step."
+        option(
+            FAULT,
+            "--profile",
+            metavar="NAME[:K]",
+            help="K faults in the proportions of a real cluster: llama3, failslow. Needs no FAULT.",
         ),
-        click.option("--nodes-per-rack", type=NUMBER, help="Nodes that `--on rack=0` strikes together."),
-        click.option("--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2."),
-        click.option("--data-parallel", type=NUMBER, metavar="D", help="Replicas of the model."),
-        click.option("--pipeline", type=NUMBER, metavar="P", help="Pipeline stages of a replica."),
-        click.option(
-            "--microbatches-per-replica", type=NUMBER, metavar="M", help="Microbatches of a step. Default: 3."
+        option(
+            CRITERIA,
+            "--gate",
+            "gates",
+            multiple=True,
+            metavar="EXPRESSION",
+            help="Pass criterion, in quotes: 'recovery_seconds < 60'. Repeatable. `chaos gates` lists metrics.",
         ),
-        click.option("--model", help="Model preset. Default: llama-tiny."),
-        click.option(
+        option(
+            CRITERIA,
+            "--abort-unless",
+            multiple=True,
+            metavar="EXPRESSION",
+            help="Gate that ends the run as soon as it is certain to fail. Repeatable.",
+        ),
+        option(CRITERIA, "--abort-on-fail", is_flag=True, default=None, help="Make every gate one of these."),
+        option(
+            CRITERIA,
+            "--twin/--no-twin",
+            default=None,
+            help="Also run the same job without faults, to compare with. Default: on, off with -- COMMAND.",
+        ),
+        option(ANY_JOB, "--nodes", type=NUMBER, help="Number of nodes. Default: 4; of a COMMAND: from its options."),
+        option(
+            ANY_JOB, "--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2; of a COMMAND: from its options."
+        ),
+        option(ANY_JOB, "--nodes-per-rack", type=NUMBER, help="Nodes per rack, for `--on rack=0`."),
+        option(ANY_JOB, "--data-parallel", type=NUMBER, metavar="D", help="Number of model replicas."),
+        option(
+            ANY_JOB, "--steps", type=NUMBER, help="Number of training steps. Default: 560; of a COMMAND: not known."
+        ),
+        option(
+            ANY_JOB,
+            "--checkpoint-folder",
+            metavar="DIRECTORY",
+            help="Folder of the checkpoints. Default: inside the run's folder; of a COMMAND: observed.",
+        ),
+        option(ANY_JOB, "--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
+        option(
+            OWN_JOB,
+            "--step-from",
+            metavar="REGEX",
+            help="Find the step in the log, for jobs without a torch optimizer: 'step (?P<step>[0-9]+)'.",
+        ),
+        option(
+            OWN_JOB,
+            "--reset",
+            metavar="SHELL",
+            help="Shell command to run before each start of the job: 'rm -rf out'.",
+        ),
+        option(BUILT_IN_JOB, "--model", help="Model preset. Default: llama-tiny."),
+        option(
+            BUILT_IN_JOB,
             "--data",
             type=click.Path(),
             help="Text file or folder to train on. Default: the Python standard library's sources.",
         ),
-        click.option("--steps", type=NUMBER, help="Training steps. Default: 560."),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--strategy",
-            help="Who takes over lost layers, and how: mecefo, mecefo-paper, ndb, exact, oobleck-like, checkpoint, "
+            help="Recovery strategy: mecefo, mecefo-paper, ndb, exact, oobleck-like, spare, mecefo+spare, checkpoint, "
             "reft. Default: mecefo.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--quality",
             metavar="auto|speed|exact|X",
-            help="With mecefo: approximate what brings the job to its loss sooner, what keeps its pace, nothing, or at "
-            "most this share of the samples. Default: auto.",
+            help="With mecefo: approximate for the earliest final loss (auto), for full speed, not at all, or at most "
+            "this share of samples. Default: auto.",
         ),
-        click.option(
-            "--checkpoint-every", type=NUMBER, metavar="STEPS", help="Write a checkpoint so often. Default: none."
+        option(BUILT_IN_JOB, "--pipeline", type=NUMBER, metavar="P", help="Pipeline stages per replica."),
+        option(
+            BUILT_IN_JOB,
+            "--microbatches-per-replica",
+            type=NUMBER,
+            metavar="M",
+            help="Microbatches per step. Default: 3.",
         ),
-        click.option(
-            "--checkpoint-folder", metavar="DIRECTORY", help="Where checkpoints go. Default: into the run's folder."
+        option(BUILT_IN_JOB, "--spares", type=NUMBER, metavar="K", help="Spare nodes, which replace lost ones."),
+        option(
+            BUILT_IN_JOB,
+            "--redundancy",
+            type=NUMBER,
+            metavar="R",
+            help="With spare: number of replicas that hold each shard of a step.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
+            "--checkpoint-every",
+            type=NUMBER,
+            metavar="STEPS",
+            help="Interval between checkpoints. Default: no checkpoints.",
+        ),
+        option(
+            BUILT_IN_JOB,
             "--snapshot-every",
             metavar="STEPS|auto",
-            help="Copy the state to the nodes' memory so often, or as often as costs least. Default: never.",
+            help="Interval between snapshots in the nodes' memory; auto: the cheapest. Default: no snapshots.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--snapshot-protection",
             metavar="none|copy|xor|pq",
-            help="What snapshots survive: the ranks alone, or any one node of a group, or any two. Default: xor.",
+            help="What snapshots survive: a lost rank (none), any one node of a group (copy, xor), any two (pq). "
+            "Default: xor.",
         ),
-        click.option(
-            "--step-from",
-            metavar="REGEX",
-            help="Of a command without a torch optimizer: its steps in the log, e.g. 'step (?P<step>[0-9]+)'.",
-        ),
-        click.option(
-            "--reset",
-            metavar="COMMAND",
-            help="Of a command of your own: what puts it back to its beginning, before each start: 'rm -rf out'.",
-        ),
-        click.option("--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--dilation",
             metavar="auto|off|X",
             help="Time dilation: each rank computes X times slower than this CPU. Default: auto.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--pacing",
             metavar="rated|measured|off",
-            help="Dilated compute lasts its rated time, measured at the start, or X times its own; off: no dilation. "
-            "Default: rated.",
+            help="Duration of dilated compute: a rated time, measured at the start (rated), or X times the CPU time "
+            "used (measured); off: no dilation. Default: rated.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--device-model",
             metavar="FILE|NAME",
             help="Emulate a device: a table gives the times, a small model does the arithmetic. a100-7b, a100-1b, "
             "a100-350m, or a file by `chaos calibrate`.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--time-scale",
             metavar="auto|X",
-            help="With a device model: seconds that a second of the device lasts. Default: auto, what the cores carry.",
+            help="With a device model: real seconds per emulated second. Default: auto, the smallest that the cores "
+            "can sustain.",
         ),
-        click.option(
+        option(
+            BUILT_IN_JOB,
             "--link",
             metavar="bandwidth=B,latency=T",
-            help="What moves between ranks takes as long as on such a link, e.g. bandwidth=25GB/s,latency=20us.",
+            help="Emulate this link between ranks, e.g. bandwidth=25GB/s,latency=20us.",
         ),
-        click.option(
-            "--gate",
-            "gates",
-            multiple=True,
-            metavar="EXPRESSION",
-            help='What must hold, e.g. "throughput_drop <= 40%". Repeatable.',
-        ),
-        click.option(
-            "--abort-unless",
-            multiple=True,
-            metavar="EXPRESSION",
-            help="A gate that ends the run as soon as it is certain to fail. Repeatable.",
-        ),
-        click.option("--abort-on-fail", is_flag=True, default=None, help="The same of every gate."),
-        click.option(
-            "--twin/--no-twin",
-            default=None,
-            help="Also run the same job without faults, to compare. Default: on, but off for a command of your own.",
-        ),
-        click.option(
+        option(
+            NODES,
             "--backend",
             type=Word(["local", "docker"]),
-            help="What nodes are: process groups of this machine, or containers. Default: local.",
+            help="What a node is: a process group on this machine (local), or a container. Default: local.",
         ),
-        click.option(
-            "--image", metavar="IMAGE", help="With docker: what a node's container is. Default: mecefo-chaos."
-        ),
-        click.option("--node-cpus", type=REAL, metavar="CORES", help="With docker: a node's share of the cores."),
-        click.option("--node-memory", metavar="BYTES", help="With docker: a node's memory, such as 2GiB."),
-        click.option(
+        option(NODES, "--image", metavar="IMAGE", help="With docker: image of the containers. Default: mecefo-chaos."),
+        option(NODES, "--node-cpus", type=REAL, metavar="CORES", help="With docker: CPU limit of each node."),
+        option(NODES, "--node-memory", metavar="BYTES", help="With docker: memory limit of each node, such as 2GiB."),
+        option(
+            NODES,
             "--network",
             type=Word(["auto", "namespaces", "loopback"]),
-            help="What connects ranks on this machine. Default: auto, namespaces where a fault needs links.",
+            help="Network between ranks on this machine. Default: auto, namespaces where a fault needs links.",
         ),
     ]
-    for option in reversed(options):
-        command = option(command)
+    for decorate in reversed(options):
+        command = decorate(command)
     return command

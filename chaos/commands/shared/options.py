@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from chaos.commands.shared.grouped import option
 from chaos.errors import UsageError
 
 
@@ -55,13 +56,19 @@ def _option(param: click.Parameter | None) -> str | None:
 
 
 DEFAULT_OUT = "chaos-runs"
-OUT_OPTION = click.option(
+OUTPUT = "Output"
+OUT_OPTION = option(
+    OUTPUT,
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(DEFAULT_OUT),
     show_default=True,
-    help="Where runs are kept.",
+    help="Folder of all runs.",
 )
-JSON_OPTION = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output, all else on standard error."
+JSON_OPTION = option(
+    OUTPUT,
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON document on standard output, everything else on standard error.",
 )

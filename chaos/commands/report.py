@@ -1,0 +1,52 @@
+"""`chaos report` and `chaos runs`: what is stored of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
+from chaos.commands.shared.output import print_json, print_report, print_text
+from chaos.commands.shared.pages import write_page, write_pictures
+from chaos.commands.shared.stored import read_run
+
+
+@click.command()
+@click.argument("reference", metavar="[RUN]", default="latest")
+@OUT_OPTION
+@JSON_OPTION
+@click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")
+@click.option("--pictures", type=FolderToWrite(), help="Also write the charts there, as SVG and PNG.")
+def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
+    """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
+    from harness.store.log import legible
+
+    folder, summary, events = read_run(out, reference)
+    with legible(folder):
+        print_report(summary, folder, as_json, events)
+        if page is not None:
+            write_page(page, folder, summary, events)
+        if pictures is not None:
+            write_pictures(pictures, summary, events)
+    return summary.exit_code
+
+
+@click.command()
+@OUT_OPTION
+@JSON_OPTION
+def runs(out: Path, as_json: bool) -> int:
+    """List the runs in OUT, the newest last."""
+    from harness.store.runs import list_runs
+
+    entries = list_runs(out)
+    if as_json:
+        print_json([entry.to_dict() for entry in entries])
+        return 0
+    if not entries:
+        click.echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one", err=True)
+    width = max((len(entry.reference) for entry in entries), default=0)
+    for entry in entries:
+        steps = "?" if entry.steps is None else str(entry.steps)
+        print_text(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
+    return 0
