@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,13 +18,36 @@ if TYPE_CHECKING:
     from chaos.faults.base import Fault
 
 _MAX_WIDTH = 100
+# Folder of `chaos.faults` -> heading of the table.
+_FAMILIES = {
+    "process": "Processes and nodes",
+    "network": "Network",
+    "storage": "Checkpoints and snapshots",
+    "device": "GPUs and tensors",
+}
+_PLUGINS = "Plug-ins"
+# Words of `chaos.plan.needs` -> word in the table, and what it means.
+_NEEDS = {
+    "links": ("links", "ranks with separate networks: network namespaces, or containers"),
+    "checkpoints": ("checkpoints", "a job that writes checkpoints"),
+    "checkpoint-phase": ("checkpoints", "a job that writes checkpoints"),
+    "snapshots": ("snapshots", "the built-in job with snapshots in the nodes' memory"),
+    "own-runtime": ("built-in", "the built-in job"),
+    "data-workers": ("workers", "your own job (-- COMMAND), with DataLoader workers"),
+    "cuda": ("CUDA", "ranks that run on GPUs"),
+    "root": ("root", "root's rights"),
+}
 
 
 @click.command()
 @click.argument("kind", required=False)
 @JSON_OPTION
 def faults(kind: str | None, as_json: bool) -> int:
-    """List the faults: how real each is, what it needs, how it is undone, and its parameters. KIND: only that one."""
+    """List the faults, by family; or all about one KIND: its parameters, what it needs, and how it is undone.
+
+    Fidelity: `real` is the failure itself, `shaped` an imitation (a delay, less bandwidth), `telemetry` only what
+    monitoring sees.
+    """
     from chaos.faults import broken_plugins, registry
 
     known = registry()
@@ -35,8 +59,43 @@ def faults(kind: str | None, as_json: bool) -> int:
     if as_json:
         print_json(rows)
         return 0
-    print_text("\n\n".join(_text(row, _width()) for row in rows))
+    print_text(_table(known) if kind is None else _text(rows[0], _width()))
     return 0
+
+
+def _table(known: Mapping[str, type[Fault[Any]]]) -> str:
+    """All kinds by family, a line each, in 80 columns wherever it is printed."""
+    lines = [f"  {'KIND':<25}{'FIDELITY':<11}{'NEEDS':<13}WHAT IT DOES"]
+    families: dict[str, list[type[Fault[Any]]]] = {heading: [] for heading in (*_FAMILIES.values(), _PLUGINS)}
+    for fault in known.values():
+        *_, folder = fault.__module__.removeprefix("chaos.faults.").split(".")[:-1] or [""]
+        families[_FAMILIES.get(folder, _PLUGINS)].append(fault)
+    for heading, members in families.items():
+        lines += ["", heading] if members else []
+        for fault in members:
+            needs = ", ".join(dict.fromkeys(_NEEDS.get(need, (need, ""))[0] for need in _shown_needs(fault)))
+            lines.append(f"  {fault.kind:<25}{fault.fidelity:<11}{needs or '-':<13}{_brief(fault)}".rstrip())
+    used = dict.fromkeys(_NEEDS[need] for fault in known.values() for need in _shown_needs(fault) if need in _NEEDS)
+    lines += ["", "Needs:", *(f"  {word:<25}{meaning}" for word, meaning in used)]
+    return "\n".join(
+        [*lines, "", "`chaos faults KIND` shows the parameters of one; `chaos run KIND --at step=30` injects it."]
+    )
+
+
+def _shown_needs(fault: type[Fault[Any]]) -> tuple[str, ...]:
+    """Without what another one of them implies."""
+    return tuple(need for need in fault.needs if need != "own-runtime" or "snapshots" not in fault.needs)
+
+
+def _brief(fault: type[Fault[Any]]) -> str:
+    from chaos.faults.base import MAX_BRIEF
+
+    text = fault.brief or _summary(fault)
+    return text if len(text) <= MAX_BRIEF else f"{text[: MAX_BRIEF - 3].rstrip()}..."
+
+
+def _summary(fault: type[Fault[Any]]) -> str:
+    return (fault.__doc__ or "").strip().partition("\n")[0]
 
 
 def _width() -> int | None:
@@ -51,7 +110,7 @@ def describe(fault: type[Fault[Any]]) -> dict[str, Any]:
     return {
         "kind": fault.kind,
         "family": fault.family or fault.__module__.rpartition(".")[2],
-        "summary": (fault.__doc__ or "").strip().splitlines()[0],
+        "summary": _summary(fault),
         "scope": fault.scope,
         "fidelity": fault.fidelity,
         "needs": list(fault.needs),
@@ -106,7 +165,7 @@ def _text(row: dict[str, Any], width: int | None) -> str:
         f"    fidelity: {row['fidelity']}   acts on: {row['scope']}   needs: {needs}   undo: {row['undo']}",
     ]
     if row["lifetime"] is not None:
-        lines.append(f"    goes on: {row['lifetime']}, unless --for says otherwise")
+        lines.append(f"    duration: {row['lifetime']}, unless --for says otherwise")
     for name, parameter in row["parameters"].items():
         default = "required" if parameter["required"] else f"default {default_text(parameter['default'])}"
         about = f": {parameter['description']}" if parameter["description"] else ""

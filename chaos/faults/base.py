@@ -27,6 +27,7 @@ from mecefo_runtime.system.process import ProcessId
 Fidelity = Literal["real", "shaped", "telemetry"]
 Role = Literal["rank", "supervisor", "snapshots", "container", "data-worker", "coordinator", "launcher"]
 VERIFY_TIMEOUT_SECONDS = 5.0
+MAX_BRIEF = 29
 
 
 class NoParameters(BaseModel):
@@ -247,6 +248,8 @@ class Fault(ABC, Generic[ParametersT]):
     """One kind of fault with its parameters. An instance is of one incident, and fires once."""
 
     kind: ClassVar[str]
+    # What it does, in at most `MAX_BRIEF` characters: for the table of `chaos faults`.
+    brief: ClassVar[str] = ""
     # What `chaos faults --json` groups kinds by; the name of the class's file where none is given.
     family: ClassVar[str | None] = None
     scope: ClassVar[Scope]

@@ -25,6 +25,7 @@ class DeviceAssert(InsideFault[NoParameters]):
     """Fails a device-side assertion: every later CUDA call of the rank raises, and it cannot go on."""
 
     kind: ClassVar[str] = "device-assert"
+    brief: ClassVar[str] = "fail a device-side assertion"
     needs: ClassVar[tuple[str, ...]] = ("cuda",)
     is_loss: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo: the error ends with the process; --repair starts it again"
@@ -43,6 +44,7 @@ class GpuHang(InsideFault[HangParameters]):
     """Starts kernels that spin for a time on the stream that the rank trains on."""
 
     kind: ClassVar[str] = "gpu-hang"
+    brief: ClassVar[str] = "kernels that spin for a time"
     needs: ClassVar[tuple[str, ...]] = ("cuda",)
     undo_summary: ClassVar[str] = "ends by itself after its seconds, or with the process"
     Parameters: ClassVar[type[BaseModel]] = HangParameters
@@ -62,6 +64,7 @@ class GpuOom(InsideFault[NoParameters]):
     """Takes all free memory of a rank's GPU, so that its next allocation fails."""
 
     kind: ClassVar[str] = "gpu-oom"
+    brief: ClassVar[str] = "take all free GPU memory"
     needs: ClassVar[tuple[str, ...]] = ("cuda",)
     has_lifetime: ClassVar[bool] = True
     default_lifetime: ClassVar[Duration | None] = Duration(steps=1)

@@ -31,6 +31,7 @@ class EccTelemetry(Fault[EccParameters]):
     """Reports an XID and ECC errors of a rank's GPU in our records only; the GPU and the job notice nothing."""
 
     kind: ClassVar[str] = "ecc-telemetry"
+    brief: ClassVar[str] = "report XID and ECC errors"
     scope: ClassVar[Scope] = "rank"
     fidelity: ClassVar[Fidelity] = "telemetry"
     undo_summary: ClassVar[str] = "nothing to undo: counters only rise"

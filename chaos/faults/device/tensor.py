@@ -105,6 +105,7 @@ class BitFlip(_ElementFault[FlipParameters]):
     """Flips bits of parameters, gradients, activations or optimizer state; one-off or stuck."""
 
     kind: ClassVar[str] = "bit-flip"
+    brief: ClassVar[str] = "flip bits in tensors"
     how: ClassVar[str] = "flip"
     # Only when it is sticky: see `lasts`.
     has_lifetime: ClassVar[bool] = True
@@ -120,6 +121,7 @@ class SetNan(_ElementFault[ShareParameters]):
     """Writes not-a-numbers into parameters, gradients, activations or optimizer state."""
 
     kind: ClassVar[str] = "set-nan"
+    brief: ClassVar[str] = "NaN in tensors"
     how: ClassVar[str] = "fill"
     Parameters: ClassVar[type[BaseModel]] = ShareParameters
 
@@ -131,6 +133,7 @@ class SetInf(_ElementFault[ShareParameters]):
     """Writes infinities into parameters, gradients, activations or optimizer state."""
 
     kind: ClassVar[str] = "set-inf"
+    brief: ClassVar[str] = "infinities in tensors"
     how: ClassVar[str] = "fill"
     Parameters: ClassVar[type[BaseModel]] = ShareParameters
 
@@ -142,6 +145,7 @@ class Scale(_ElementFault[ScaleParameters]):
     """Multiplies parameters, gradients, activations or optimizer state by a factor."""
 
     kind: ClassVar[str] = "scale"
+    brief: ClassVar[str] = "multiply tensors by a factor"
     how: ClassVar[str] = "scale"
     Parameters: ClassVar[type[BaseModel]] = ScaleParameters
 
@@ -157,6 +161,7 @@ class StaleGradient(TensorFault[StaleParameters]):
     """Has a rank use the gradients of this step again in the next one."""
 
     kind: ClassVar[str] = "stale-gradient"
+    brief: ClassVar[str] = "reuse the previous gradients"
     Parameters: ClassVar[type[BaseModel]] = StaleParameters
 
     def _effect(self) -> tuple[str, dict[str, Any]]:

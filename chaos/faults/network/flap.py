@@ -42,6 +42,7 @@ class FlapLink(LinkFault[FlapParameters]):
     """Makes the link between two ranks' hosts come and go: down, up, down, as a loose plug does."""
 
     kind: ClassVar[str] = "flap-link"
+    brief: ClassVar[str] = "link down, up, down, ..."
     family: ClassVar[str | None] = "link"
     # A whole turn of it is waited for, and held ranks would send nothing over it.
     shows_when_released: ClassVar[bool] = True

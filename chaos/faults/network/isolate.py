@@ -27,6 +27,7 @@ class IsolateNode(_Isolation):
     """Cuts every link of a node: no packet comes or goes, its processes go on."""
 
     kind: ClassVar[str] = "isolate-node"
+    brief: ClassVar[str] = "cut all links of a node"
     scope: ClassVar[Scope] = "node"
 
     def __init__(self, parameters: NoParameters) -> None:
@@ -48,6 +49,7 @@ class DropCoordinatorLink(_Isolation):
     """Cuts the link between a rank and the coordinator, no other: packets vanish, nobody is told."""
 
     kind: ClassVar[str] = "drop-coordinator-link"
+    brief: ClassVar[str] = "cut rank from coordinator"
     scope: ClassVar[Scope] = "rank"
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:

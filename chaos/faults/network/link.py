@@ -168,6 +168,7 @@ class DropLink(LinkFault[DropParameters]):
     """Cuts the link between two ranks' hosts, both ways or one: packets vanish, nobody is told."""
 
     kind: ClassVar[str] = "drop-link"
+    brief: ClassVar[str] = "cut the link of two hosts"
     Parameters: ClassVar[type[BaseModel]] = DropParameters
 
     def _rule(self) -> dict[str, Any]:
@@ -178,6 +179,7 @@ class ResetLink(LinkFault[NoParameters]):
     """Breaks the link between two ranks' hosts, loudly: its connections are reset, and so is each that is tried."""
 
     kind: ClassVar[str] = "reset-link"
+    brief: ClassVar[str] = "reset a link's connections"
 
     def __init__(self, parameters: NoParameters) -> None:
         super().__init__(parameters)
@@ -246,6 +248,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
     """Slows the link between two ranks' hosts: delay with jitter, loss, less bandwidth, or several of them."""
 
     kind: ClassVar[str] = "slow-link"
+    brief: ClassVar[str] = "delay, loss, less bandwidth"
     fidelity: ClassVar[Fidelity] = "shaped"
     Parameters: ClassVar[type[BaseModel]] = SlowLinkParameters
 

@@ -38,6 +38,7 @@ class Partition(LinkFault[PartitionParameters]):
     """
 
     kind: ClassVar[str] = "partition"
+    brief: ClassVar[str] = "split ranks into groups"
     scope: ClassVar[Scope] = "job"
     Parameters: ClassVar[type[BaseModel]] = PartitionParameters
 

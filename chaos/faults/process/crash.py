@@ -113,6 +113,7 @@ class Segfault(_Crash[NoParameters]):
     """The rank reads from address 0: SIGSEGV, as from a bug in a native extension."""
 
     kind: ClassVar[str] = "segfault"
+    brief: ClassVar[str] = "read address 0: SIGSEGV"
     effect: ClassVar[str] = "Segfault"
 
     def _wanted_code(self) -> int:
@@ -126,6 +127,7 @@ class Abort(_Crash[NoParameters]):
     """The rank calls abort(): SIGABRT, as after a failed assertion in C++."""
 
     kind: ClassVar[str] = "abort"
+    brief: ClassVar[str] = "abort(): SIGABRT"
     effect: ClassVar[str] = "Abort"
 
     def _wanted_code(self) -> int:
@@ -147,6 +149,7 @@ class Exit(_Crash[ExitParameters]):
     """The rank ends at once with an exit code of your choice, without Python's clean-up."""
 
     kind: ClassVar[str] = "exit"
+    brief: ClassVar[str] = "exit with a code of choice"
     effect: ClassVar[str] = "Exit"
     Parameters: ClassVar[type[BaseModel]] = ExitParameters
 
@@ -192,6 +195,7 @@ class Raise(_Crash[RaiseParameters]):
     """An exception of your choice in the training thread, out of the step's own code."""
 
     kind: ClassVar[str] = "raise"
+    brief: ClassVar[str] = "raise a Python exception"
     effect: ClassVar[str] = "Raise"
     Parameters: ClassVar[type[BaseModel]] = RaiseParameters
 

@@ -75,6 +75,7 @@ class KillDataWorker(ProcessFault[KillWorkerParameters]):
     """Kills one of the worker processes of a rank's DataLoader; the rank itself lives on, until it asks for a batch."""
 
     kind: ClassVar[str] = "kill-data-worker"
+    brief: ClassVar[str] = "kill a DataLoader worker"
     scope: ClassVar[Scope] = "rank"
     needs: ClassVar[tuple[str, ...]] = ("data-workers",)
     undo_summary: ClassVar[str] = "nothing to undo; whether it is started again is the script's affair"
@@ -117,6 +118,7 @@ class SlowDataWorker(SlowRank):
     """Workers of a rank's DataLoader run at 1/factor of their speed; prefetching may hide it from the training."""
 
     kind: ClassVar[str] = "slow-data-worker"
+    brief: ClassVar[str] = "slow DataLoader workers"
     needs: ClassVar[tuple[str, ...]] = ("data-workers",)
     acts_inside: ClassVar[bool] = False
     Parameters: ClassVar[type[BaseModel]] = SlowWorkerParameters

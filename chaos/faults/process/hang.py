@@ -59,6 +59,7 @@ class HangGil(ProcessFault[HangParameters]):
     """A rank's training thread waits in C with the interpreter lock held: every Python thread of the rank hangs."""
 
     kind: ClassVar[str] = "hang-gil"
+    brief: ClassVar[str] = "hang while holding the GIL"
     scope: ClassVar[Scope] = "rank"
     has_lifetime: ClassVar[bool] = True
     default_lifetime: ClassVar[Duration | None] = Duration(seconds=10.0)

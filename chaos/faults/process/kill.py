@@ -123,6 +123,7 @@ class KillProcess(_Kill[SignalParameters]):
     """A signal (SIGKILL, or any other that ends it) to one rank's process; its node's other ranks live on."""
 
     kind: ClassVar[str] = "kill-process"
+    brief: ClassVar[str] = "SIGKILL to one rank"
     scope: ClassVar[Scope] = "rank"
     Parameters: ClassVar[type[BaseModel]] = SignalParameters
 
@@ -149,6 +150,7 @@ class KillNode(_Kill[GraceParameters]):
     """SIGKILL to every process of a node, or its whole container; with `grace`, SIGTERM and time to go first."""
 
     kind: ClassVar[str] = "kill-node"
+    brief: ClassVar[str] = "SIGKILL to a whole node"
     scope: ClassVar[Scope] = "node"
     Parameters: ClassVar[type[BaseModel]] = GraceParameters
 
@@ -242,6 +244,7 @@ class KillJob(_KillAtOnce):
     """SIGKILL to every training process of the job at once; what looks after them lives on."""
 
     kind: ClassVar[str] = "kill-job"
+    brief: ClassVar[str] = "SIGKILL to all ranks at once"
     scope: ClassVar[Scope] = "all-ranks"
     affects: ClassVar[str] = "every rank"
     undo_summary: ClassVar[str] = "nothing to undo; the job starts again by itself where its state is kept"
@@ -251,6 +254,7 @@ class KillSmp(_KillAtOnce):
     """SIGKILL to the process that keeps a node's snapshots, and with it to the snapshots; the node trains on."""
 
     kind: ClassVar[str] = "kill-smp"
+    brief: ClassVar[str] = "kill the snapshot process"
     scope: ClassVar[Scope] = "node"
     needs: ClassVar[tuple[str, ...]] = ("own-runtime", "snapshots")
     undo_summary: ClassVar[str] = "nothing to undo; the node starts another one, which has no snapshots yet"

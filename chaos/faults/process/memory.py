@@ -62,6 +62,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
     """
 
     kind: ClassVar[str] = "leak-memory"
+    brief: ClassVar[str] = "leak until the OOM killer"
     scope: ClassVar[Scope] = "rank"
     is_loss: ClassVar[bool] = True
     acts_inside: ClassVar[bool] = True

@@ -79,6 +79,7 @@ class PauseProcess(_Pause):
     """SIGSTOP to one rank's process for a time, then SIGCONT: it is silent, and then it is back."""
 
     kind: ClassVar[str] = "pause-process"
+    brief: ClassVar[str] = "SIGSTOP a rank for a time"
     scope: ClassVar[Scope] = "rank"
 
 
@@ -86,6 +87,7 @@ class PauseNode(_Pause):
     """SIGSTOP to every process of a node for a time, then SIGCONT: a frozen host that thaws."""
 
     kind: ClassVar[str] = "pause-node"
+    brief: ClassVar[str] = "SIGSTOP a node for a time"
     scope: ClassVar[Scope] = "node"
 
 

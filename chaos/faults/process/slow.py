@@ -188,6 +188,7 @@ class SlowData(_Delay):
     """A rank's data comes late: it sleeps before it loads the batches of every step."""
 
     kind: ClassVar[str] = "slow-data"
+    brief: ClassVar[str] = "delay loading batches"
     phase: ClassVar[str] = "data"
     num_steps: ClassVar[int] = 5
 
@@ -196,6 +197,7 @@ class SlowCheckpoint(_Delay):
     """A rank's checkpoints block it: it sleeps before it copies (a script: saves) its part of every checkpoint."""
 
     kind: ClassVar[str] = "slow-checkpoint"
+    brief: ClassVar[str] = "delay saving"
     needs: ClassVar[tuple[str, ...]] = ("checkpoint-phase",)
     phase: ClassVar[str] = "checkpoint"
     num_steps: ClassVar[int] = 1

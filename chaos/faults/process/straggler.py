@@ -73,6 +73,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     """A rank runs at 1/factor of its speed: a duty cycle of SIGSTOP and SIGCONT, and more padding where it is paced."""
 
     kind: ClassVar[str] = "slow-rank"
+    brief: ClassVar[str] = "run at 1/factor of its speed"
     scope: ClassVar[Scope] = "rank"
     has_lifetime: ClassVar[bool] = True
     acts_inside: ClassVar[bool] = True

@@ -232,6 +232,7 @@ class TruncateCheckpoint(_FileFault[TruncateParameters]):
     """Cuts a data file of the newest checkpoint short, as a full disk or a lost write does."""
 
     kind: ClassVar[str] = "truncate-checkpoint"
+    brief: ClassVar[str] = "cut a data file short"
     Parameters: ClassVar[type[BaseModel]] = TruncateParameters
 
     def _draw(self, num_bytes: int) -> dict[str, Any]:
@@ -254,6 +255,7 @@ class FlipCheckpointBit(_FileFault[UnitParameters]):
     """Flips one bit in a data file of the newest checkpoint; its size stays what it was."""
 
     kind: ClassVar[str] = "flip-checkpoint-bit"
+    brief: ClassVar[str] = "flip a bit of a data file"
     Parameters: ClassVar[type[BaseModel]] = UnitParameters
 
     def _draw(self, num_bytes: int) -> dict[str, Any]:
@@ -284,6 +286,7 @@ class RemoveCheckpointShard(_FileFault[UnitParameters]):
     """Removes a data file of the newest checkpoint: one unit of the model is not there any more."""
 
     kind: ClassVar[str] = "remove-checkpoint-shard"
+    brief: ClassVar[str] = "delete a data file"
     Parameters: ClassVar[type[BaseModel]] = UnitParameters
 
     def _draw(self, num_bytes: int) -> dict[str, Any]:
@@ -302,6 +305,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
 
     # Permissions would not do: root, as whom jobs run in containers, reads whatever they forbid.
     kind: ClassVar[str] = "hide-checkpoint"
+    brief: ClassVar[str] = "make the newest unreadable"
     undo_summary: ClassVar[str] = "the folder is put back in its place"
     Record: ClassVar[type[UndoRecord]] = HiddenFolder
 

@@ -56,6 +56,7 @@ class FillDisk(Fault[FillParameters]):
     """Fills the disk of the job's checkpoint folder: its own small one, or one that is put over the folder."""
 
     kind: ClassVar[str] = "fill-disk"
+    brief: ClassVar[str] = "fill the checkpoint disk"
     scope: ClassVar[Scope] = "checkpoint"
     affects: ClassVar[str] = "the disk of the checkpoints"
     fidelity: ClassVar[Fidelity] = "real"

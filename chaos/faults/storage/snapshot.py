@@ -94,6 +94,7 @@ class FlipSnapshotBit(Fault[FlipParameters]):
     """Flips bits in the newest snapshot in a node's memory; the next snapshot there writes over them."""
 
     kind: ClassVar[str] = "flip-snapshot-bit"
+    brief: ClassVar[str] = "flip bits of a snapshot"
     scope: ClassVar[Scope] = "node"
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("own-runtime", "snapshots")

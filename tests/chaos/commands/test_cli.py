@@ -188,9 +188,20 @@ class TestOneDocument:
     def test_faults_for_people(self, chaos):
         code, out, _ = chaos("faults")
         assert code == 0
+        lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
         for row in json.loads(chaos("faults", "--json")[1]):
-            assert row["kind"] in out
-            assert row["summary"] in out
+            assert row["fidelity"] in lines[row["kind"]]
+            assert row["summary"] in chaos("faults", row["kind"])[1]
+        assert "..." not in out.replace("down, ...", "")
+
+    def test_the_table_of_faults_fits_eighty_columns_wherever_it_goes(self, chaos, monkeypatch):
+        piped = chaos("faults")[1]
+        assert max(map(len, piped.splitlines())) <= 80
+        headings = [line for line in piped.splitlines() if re.fullmatch(r"[A-Z][\w ]+", line)]
+        assert headings == ["Processes and nodes", "Network", "Checkpoints and snapshots", "GPUs and tensors"]
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert chaos("faults")[1] == piped
 
     def test_faults_on_a_narrow_terminal(self, chaos, monkeypatch):
         wide = chaos("faults", "slow-link")[1]

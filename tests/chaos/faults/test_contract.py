@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from chaos.faults import registry
-from chaos.faults.base import Fault
+from chaos.faults.base import MAX_BRIEF, Fault
 from chaos.spec.trigger import Duration
 
 pytestmark = pytest.mark.unit
@@ -30,6 +30,7 @@ def test_metadata(fault):
     assert fault.scope in ("node", "rank", "all-ranks", "link", "checkpoint", "job")
     assert fault.fidelity in ("real", "shaped", "telemetry")
     assert fault.undo_summary.strip()
+    assert 0 < len(fault.brief) <= MAX_BRIEF, "the table of faults shows it"
     assert all(isinstance(need, str) and need for need in fault.needs)
     first_line = fault.__doc__.splitlines()[0]
     assert first_line.endswith((".", ":")) or ";" in first_line
