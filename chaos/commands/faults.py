@@ -77,9 +77,7 @@ def _table(known: Mapping[str, type[Fault[Any]]]) -> str:
             lines.append(f"  {fault.kind:<25}{fault.fidelity:<11}{needs or '-':<13}{_brief(fault)}".rstrip())
     used = dict.fromkeys(_NEEDS[need] for fault in known.values() for need in _shown_needs(fault) if need in _NEEDS)
     lines += ["", "Needs:", *(f"  {word:<25}{meaning}" for word, meaning in used)]
-    return "\n".join(
-        [*lines, "", "`chaos faults KIND` shows the parameters of one; `chaos run KIND --at step=30` injects it."]
-    )
+    return "\n".join([*lines, "", "`chaos faults KIND` shows one with its parameters."])
 
 
 def _shown_needs(fault: type[Fault[Any]]) -> tuple[str, ...]:

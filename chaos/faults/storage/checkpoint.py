@@ -1,8 +1,7 @@
-"""The newest checkpoint of the job, damaged in one of the ways in which storage damages files.
+"""Damages the newest intact checkpoint of the job in one of the ways in which storage damages files.
 
-Affected is the newest one of which every byte is as it was written. Which unit, file, byte and bit, is drawn from the
-experiment's seed. Seen is what matters of it: the runtime's own reader, which took it for whole before, refuses it by
-the name of the file. The affected file is kept in the run's folder and put back at the end.
+Unit, file, byte and bit are drawn from the experiment's seed. Verified is that the runtime's own reader, which accepted
+the checkpoint before, refuses it and names the file. That file is kept in the run's folder and put back at the end.
 """
 
 from __future__ import annotations
