@@ -28,7 +28,7 @@ _FAMILIES = {
 _PLUGINS = "Plug-ins"
 # Words of `chaos.plan.needs` -> word in the table, and what it means.
 _NEEDS = {
-    "links": ("links", "ranks with separate networks: network namespaces, or containers"),
+    "links": ("links", "a network for each rank: as root, or in containers"),
     "checkpoints": ("checkpoints", "a job that writes checkpoints"),
     "checkpoint-phase": ("checkpoints", "a job that writes checkpoints"),
     "snapshots": ("snapshots", "the built-in job with snapshots in the nodes' memory"),

@@ -67,8 +67,7 @@ class _CheckpointFault(Fault[ParametersT]):
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
     has_lifetime: ClassVar[bool] = True
-    # Every byte of it is read again.
-    verify_timeout_seconds: ClassVar[float] = 120.0
+    verify_timeout_seconds: ClassVar[float] = 120.0  # every byte is read again
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Let the runtime's reader check the checkpoint: it must refuse it, for what was done to it."""
