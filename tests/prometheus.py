@@ -31,17 +31,19 @@ needs_promtool = pytest.mark.skipif(
 
 
 class Prometheus:
-    """Scrapes what the file `targets` lists, as docker/prometheus says; a context that ends it.
+    """Scrapes what the file `targets` lists, as docker/prometheus or `config` says; a context that ends it.
 
     With `scrape_seconds` it does so that often.
     """
 
-    def __init__(self, folder: Path, targets: Path, *, scrape_seconds: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, targets: Path, *, scrape_seconds: float | None = None, config: dict[str, Any] | None = None
+    ) -> None:
         if shutil.which("prometheus") is None:  # of a fixture, which no mark can skip
             pytest.skip(_MISSING)
         folder.mkdir(parents=True)
-        config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
-        config["rule_files"] = [str(SHIPPED / pattern) for pattern in config["rule_files"]]
+        config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text()) if config is None else dict(config)
+        config["rule_files"] = [str(SHIPPED / pattern) for pattern in config.get("rule_files", [])]
         (scrape,) = config["scrape_configs"]
         (discovery,) = scrape["file_sd_configs"]
         discovery["files"] = [str(targets)]

@@ -1,4 +1,4 @@
-"""A small HTTP server for `GET /metrics`: OpenMetrics or Prometheus' text format, as the reader asks for.
+"""A small HTTP server for `GET /metrics`: OpenMetrics or Prometheus' text format, as the client asks for.
 
 One thread waits for connections and sleeps otherwise; each request has a thread of its own, for as long as it takes.
 """
@@ -21,6 +21,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 PATH = "/metrics"
+# For somebody who opens the address in a browser.
+_START_PAGE = f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Metrics of a run of chaos</title>
+<h1>Metrics of a run of chaos</h1>
+<p><a href="{PATH}">{PATH}</a>: the metrics, for Prometheus.</p></html>
+"""
 # Who has not sent a request, or not read the answer, by then is hung up on.
 REQUEST_TIMEOUT_SECONDS = 2.0
 _BACKLOG = 16
@@ -130,8 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(request, address, None)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] != PATH:
-            self._send(HTTPStatus.NOT_FOUND, f"there is nothing but {PATH}\n".encode(), "text/plain; charset=utf-8")
+        path = self.path.partition("?")[0]
+        if path == "/":
+            self._send(HTTPStatus.OK, _START_PAGE.encode(), "text/html; charset=utf-8")
+            return
+        if path != PATH:
+            self._send(
+                HTTPStatus.NOT_FOUND, f"not found; the metrics are at {PATH}\n".encode(), "text/plain; charset=utf-8"
+            )
             return
         try:
             body, content_type = self._answer(self.headers.get("Accept", ""))

@@ -10,7 +10,9 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
+import yaml
 
+from harness.exporter.job import JobExporter
 from tests.integration.runs import (
     PATIENT,
     REPOSITORY,
@@ -20,7 +22,8 @@ from tests.integration.runs import (
     environment_of_run,
     read_run,
 )
-from tests.prometheus import Prometheus
+from tests.manual.documents import Document, blocks
+from tests.prometheus import Prometheus, needs_prometheus
 
 pytestmark = pytest.mark.integration
 
@@ -254,3 +257,21 @@ def test_a_run_that_was_killed_leaves_the_targets_to_the_next_one(tmp_path):
         (group,) = json.loads((out / "prometheus.json").read_text())
         assert group["targets"] == [url.split("/")[2]]
         assert value_of(read(url), "training_step") >= 3
+
+
+@needs_prometheus
+def test_the_configuration_in_the_documentation_finds_a_run_of_thirty_seconds(tmp_path):
+    page = Document("docs/reference/metrics.md", (REPOSITORY / "docs/reference/metrics.md").read_text())
+    (config,) = (yaml.safe_load(block.text) for block in blocks(page) if block.text.startswith("scrape_configs:"))
+    # As for a first run: Prometheus is there already, the folder is not.
+    out = tmp_path / "chaos-runs"
+    with Prometheus(tmp_path / "prometheus", out / "prometheus.json", config=config) as prometheus:
+        out.mkdir()
+        for name in ("first", "second"):
+            with JobExporter("auto") as exporter:
+                exporter.publish(out, name)
+                deadline = time.monotonic() + 30.0
+                series = f'last_over_time(training_running{{experiment="{name}",job="chaos"}}[1h])'
+                while not prometheus.ask(series):
+                    assert time.monotonic() < deadline, f"the {name} run is not scraped"
+                    time.sleep(0.2)

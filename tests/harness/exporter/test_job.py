@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import re
 import socket
 import threading
 
@@ -72,10 +73,13 @@ def test_a_run_is_shown_exported_and_listed_as_it_goes_on(tmp_path):
         get(exporter.url)
 
 
-def test_there_is_nothing_else_to_get(tmp_path):
+def test_there_are_the_metrics_and_a_page_that_links_to_them_and_nothing_else(tmp_path):
     with JobExporter("auto") as exporter:
         exporter.publish(tmp_path, "e")
-        assert get(exporter.url, "/")[0] == 404
+        status, content_type, page = get(exporter.url, "/")
+        assert (status, content_type) == (200, "text/html; charset=utf-8")
+        assert re.findall(r'href="([^"]*)"', page) == ["/metrics"]
+        assert get(exporter.url, "/favicon.ico")[0] == 404
         assert get(exporter.url, "/metrics/../secret")[0] == 404
         assert get(exporter.url, "/metrics?name=x")[0] == 200
         assert get(exporter.url, method="POST")[0] == 501
