@@ -13,6 +13,7 @@ import click
 from chaos.commands.calibrate import calibrate
 from chaos.commands.compare import compare, prepare_baseline, single_run_against
 from chaos.commands.compare import repeat as repeat_run
+from chaos.commands.completion import completion
 from chaos.commands.doctor import doctor
 from chaos.commands.faults import faults
 from chaos.commands.forecast import forecast
@@ -23,6 +24,7 @@ from chaos.commands.paper import paper
 from chaos.commands.replay import replay
 from chaos.commands.report import report, runs
 from chaos.commands.serve import serve
+from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.shared.grouped import GroupedGroup, option
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, OUTPUT, FileToWrite
@@ -89,6 +91,7 @@ class _Commands(GroupedGroup):
         },
         "Set up and clean up": {
             "doctor": "check what runs need on this machine",
+            "completion": "print the completion script of bash, zsh, or fish",
             "heal": "undo what interrupted runs left behind",
         },
     }
@@ -140,7 +143,13 @@ Examples:
     metavar="K",
     help="Run the experiment K times; gates are judged on the medians.",
 )
-@option(RUNNING, "--baseline", metavar="RUN", help="Also compare with this stored run or set of runs; worse fails.")
+@option(
+    RUNNING,
+    "--baseline",
+    metavar="RUN",
+    shell_complete=completing.RUNS,
+    help="Also compare with this stored run or set of runs; worse fails.",
+)
 @OUT_OPTION
 @JSON_OPTION
 @option(OUTPUT, "--junit", type=FileToWrite(), help="Also write the JUnit report to this file.")
@@ -230,7 +239,7 @@ def schema() -> int:
 
 
 for command in (
-    *(calibrate, compare, doctor, faults, forecast, gates, heal, init, paper, replay),
+    *(calibrate, compare, completion, doctor, faults, forecast, gates, heal, init, paper, replay),
     *(report, runs, serve, shrink, validate),
 ):
     cli.add_command(command)

@@ -205,7 +205,20 @@ def test_the_command_line_answers_without_heavy_imports():
 
 
 COMMANDS = (
-    *("calibrate", "compare", "doctor", "faults", "forecast", "gates", "heal", "init", "paper", "plan", "replay"),
+    *(
+        "calibrate",
+        "compare",
+        "completion",
+        "doctor",
+        "faults",
+        "forecast",
+        "gates",
+        "heal",
+        "init",
+        "paper",
+        "plan",
+        "replay",
+    ),
     "report",
     *("run", "runs"),
     *("schema", "serve", "shrink", "validate"),
@@ -259,7 +272,7 @@ def test_the_command_line_is_what_others_build_on():
     assert sorted(option_names(run)) == sorted(OPTIONS_OF_RUN)
     assert [parameter.name for parameter in run.params if parameter.param_type_name == "argument"] == ["subject"]
     understand_json = {name for name, command in cli.commands.items() if "--json" in option_names(command)}
-    assert understand_json == set(COMMANDS) - {"init", "schema", "serve", "shrink"}
+    assert understand_json == set(COMMANDS) - {"completion", "init", "schema", "serve", "shrink"}
 
 
 def option_names(command: Command) -> list[str]:

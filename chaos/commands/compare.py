@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import experiment_options
 from chaos.commands.shared.grouped import GroupedCommand, option
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
@@ -45,10 +46,11 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 
 @click.command(cls=GroupedCommand, help=_COMPARE_HELP)
 @experiment_options
-@click.argument("baseline", required=False)
+@click.argument("baseline", required=False, shell_complete=completing.RUNS)
 @option(
     COMPARISON,
     "--strategies",
+    shell_complete=completing.STRATEGIES,
     metavar="NAME,NAME...",
     help="Strategies to compare: mecefo,mecefo:spares=1,spare:redundancy=3,mecefo+spare,exact,ndb,mecefo-paper,"
     "oobleck-like,checkpoint,reft.",

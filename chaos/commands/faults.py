@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION
 from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError, nearest, shown
@@ -40,7 +41,7 @@ _NEEDS = {
 
 
 @click.command()
-@click.argument("kind", required=False)
+@click.argument("kind", required=False, shell_complete=completing.ONLY_KINDS)
 @JSON_OPTION
 def faults(kind: str | None, as_json: bool) -> int:
     """List the faults, by family; or all about one KIND: its parameters, what it needs, and how it is undone.

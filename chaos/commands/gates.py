@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION
 from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError
@@ -29,7 +30,7 @@ _THRESHOLDS = {"ratio": "5%", "seconds": "5s", "number": "10", "token_rate": "10
 
 
 @click.command()
-@click.argument("expressions", metavar="[GATE|METRIC]...", nargs=-1)
+@click.argument("expressions", metavar="[GATE|METRIC]...", nargs=-1, shell_complete=completing.METRICS)
 @JSON_OPTION
 def gates(expressions: tuple[str, ...], as_json: bool) -> int:
     """List the metrics that gates can be set on, with their units; or say what each GATE or METRIC means."""

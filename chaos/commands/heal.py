@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import ChaosError, HealError, UsageError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", metavar="[RUN|PATH]", required=False)
+@click.argument("reference", metavar="[RUN|PATH]", required=False, shell_complete=completing.RUNS)
 @OUT_OPTION
 @JSON_OPTION
 @click.option("--dry-run", is_flag=True, help="Say what would be undone and ended, without doing it.")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
 from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError, nearest, shown
@@ -55,7 +56,7 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
 
 
 @click.command(help=_HELP)
-@click.argument("name", metavar="PAPER")
+@click.argument("name", metavar="PAPER", shell_complete=completing.words(*_PAPERS))
 @click.option(
     "--results",
     type=click.Path(path_type=Path, file_okay=False),

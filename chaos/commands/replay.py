@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.shared.output import print_plan, print_report
 from chaos.commands.shared.stored import read_run
 
 
 @click.command()
-@click.argument("reference", metavar="[RUN]", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @click.option("--only", "only", type=int, multiple=True, metavar="INCIDENT", help="Only this incident. Repeatable.")
 @OUT_OPTION
 @JSON_OPTION

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
 from chaos.commands.shared.output import print_json, print_report, print_text
 from chaos.commands.shared.pages import write_page, write_pictures
@@ -13,7 +14,7 @@ from chaos.commands.shared.stored import read_run
 
 
 @click.command()
-@click.argument("reference", metavar="[RUN]", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @OUT_OPTION
 @JSON_OPTION
 @click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")

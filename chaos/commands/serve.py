@@ -8,11 +8,12 @@ from types import FrameType
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import OUT_OPTION
 
 
 @click.command()
-@click.argument("reference", metavar="[RUN]", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @OUT_OPTION
 @click.option(
     "--port", metavar="PORT|HOST:PORT", default="auto", help="Where to serve. Default: a free port of the loopback."

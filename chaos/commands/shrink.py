@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.options import OUT_OPTION, FileToWrite
 from chaos.commands.shared.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
@@ -18,7 +19,7 @@ _STEP = "step="
 
 
 @click.command()
-@click.argument("reference", metavar="[RUN]", default="latest")
+@click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @OUT_OPTION
 @click.option(
     "--max-runs", type=click.IntRange(min=1), default=DEFAULT_MAX_RUNS, show_default=True, help="At most so many runs."

@@ -17,7 +17,7 @@ _OPEN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @JSON_OPTION
 def validate(files: tuple[str, ...], as_json: bool) -> int:
     """Check experiment files without running them: every error with its line and key, for editors and pre-commit.

@@ -180,6 +180,15 @@ def list_runs(out: Path) -> list[RunEntry]:
     return [_entry(folder) for folder in _by_age(out)]
 
 
+def references(out: Path) -> list[str]:
+    """What all runs in the store go by, the newest first; no file of theirs is read.
+
+    Raises:
+        StoreError: the store itself cannot be read.
+    """
+    return [f"{folder.parent.name}/{folder.name}" for folder in reversed(_by_age(out))]
+
+
 def _by_age(out: Path) -> list[Path]:
     try:
         return sorted(_folders(out), key=_age_key)

@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from chaos.commands.shared import completing
 from chaos.commands.shared.grouped import GroupedCommand, option
 from chaos.errors import UsageError
 
@@ -48,7 +50,10 @@ class CommandOfAJob(GroupedCommand):
         """Split at `--`: what is before it is ours."""
         own = args.index("--") if "--" in args else len(args)
         job_command = args[own + 1 :]
-        if own < len(args) and not job_command:
+        ctx.meta[completing.BEFORE] = tuple(args[:own])
+        if own < len(args):
+            ctx.meta[completing.BEHIND] = True
+        if own < len(args) and not job_command and not ctx.resilient_parsing:
             raise click.UsageError("there is no command behind --", ctx)
         try:
             rest = super().parse_args(ctx, list(args[:own]))
@@ -62,6 +67,12 @@ class CommandOfAJob(GroupedCommand):
                 raise UsageError("is there twice: it is of one fault, and several stand in a file", key=f"--{name}")
         ctx.params["command"] = tuple(job_command)
         return rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Files, of a command behind `--`."""
+        if ctx.meta.get(completing.BEHIND):
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """With the command at the end."""
@@ -101,12 +112,20 @@ NODES = "Nodes and network (also with -- COMMAND)"
 def experiment_options(command: Any) -> Any:
     """The options that describe an experiment, shared by the commands that take one."""
     options = [
-        click.argument("subject", metavar="[FAULT|FILE.yaml]", required=False),
-        option(FAULT, "--at", "at", metavar="WHEN", help="Trigger: step=N[,phase=P], phase=regroup, or time=10s."),
+        click.argument("subject", metavar="[FAULT|FILE.yaml]", required=False, shell_complete=completing.KINDS),
+        option(
+            FAULT,
+            "--at",
+            "at",
+            metavar="WHEN",
+            shell_complete=completing.TRIGGERS,
+            help="Trigger: step=N[,phase=P], phase=regroup, or time=10s.",
+        ),
         option(
             FAULT,
             "--on",
             "on",
+            shell_complete=completing.TARGETS,
             metavar="TARGET",
             help="Target: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
             "Default: drawn by the seed.",
@@ -115,6 +134,7 @@ def experiment_options(command: Any) -> Any:
         option(
             FAULT,
             "--repair",
+            shell_complete=completing.words("none", "40steps"),
             metavar="AFTER",
             help="Restart the affected ranks after 40steps, 10s, or none. Built-in job only. Default: 40steps.",
         ),
@@ -129,6 +149,7 @@ def experiment_options(command: Any) -> Any:
         option(
             FAULT,
             "--retrigger",
+            shell_complete=completing.words("once", "every-attempt"),
             metavar="once|every-attempt|K",
             help="Attempts of the job's launcher at which the fault fires. Default: once.",
         ),
@@ -137,6 +158,7 @@ def experiment_options(command: Any) -> Any:
             "-p",
             "--param",
             "parameters",
+            shell_complete=completing.PARAMETERS,
             multiple=True,
             metavar="KEY=VALUE",
             help="Parameter of this kind of fault, e.g. delay=50ms. Repeatable.",
@@ -144,6 +166,7 @@ def experiment_options(command: Any) -> Any:
         option(
             FAULT,
             "--profile",
+            shell_complete=completing.PROFILES,
             metavar="NAME[:K]",
             help="K faults in the proportions of a real cluster: llama3, failslow. Needs no FAULT.",
         ),
@@ -151,6 +174,7 @@ def experiment_options(command: Any) -> Any:
             CRITERIA,
             "--gate",
             "gates",
+            shell_complete=completing.METRICS,
             multiple=True,
             metavar="EXPRESSION",
             help="Pass criterion, in quotes: 'recovery_seconds < 60'. Repeatable. `chaos gates` lists metrics.",
@@ -158,6 +182,7 @@ def experiment_options(command: Any) -> Any:
         option(
             CRITERIA,
             "--abort-unless",
+            shell_complete=completing.METRICS,
             multiple=True,
             metavar="EXPRESSION",
             help="Gate that ends the run as soon as it is certain to fail. Repeatable.",
@@ -197,7 +222,7 @@ def experiment_options(command: Any) -> Any:
             metavar="SHELL",
             help="Shell command to run before each start of the job: 'rm -rf out'.",
         ),
-        option(BUILT_IN_JOB, "--model", help="Model preset. Default: llama-tiny."),
+        option(BUILT_IN_JOB, "--model", shell_complete=completing.MODELS, help="Model preset. Default: llama-tiny."),
         option(
             BUILT_IN_JOB,
             "--data",
@@ -207,12 +232,14 @@ def experiment_options(command: Any) -> Any:
         option(
             BUILT_IN_JOB,
             "--strategy",
+            shell_complete=completing.STRATEGIES,
             help="Recovery strategy: mecefo, mecefo-paper, ndb, exact, oobleck-like, spare, mecefo+spare, checkpoint, "
             "reft. Default: mecefo.",
         ),
         option(
             BUILT_IN_JOB,
             "--quality",
+            shell_complete=completing.words("auto", "speed", "exact"),
             metavar="auto|speed|exact|X",
             help="With mecefo: approximate for the earliest final loss (auto), for full speed, not at all, or at most "
             "this share of samples. Default: auto.",
@@ -243,12 +270,14 @@ def experiment_options(command: Any) -> Any:
         option(
             BUILT_IN_JOB,
             "--snapshot-every",
+            shell_complete=completing.words("auto"),
             metavar="STEPS|auto",
             help="Interval between snapshots in the nodes' memory; auto: the cheapest. Default: no snapshots.",
         ),
         option(
             BUILT_IN_JOB,
             "--snapshot-protection",
+            shell_complete=completing.words("none", "copy", "xor", "pq"),
             metavar="none|copy|xor|pq",
             help="What snapshots survive: a lost rank (none), any one node of a group (copy, xor), any two (pq). "
             "Default: xor.",
@@ -256,12 +285,14 @@ def experiment_options(command: Any) -> Any:
         option(
             BUILT_IN_JOB,
             "--dilation",
+            shell_complete=completing.words("auto", "off"),
             metavar="auto|off|X",
             help="Time dilation: each rank computes X times slower than this CPU. Default: auto.",
         ),
         option(
             BUILT_IN_JOB,
             "--pacing",
+            shell_complete=completing.words("rated", "measured", "off"),
             metavar="rated|measured|off",
             help="Duration of dilated compute: a rated time, measured at the start (rated), or X times the CPU time "
             "used (measured); off: no dilation. Default: rated.",
@@ -269,6 +300,7 @@ def experiment_options(command: Any) -> Any:
         option(
             BUILT_IN_JOB,
             "--device-model",
+            shell_complete=completing.DEVICES,
             metavar="FILE|NAME",
             help="Emulate a device: a table gives the times, a small model does the arithmetic. a100-7b, a100-1b, "
             "a100-350m, or a file by `chaos calibrate`.",

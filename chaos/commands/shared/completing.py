@@ -1,0 +1,118 @@
+"""What a shell is offered for the word that is being typed: quickly, without torch, and nothing where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+Find = Callable[[click.Context], Iterable[str]]
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+MAX_OFFERED_RUNS = 50
+BEFORE = "chaos.before"
+"""In a context's `meta`: the words of the subcommand, up to the one that is being typed or `--`."""
+BEHIND = "chaos.behind"
+"""In a context's `meta`: the word stands behind `--`, and is of a command of the user's own."""
+
+
+def words(*offered: str) -> Complete:
+    """Offers these words."""
+    return found_by(lambda context: offered)
+
+
+def found_by(find: Find, *, or_files: bool = False) -> Complete:
+    """Offers what `find` finds; where none of that fits and `or_files`, files."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if context.meta.get(BEHIND):
+            return [CompletionItem(incomplete, type="file")]
+        try:
+            offered = [word for word in find(context) if word.startswith(incomplete)]
+        except Exception:
+            # A message would be written into the line that is being typed.
+            offered = []
+        if not offered and or_files:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(word) for word in offered]
+
+    return complete
+
+
+def _kinds(context: click.Context) -> Sequence[str]:
+    from chaos.faults import registry
+
+    return tuple(registry())
+
+
+def _strategies(context: click.Context) -> Iterable[str]:
+    from mecefo_runtime.planners import names
+
+    return names()
+
+
+def _models(context: click.Context) -> Iterable[str]:
+    from mecefo_runtime.job.config import PRESETS
+
+    return PRESETS
+
+
+def _devices(context: click.Context) -> Iterable[str]:
+    from mecefo_runtime.prediction.named_devices import NAMES
+
+    return NAMES
+
+
+def _profiles(context: click.Context) -> Iterable[str]:
+    from chaos.experiment.profile import PROFILES
+
+    return PROFILES
+
+
+def _metrics(context: click.Context) -> Iterable[str]:
+    from harness.judging.metrics import METRICS
+    from harness.judging.series import SERIES
+
+    return (*METRICS, *SERIES)
+
+
+def _runs(context: click.Context) -> Iterable[str]:
+    from chaos.commands.shared.options import DEFAULT_OUT
+    from harness.store.runs import LATEST, references
+
+    found = references(Path(context.params.get("out") or DEFAULT_OUT))[:MAX_OFFERED_RUNS]
+    return (*([LATEST] if found else []), *found)
+
+
+def _parameters(context: click.Context) -> Iterable[str]:
+    from chaos.faults import registry
+
+    # Of a line whose last option still lacks its value click has parsed no argument.
+    faults = [fault for word in context.meta.get(BEFORE, ()) if (fault := registry().get(word)) is not None]
+    return [f"{name}=" for fault in faults[:1] for name in fault.Parameters.model_fields]
+
+
+def _triggers(context: click.Context) -> Iterable[str]:
+    return ("step=", "time=", "phase=regroup", "phase=transfer")
+
+
+def _targets(context: click.Context) -> Iterable[str]:
+    return (
+        *("rank=", "node=", "rack=", "stage=", "replica=", "link="),
+        *("role=coordinator", "role=launcher", "random"),
+    )
+
+
+KINDS = found_by(_kinds, or_files=True)
+ONLY_KINDS = found_by(_kinds)
+STRATEGIES = found_by(_strategies)
+MODELS = found_by(_models)
+DEVICES = found_by(_devices, or_files=True)
+PROFILES = found_by(_profiles)
+METRICS = found_by(_metrics)
+RUNS = found_by(_runs, or_files=True)
+PARAMETERS = found_by(_parameters)
+TRIGGERS = found_by(_triggers)
+TARGETS = found_by(_targets)
