@@ -46,7 +46,7 @@ def _now(dashboard: build.Dashboard) -> None:
         number(
             "Since the last commit",
             "While the job runs. More than ten steps' time: training stands still; look at the ranks and at the faults "
-            "in force. No value: no job runs now (before its start, after its end, during the fault-free twin).",
+            "in force. No value: no job runs now (before its start, after its end, during the fault-free baseline).",
             since,
             unit="s",
             thresholds=steps(GREEN, (10, YELLOW), (60, RED)),

@@ -253,6 +253,8 @@ OPTIONS_OF_RUN = (
         "--gate",
         "--abort-on-fail",
         "--abort-unless",
+        "--baseline-run",
+        "--no-baseline-run",
         "--twin",
         "--no-twin",
         "--backend",

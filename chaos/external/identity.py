@@ -11,7 +11,7 @@ from dataclasses import dataclass
 RANK_PID = "CHAOS_RANK_PID"
 # Set where nodes are containers: which of them this is.
 NODE_VARIABLE = "CHAOS_NODE"
-# Which of the run's jobs: the main one, or its fault-free twin.
+# Which of the run's jobs: the main one, or its fault-free baseline.
 JOB_VARIABLE = "CHAOS_JOB"
 # torchft's examples and launchers set them for the processes of each replica group, which all have ranks from 0.
 _REPLICA_GROUP, _NUM_REPLICA_GROUPS = "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"

@@ -1,4 +1,4 @@
-"""What a run lost: steps, samples, and the closeness of its losses to the fault-free twin's."""
+"""What a run lost: steps, samples, and the closeness of its losses to the fault-free baseline's."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Narrator:
         sentence = teller(event, event.fields) if teller else None
         if sentence is None:
             return None
-        return one_line(sentence if event.job == MAIN_JOB else f"fault-free twin: {sentence}")
+        return one_line(sentence if event.job == MAIN_JOB else f"fault-free baseline: {sentence}")
 
     def _tell_incidents_planned(self, event: Event, fields: Mapping[str, Any]) -> str | None:
         planned = [f"{i.get('fault')} on {target_text(i.get('target'))} {when(i)}" for i in fields.get("incidents", [])]

@@ -39,7 +39,7 @@ _LONGEST_WARM_UP_STEPS = 50
 
 @dataclass(frozen=True)
 class Timeline:
-    """The main job (and its fault-free twin's steps) as times and values. Times are CLOCK_MONOTONIC seconds.
+    """The main job (and its fault-free baseline's steps) as times and values. Times are CLOCK_MONOTONIC seconds.
 
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.

@@ -15,7 +15,7 @@ HEADLINE: Mapping[str, str] = {
     "progress_seconds": "recovery: fault to the next new step",
     "steps_lost": "steps lost or done again",
     "goodput_ratio": "goodput: share of the time that trained",
-    "loss_deviation_ratio": "loss deviation from the fault-free twin",
+    "loss_deviation_ratio": "loss deviation from the fault-free baseline",
 }
 """What a comparison of strategies shows, in this order, with what to call it."""
 

@@ -160,7 +160,7 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
         )
     if timeline.twin.first and timeline.steps.first and timeline.twin.first[0].step != timeline.steps.first[0].step:
         found.append(
-            f"The fault-free twin began at step {timeline.twin.first[0].step}, and the job at "
+            f"The fault-free baseline began at step {timeline.twin.first[0].step}, and the job at "
             f"{timeline.steps.first[0].step}: it went on from what the job had saved; --reset puts it back to its "
             "beginning before each start."
         )
@@ -250,14 +250,18 @@ def _of_the_holds(summary: Summary, timeline: Timeline | None) -> list[str]:
 def _of_the_losses(summary: Summary, timeline: Timeline | None) -> list[str]:
     timeline_has_twin = timeline is not None and bool(timeline.twin.first)
     if summary.twin_loss is None:
-        why = "the twin left no loss to compare with" if summary.twin_planned else "the run had no fault-free twin"
+        why = "the run had no fault-free baseline"
+        if summary.twin_planned:
+            why = "the fault-free baseline has no loss to compare with"
+            if summary.command and timeline_has_twin and summary.final_loss is None:
+                why = "the loss of the command is not known. A script can report it: chaos.agent.step(loss=loss)"
         if summary.twin_planned and summary.command and not timeline_has_twin:
             why = (
-                "the fault-free twin took no step. A job that goes on from its own checkpoint had nothing left to do: "
-                "--reset 'rm -rf ...' puts it back to its beginning before each start"
+                "the fault-free baseline took no step. A job that resumes from its own checkpoint has nothing left "
+                "to do: --reset 'rm -rf ...' removes the checkpoint before each start"
             )
         if summary.twin_planned and summary.twin_outcome is None and summary.job_outcome != "completed":
-            why = "the fault-free twin comes after the job, and the job did not come to its end"
+            why = "the fault-free baseline comes after the job, and the job did not complete"
         return [f"No loss deviation: {why}."] if summary.incidents or summary.twin_planned else []
     if summary.num_loss_steps is not None and summary.num_loss_steps < LOSS_STEPS:
         return [

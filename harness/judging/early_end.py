@@ -40,8 +40,8 @@ def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
         parsed = Gate.parse(str(gate))
         if not has_twin and isinstance(parsed.metric, Metric) and parsed.metric.needs_twin:
             raise GateError(
-                f"'{parsed.expression}' could never be answered: {parsed.metric.name} needs the fault-free twin, and "
-                "this run has none"
+                f"'{parsed.expression}' could never be answered: {parsed.metric.name} needs the fault-free baseline "
+                "(--baseline-run), and this run has none"
             )
         if isinstance(gate, AbortingGate) and (reason := _why_not(parsed)):
             raise GateError(

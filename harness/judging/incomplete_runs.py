@@ -19,7 +19,7 @@ def unfinished(metric: Metric | Series, period: Period | None, summary: Summary)
     outcome = summary.job_outcome
     if outcome == "completed":
         is_cut = isinstance(metric, Metric) and metric.is_beside_twin and summary.twin_planned
-        return "the twin ended" if is_cut and summary.twin_outcome != "completed" else None
+        return "the fault-free baseline ended" if is_cut and summary.twin_outcome != "completed" else None
     is_of_before = metric.is_of_before if isinstance(metric, Metric) else period == "before"
     if is_of_before and any(incident.injected for incident in summary.incidents):
         return None

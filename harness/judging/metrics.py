@@ -153,7 +153,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "loss_deviation_ratio",
             "ratio",
-            "final loss against the fault-free twin's",
+            "final loss against the fault-free baseline's",
             is_beside_twin=True,
             needs_twin=True,
             better="lower",
@@ -172,11 +172,11 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "slowdown_ratio",
             "ratio",
-            "how much longer a command took than its fault-free twin",
+            "how much longer a command took than its fault-free baseline",
             needs_twin=True,
             better="lower",
         ),
-        Metric("twin_loss", "number", "the same of the fault-free twin", is_beside_twin=True, needs_twin=True),
+        Metric("twin_loss", "number", "the same of the fault-free baseline", is_beside_twin=True, needs_twin=True),
         Metric(
             "steps_committed",
             "number",

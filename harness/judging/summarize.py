@@ -241,7 +241,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
 
 
 def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
-    """How fast the fault-free twin was, and how much longer the job took: both had the machine to themselves."""
+    """How fast the fault-free baseline was, and how much longer the job took: both had the machine to themselves."""
     began, ended = state.first_of(JobStarted, TWIN_JOB), state.first_of(JobEnded, TWIN_JOB)
     if began is None or ended is None or ended.outcome != "completed":
         return {}

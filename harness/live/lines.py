@@ -130,7 +130,9 @@ class PlainView:
         if part <= self._parts.get(event.job, 0):
             return None
         self._parts[event.job] = part
-        return f"{'' if event.job == MAIN_JOB else 'fault-free twin: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
+        return (
+            f"{'' if event.job == MAIN_JOB else 'fault-free baseline: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
+        )
 
     def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
         """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""

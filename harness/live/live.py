@@ -145,7 +145,7 @@ class Screen:
         self._line((one_line(progress.name) or "run", "bold"), (f"   seed {progress.seed}   {elapsed}", ""))
         self._job("training", progress.main)
         if progress.twin is not None:
-            self._job("twin", progress.twin)
+            self._job("baseline", progress.twin)
         self._speed()
         self._nodes()
         incidents = progress.incidents

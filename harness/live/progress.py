@@ -82,7 +82,7 @@ class RunProgress:
 
     @property
     def twin(self) -> JobProgress | None:
-        """The fault-free twin, once it has begun."""
+        """The fault-free baseline, once it has begun."""
         twin = self._job(TWIN_JOB)
         return None if twin == JobProgress() else twin
 

@@ -150,7 +150,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
     ]
     size = -(-len(curves.main) // (sizes.points // 2)) if len(curves.main) > sizes.points else 1
     thinned = f", lowest and highest of every {size} steps" if size > 1 else ""
-    items = [("curve-main", f"this run{thinned}"), *((("curve-twin", "its twin without faults"),) if twin else ())]
+    items = [("curve-main", f"this run{thinned}"), *((("curve-twin", "fault-free baseline"),) if twin else ())]
     if bad:
         items.append(("mark-bad", "no finite number"))
     items += [*beyond_items, *apart_items, *_step_band_items(curves, history)]
@@ -183,7 +183,7 @@ def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[s
     y = panel.upwards(low, high)
     beyond, items = drawing.out_of_range((points,), x, panel, low, high, "%")
     body = [
-        drawing.text(6.0, panel.top - 10, "difference from the twin", css="strong"),
+        drawing.text(6.0, panel.top - 10, "difference from the baseline", css="strong"),
         *drawing.axis_up(panel, y, drawing.ticks(low, high, 3), "%"),
         drawing.line([(panel.left, y(0.0)), (panel.right, y(0.0))], "before"),
         drawing.line([(x(step), y(min(high, max(low, percent)))) for step, percent in points], "main"),
@@ -350,5 +350,5 @@ def _loss_text(main: Sequence[float], twin: Sequence[float], bad: Sequence[int])
         )
     if bad:
         said.append(f"It was no finite number in {count(len(bad), 'step')}, first in step {bad[0]}.")
-    said.append(f"The twin's goes to {median(twin[-10:]):.4g}." if twin else "There is no twin.")
+    said.append(f"The baseline's goes to {median(twin[-10:]):.4g}." if twin else "There is no fault-free baseline.")
     return " ".join(said)

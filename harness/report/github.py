@@ -181,7 +181,7 @@ def _figures(summary: Summary) -> list[str]:
     rows: list[tuple[str, Any, Callable[[Any], str]]] = [
         ("steps committed", summary.steps_committed, str),
         ("throughput drop", summary.throughput_drop_ratio, wording.percent),
-        ("loss against the twin", summary.loss_deviation_ratio, wording.percent),
+        ("loss vs. the fault-free baseline", summary.loss_deviation_ratio, wording.percent),
         ("goodput", summary.goodput_ratio, wording.percent),
         ("time of the job", summary.wall_clock_seconds, name_seconds),
     ]

@@ -180,7 +180,7 @@ def _cost(summary: Summary) -> Iterator[str]:
         yield f"Of the job's {wall}, {wording.percent(summary.goodput_ratio)} was productive training."
     if summary.loss_deviation_ratio is not None:
         apart = wording.percent(summary.loss_deviation_ratio, 2)
-        yield f"Its final loss differs by {apart} from that of the fault-free twin."
+        yield f"Its final loss differs by {apart} from that of the fault-free baseline."
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

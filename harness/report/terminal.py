@@ -190,9 +190,9 @@ class _Report:
         self._head("Loss")
         self._row("final loss of this run", f"{loss:.4f}")
         if twin is None:
-            self._paragraph("No fault-free twin was run to compare it with (--twin).")
+            self._paragraph("No fault-free baseline was run to compare with (--baseline-run).")
             return
-        self._row("final loss of the fault-free twin", f"{twin:.4f}")
+        self._row("final loss of the fault-free baseline", f"{twin:.4f}")
         self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")
 
     def _time(self) -> None:

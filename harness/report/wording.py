@@ -75,15 +75,15 @@ def headline(summary: Summary) -> str:
 
 
 def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    """(words, value) of what an external job and its fault-free twin took; each had the machine to itself."""
+    """(words, value) of what an external job and its fault-free baseline took; each had the machine to itself."""
     if summary.twin_wall_clock_seconds is None:
         return
     if summary.twin_work_per_second is not None:
-        yield "fault-free twin (median)", f"{speed_text(summary.twin_work_per_second)} {summary.throughput_unit}/s"
-    yield "duration of the fault-free twin", name_seconds(summary.twin_wall_clock_seconds)
+        yield "fault-free baseline (median)", f"{speed_text(summary.twin_work_per_second)} {summary.throughput_unit}/s"
+    yield "duration of the fault-free baseline", name_seconds(summary.twin_wall_clock_seconds)
     if summary.slowdown_ratio is not None:
         yield "duration of this run", name_seconds(summary.wall_clock_seconds)
-        yield "slowdown against the twin", percent(summary.slowdown_ratio)
+        yield "slowdown vs. the baseline", percent(summary.slowdown_ratio)
 
 
 def moment(incident: IncidentSummary) -> str:

@@ -1,4 +1,4 @@
-"""The fault-free twin of an external job: the same command once more, after the run with the faults."""
+"""The fault-free baseline of an external job: the same command once more, after the run with the faults."""
 
 from __future__ import annotations
 

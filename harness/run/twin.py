@@ -1,4 +1,4 @@
-"""The fault-free twin: at idle priority beside the main job, where no fault of that can reach it, else after it."""
+"""The fault-free baseline: at idle priority beside the main job, where no fault of that can reach it, else after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mecefo_runtime.system.process import leave_idle_priority
 _IDLE_TIMEOUT_SECONDS = 600.0
 # One that has come this far when the main job ends goes on as it is, else it is sooner done from the beginning.
 _WORTH_KEEPING_RATIO = 0.5
-_STARVED = "the machine had no time to spare for the twin beside the job: it begins again, at normal priority"
+_STARVED = "no idle CPU time for the fault-free baseline beside the job: it restarts after the job, at normal priority"
 
 
 class Twin:

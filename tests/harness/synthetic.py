@@ -1,6 +1,7 @@
 """Synthetic event logs: what a run would have written, told by a few knobs and an exact clock, with nothing running.
 
-`run()` is a run of 60 steps in which node 1 is killed at step 20 and repaired 15 steps later, with a fault-free twin.
+`run()` is a run of 60 steps in which node 1 is killed at step 20 and repaired 15 steps later, with a fault-free
+baseline.
 Every figure of it follows from the constants below, so that a test can state what it expects.
 """
 

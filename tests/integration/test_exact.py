@@ -1,4 +1,4 @@
-"""Exact takeover: the losses are the fault-free twin's through failure and rejoin."""
+"""Exact takeover: the losses are the fault-free baseline's through failure and rejoin."""
 
 import pytest
 

@@ -32,19 +32,21 @@ def test_a_replica_that_is_wrong_to_the_end_fails_though_no_loss_shows_it(tmp_pa
     assert run.summary["steps_committed"] == 30 and run.summary["first_non_finite_loss_step"] is None
 
 
-def test_a_twin_of_a_job_that_goes_on_from_its_checkpoint_begins_where_the_job_did(tmp_path):
+def test_the_fault_free_baseline_begins_where_the_job_did_after_a_reset(tmp_path):
     reset = ("--reset", f"rm -f {tmp_path}/checkpoint.pt")
-    run = run_chaos(tmp_path, "none", "--twin", *reset, command=training(tmp_path, 20))
+    gates = ("--gate", "slowdown < 20", "--gate", "loss_deviation < 1%")
+    run = run_chaos(tmp_path, "none", "--baseline-run", *reset, *gates, command=training(tmp_path, 20))
     assert (run.exit_code, run.summary["verdict"]) == (0, "pass"), run.summary["reasons"]
     assert run.summary["reasons"][0].startswith("no fault was planned")
     assert (run.summary["steps_committed"], run.summary["twin_steps_committed"]) == (20, 20)
     assert run.summary["loss_deviation_ratio"] == pytest.approx(0.0, abs=1e-9)
     assert run.summary["slowdown_ratio"] > -1
+    assert [gate["passed"] for gate in run.summary["gates"]] == [True] * 3
     assert [event.job for event in run.events if event.kind == "job_reset"] == ["main", "twin"]
 
 
-def test_without_a_reset_the_twin_has_nothing_left_to_do_and_that_is_said(tmp_path):
-    run = run_chaos(tmp_path, "none", "--twin", command=training(tmp_path, 5))
+def test_without_a_reset_the_fault_free_baseline_has_nothing_left_to_do_and_that_is_said(tmp_path):
+    run = run_chaos(tmp_path, "none", "--baseline-run", command=training(tmp_path, 5))
     assert run.summary["twin_loss"] is None
     assert any("--reset" in caveat for caveat in run.summary["caveats"]), run.summary["caveats"]
 

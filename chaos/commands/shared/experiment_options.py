@@ -190,9 +190,11 @@ def experiment_options(command: Any) -> Any:
         option(CRITERIA, "--abort-on-fail", is_flag=True, default=None, help="Make every gate one of these."),
         option(
             CRITERIA,
+            "--baseline-run/--no-baseline-run",
             "--twin/--no-twin",
+            "twin",
             default=None,
-            help="Also run the same job without faults, to compare with. Default: on, off with -- COMMAND.",
+            help="Also run the same job without faults and compare with it. Default: on, off with -- COMMAND.",
         ),
         option(ANY_JOB, "--nodes", type=NUMBER, help="Number of nodes. Default: 4; of a COMMAND: from its options."),
         option(

@@ -40,9 +40,7 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
         print_text(note)
     for gate in experiment.gates:
         print_text(f"gate: {gate}{' (ends the run when it fails)' if isinstance(gate, AbortingGate) else ''}")
-    print_text(
-        "twin: the same job without faults, for the loss" if experiment.twin else "no twin: the loss is not compared"
-    )
+    print_text("fault-free baseline: the same job without faults" if experiment.twin else "no fault-free baseline")
 
 
 def _job_text(job: JobConfig | CommandConfig) -> str:

@@ -100,7 +100,13 @@ class TestPlan:
     def test_it_says_what_would_be_done_and_starts_nothing(self, chaos, tmp_path):
         code, out, err = chaos("run", *KILL, "--on", "node=2", "--gate", "recovery_seconds < 2", "--dry-run")
         assert (code, err) == (0, "")
-        for word in ("4 nodes x 2 ranks", "4 replicas x 2 stages", "kill-node on node=2 at step=10", "40steps", "twin"):
+        for word in (
+            "4 nodes x 2 ranks",
+            "4 replicas x 2 stages",
+            "kill-node on node=2 at step=10",
+            "40steps",
+            "baseline",
+        ):
             assert word in out
         assert "gate: recovery_seconds < 2" in out
         assert list(tmp_path.iterdir()) == []

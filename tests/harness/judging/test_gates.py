@@ -228,7 +228,10 @@ def test_a_job_that_came_to_its_end_is_judged_though_its_twin_did_not():
     twin_stopped = summary_of(1.0, **figures, status="interrupted", twin_outcome="stopped")
     assert evaluate(Gate.parse("steps_lost == 0"), twin_stopped).passed is True
     result = evaluate(Gate.parse("loss_deviation < 2%"), twin_stopped)
-    assert (result.passed, result.reason) == (None, "the twin ended before loss_deviation_ratio was final")
+    assert (result.passed, result.reason) == (
+        None,
+        "the fault-free baseline ended before loss_deviation_ratio was final",
+    )
     assert evaluate(Gate.parse("final_loss < 2"), summary_of(final_loss=1.0, twin_planned=False)).passed is True
 
 

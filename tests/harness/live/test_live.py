@@ -64,7 +64,7 @@ class TestPlainView:
             "repair: node 1 with ranks 2 and 3 restarts",
             "ranks 2 and 3 rejoined the job",
             "job completed with 60 steps committed",
-            "fault-free twin: job completed with 60 steps committed",
+            "fault-free baseline: job completed with 60 steps committed",
         ]
         where = [next(i for i, line in enumerate(lines) if words in line) for words in story]
         assert where == sorted(where)
@@ -217,8 +217,8 @@ class TestLiveView:
         assert "against 40,960 before the fault" in live(few).render().plain
 
     def test_the_twin_has_its_own_bar(self):
-        assert "twin" not in live(synthetic.run(twin=False)).render().plain
-        assert "60/60 steps, completed" in live(synthetic.run()).render().plain.split("twin")[1]
+        assert "baseline" not in live(synthetic.run(twin=False)).render().plain
+        assert "60/60 steps, completed" in live(synthetic.run()).render().plain.split("baseline")[1]
 
     def test_fits_a_small_and_an_ascii_terminal(self):
         view = live(synthetic.run(), width=60, height=12, encoding="ascii")

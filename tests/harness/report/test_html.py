@@ -71,7 +71,7 @@ def test_is_well_formed_and_says_it_all():
         "Training speed",
         "40,960 tokens/s",
         "Loss",
-        "fault-free twin",
+        "fault-free baseline",
         "Who held which layers",
         "rank 7",
         "Where the time went",
@@ -182,7 +182,7 @@ def test_a_long_run_stays_a_small_page():
 def test_no_twin_and_no_recovery_are_said():
     dead = incident(recovery_seconds=None, recovered=False, phases_seconds={"verify": 0.003})
     shown = page(summary(twin_loss=None, incidents=[dead]), synthetic.run(twin=False, faults=[Fault(recovers=False)]))
-    assert "There is no fault-free twin" in shown.text
+    assert "There is no fault-free baseline" in shown.text
     assert "It did not recover" in shown.text
 
 
@@ -324,6 +324,6 @@ def test_the_difference_from_the_twin_is_never_drawn_smaller_than_it_is(percent)
     few = {step: synthetic.loss_of(step) * (1 + percent / 100) for step in (40, 150, 151)}
     noise = {step: synthetic.loss_of(step) * (1 + 2e-4 * (-1) ** step) for step in range(20, 201)}
     for picture in loss_pictures(noise | few):
-        panel = picture[picture.index("difference from the twin") :]
+        panel = picture[picture.index("difference from the baseline") :]
         marked = [float(text) for text in re.findall(r">(-?[\d.]+)%</text>", panel)]
         assert max(abs(value) for value in marked) >= 0.8 * abs(percent), "an axis that far, or an arrow with the value"

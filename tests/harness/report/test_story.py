@@ -25,7 +25,7 @@ def test_a_run_in_sentences():
         "step 0.19 s after the fault.",
         "Its ranks rejoined 2.3",
         "% lower than before (40,960 to ",
-        "Its final loss differs by 0.00% from that of the fault-free twin",
+        "Its final loss differs by 0.00% from that of the fault-free baseline",
     ):
         assert sentence in text
 
