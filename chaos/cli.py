@@ -27,12 +27,14 @@ from chaos.commands.serve import serve
 from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.shared.grouped import GroupedGroup, option
+from chaos.commands.shared.hints import sentence
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, OUTPUT, FileToWrite
 from chaos.commands.shared.output import print_json, print_plan, print_report, tell_github
 from chaos.commands.shared.quick import AT_STEP as QUICK_AT
 from chaos.commands.shared.quick import STEPS as QUICK_STEPS
 from chaos.commands.shared.quick import quick as shorten
 from chaos.commands.shared.said import given, read_experiment
+from chaos.commands.shared.usage_errors import leave_traces
 from chaos.commands.shrink import shrink
 from chaos.commands.validate import validate
 from chaos.errors import ChaosError, UsageError
@@ -279,13 +281,21 @@ def run_cli(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("chaos: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return EXIT_USAGE
+    except click.ClickException as error:
+        return _told(arguments, UsageError(sentence(error)))
     except ChaosError as error:
-        click.echo(f"chaos: {error}", err=True)
-        return error.exit_code
+        return _told(arguments, error)
     except Exception:
         # A mistake of ours. Python's own exit code for it would say that a gate failed.
         traceback.print_exc()
         return EXIT_FAILED
+
+
+def _told(arguments: list[str], error: ChaosError) -> int:
+    """Say what ended the command, to whom it matters; returns the exit code."""
+    click.echo(f"chaos: {error}", err=True)
+    leave_traces(arguments, error)
+    return error.exit_code

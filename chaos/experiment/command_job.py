@@ -192,7 +192,10 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
     # A path is looked up from the folder in which the command will run.
     where = str(folder.absolute() / program) if os.sep in program else program
     if shutil.which(where, path=path) is None:
-        raise UsageError(f"there is no program {shown(program)} that could be started", key="job.command")
+        is_script = program.endswith(".py") and (folder / program).is_file()
+        advice = f"a script needs a program that runs it: torchrun {program}, or python {program}"
+        why = f": {advice}" if is_script else ""
+        raise UsageError(f"there is no program {shown(program)} that could be started{why}", key="job.command")
     _check_script(job.command, folder, is_in_containers=False)
 
 

@@ -18,6 +18,17 @@ FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "wi
 
 PARAMETERS = "parameters"
 
+# What faults are called elsewhere.
+OTHER_NAMES = {
+    **dict.fromkeys(("kill-rank", "kill-gpu", "kill-worker", "sigkill"), "kill-process"),
+    **dict.fromkeys(("crash", "exception"), "raise"),
+    **dict.fromkeys(("nan", "inject-nan"), "set-nan"),
+    **dict.fromkeys(("straggler", "slow-node", "slow-gpu"), "slow-rank"),
+    **dict.fromkeys(("hang", "freeze"), "pause-process"),
+    **dict.fromkeys(("oom", "cuda-oom"), "gpu-oom"),
+    **dict.fromkeys(("delay-link", "latency", "packet-loss"), "slow-link"),
+}
+
 
 class FaultSpec(Said):
     """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.

@@ -16,7 +16,7 @@ from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.experiment.command_job import CommandJob, SavedIn
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
-from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
+from chaos.experiment.fault_spec import FAULT_KEYS, OTHER_NAMES, PARAMETERS
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.job import (
     Approximation,
@@ -155,8 +155,11 @@ def read_options(
 
 
 def _no_fault(kind: str, kinds: Registry, or_else: str = "") -> UsageError:
-    guess = nearest(kind, kinds)
-    others = "; `chaos faults` lists all" if guess else f": there are {', '.join(kinds)}{or_else}"
+    guess = OTHER_NAMES.get(kind.lower()) or nearest(kind, kinds)
+    several = [name for name in kinds if name.startswith(f"{kind}-")]
+    if len(several) > 1:
+        return UsageError(f"there is no fault {shown(kind)}: write one of {', '.join(several)}")
+    others = "; `chaos faults` lists all" if guess else f": `chaos faults` lists all{or_else}"
     return UsageError(f"there is no fault {shown(kind)}{others}", suggestion=guess)
 
 
@@ -169,7 +172,10 @@ def _is_path(subject: str) -> bool:
 def _of_profile(options: Mapping[str, Any], kinds: Registry, source: Source, mistakes: list[Mistake]) -> dict[str, Any]:
     """What is said of an experiment by naming no fault and no file, but a profile."""
     if "profile" not in options:
-        raise UsageError(f"which fault? there are {', '.join(kinds)}; or write the path of a .yaml file, or --profile")
+        raise UsageError(
+            "which fault? Write one first, as in `chaos run kill-node --at step=30`, or the path of a .yaml file, or "
+            "--profile; `chaos faults` lists all"
+        )
     for option in (*FAULT_KEYS, "parameters"):
         if option in options:
             error = UsageError("it is of one fault, but none is named", key=option_name(option))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -124,9 +125,7 @@ class Target:
             elif key in _WORDS:
                 raise UsageError(f"{key} of what? write {key}={ {'role': ROLES[0], 'link': '2-5'}.get(key, '0') }")
             else:
-                raise UsageError(
-                    f"there is no target {shown(key)}: write one of {_examples()}", suggestion=nearest(key, _WORDS)
-                )
+                raise _no_target(key, text, places)
         return cls(role=role, link=link, random=draws, **places)
 
 
@@ -271,6 +270,20 @@ def _where(target: Target, cluster: Cluster) -> str:
         what = "a spare one" if is_spare else "replica {}, stage {}".format(*cluster.cell_of(rank))
         where.append(f"rank {rank} is on node {cluster.node_of(rank)}, {what}")
     return "; ".join(where)
+
+
+def _no_target(key: str, text: str | None, places: Mapping[str, Places]) -> UsageError:
+    """What is no target, and what was probably meant."""
+    if key.isdigit() and text is None:
+        if not places:
+            return UsageError(f"{key} of what? write rank={key} or node={key}")
+        place, numbers = list(places.items())[-1]
+        said = [numbers] if isinstance(numbers, int) else numbers
+        return UsageError(f"write several with +: {place}={_joined([*said, int(key)])}")
+    if match := re.fullmatch(rf"({'|'.join((*_PLACES, 'gpu'))})[ :_-]?([0-9]+)", key + (text or "")):
+        place = match[1].replace("gpu", "rank")
+        return UsageError(f"there is no target {shown(key)}: write {place}={match[2]}")
+    return UsageError(f"there is no target {shown(key)}: write one of {_examples()}", suggestion=nearest(key, _WORDS))
 
 
 def _places(key: str, text: str) -> Places:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from chaos.errors import UsageError, nearest, shown
@@ -136,6 +137,8 @@ class Trigger:
         words = ("step", "phase", "time")
         for key in parts:
             if key not in words:
+                if meant := _meant(key):
+                    raise UsageError(f"{shown(key)} is no trigger: write {meant}")
                 raise UsageError(
                     f"there is no {shown(key)} in a trigger: write {', '.join(words)}",
                     key=str(key) if isinstance(value, Mapping) else None,
@@ -148,6 +151,17 @@ class Trigger:
             phase=_phase(parts["phase"]) if "phase" in parts else DEFAULT_PHASE,
             at_seconds=_time(parts["time"]) if "time" in parts else None,
         )
+
+
+def _meant(text: object) -> str | None:
+    """How a trigger is written that lacks its key or its sign: `10s`, `step5`."""
+    text = str(text)
+    if match := re.fullmatch(r"(step|time)[ :_-]?([0-9]+(s|ms|min|h)?)", text):
+        return f"{match[1]}={match[2]}"
+    with suppress(UsageError):
+        duration = Duration.parse(text)
+        return f"step={duration.steps}" if duration.seconds is None else f"time={text}"
+    return None
 
 
 def split_pairs(text: str) -> list[tuple[str, str | None]]:

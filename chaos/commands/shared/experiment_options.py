@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -13,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.grouped import GroupedCommand, option
+from chaos.commands.shared.hints import hint, refused
 from chaos.errors import UsageError
 
 
@@ -58,8 +56,8 @@ class CommandOfAJob(GroupedCommand):
         try:
             rest = super().parse_args(ctx, list(args[:own]))
         except click.UsageError as error:
-            if hint := _hint(error, args[:own]):
-                raise click.UsageError(f"{error.format_message().rstrip('.')}: {hint}", ctx) from error
+            if meant := hint(error, args[:own]):
+                raise click.UsageError(f"{refused(error)}: {meant}", ctx) from error
             raise
         _, _, order = self.make_parser(ctx).parse_args(list(args[:own]))
         for name in ("at", "on"):
@@ -77,27 +75,6 @@ class CommandOfAJob(GroupedCommand):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """With the command at the end."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
-
-
-def _hint(error: click.UsageError, words: Sequence[str]) -> str | None:
-    """What was probably meant by a command line that cannot be parsed, and how that is written."""
-    from chaos.experiment.reading import installed_faults
-
-    kinds = installed_faults()
-    joined = next((f"{one}-{two}" for one, two in pairwise(words) if f"{one}-{two}" in kinds), None)
-    if joined is not None:
-        return f"did you mean {joined!r}?"
-    if isinstance(error, click.NoSuchOption):
-        key = error.option_name.lstrip("-").replace("-", "_")
-        kind = next((word for word in words if word in kinds), None)
-        if kind is not None and key in kinds[kind].Parameters.model_fields:
-            return f"it is a parameter of {kind}, write -p {key}=VALUE"
-    program = next((word for word in words[1:] if word.endswith(".py") or _is_program(word)), None)
-    return None if program is None else f"a command of your own stands behind --, as in `-- {program} ...`"
-
-
-def _is_program(word: str) -> bool:
-    return not word.startswith("-") and os.sep not in word and shutil.which(word) is not None
 
 
 # The headings of help. What is not in one of these is of the built-in job alone.

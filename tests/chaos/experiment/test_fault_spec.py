@@ -240,7 +240,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("subject", "given", "message"),
         [
-            (None, {}, "which fault? there are kill-node, kill-process"),
+            (None, {}, "which fault? Write one first, as in `chaos run kill-node --at step=30`"),
             (None, {"profile": "lama3"}, "--profile: there is no profile 'lama3'"),
             (None, {"profile": "llama3", "at": "step=5"}, "--at: it is of one fault, but none is named"),
             (None, {"profile": "llama3", "parameters": ("a=1",)}, "--param: it is of one fault, but none is named"),
