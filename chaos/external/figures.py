@@ -15,6 +15,8 @@ _MAX_BATCH_DEPTH = 4
 # Batches that were fetched ahead of their use; a loader that is not trained from fills no memory.
 _MAX_WAITING_BATCHES = 64
 _MAX_LOADERS = 16
+# Losses of a step that a GradScaler scaled, and that no backward pass has begun from.
+_MAX_SCALED = 8
 _TOKEN_KEYS = ("input_ids", "decoder_input_ids")
 
 
@@ -35,7 +37,9 @@ class Figures:
         # The loader that is trained from, once that is known.
         self.trained_from: int | None = None
         self._seen_tokens: int | None = None
-        self.is_scaled = False
+        # Losses that a GradScaler has scaled, as (scaled, unscaled), until they are used; they are held no longer.
+        self._scaled: list[tuple[Tensor, Tensor]] = []
+        self._is_scaled = self._is_unknown = False
         self._losses: list[Tensor] = []
         self._used: list[tuple[int | None, int | None]] = []
         self._num_backwards = 0
@@ -63,13 +67,24 @@ class Figures:
         is_ids = isinstance(first, Tensor) and first.dim() == 2 and not first.is_floating_point()
         self._seen_tokens = first.numel() if is_ids and isinstance(first, Tensor) else None
 
+    def scaled(self, outputs: object, scaled: object) -> None:
+        """A GradScaler has made `scaled` of `outputs`: the loss is what it was before that."""
+        self._is_scaled = True
+        if isinstance(outputs, Tensor) and isinstance(scaled, Tensor):
+            self._scaled.append((scaled, outputs.detach()))
+            del self._scaled[:-_MAX_SCALED]
+
     def backward(self, tensors: object, gradients: object) -> None:
         """A backward pass begins: of a loss, where a scalar is given without a gradient."""
         loss = tensors if isinstance(tensors, Tensor) else None
         if loss is None or gradients is not None or loss.numel() != 1:
             return
         self._num_backwards += 1
-        self._losses.append(loss.detach())
+        found = [index for index, (after, _) in enumerate(self._scaled) if after is loss]
+        unscaled = self._scaled.pop(found[-1])[1] if found else None
+        # Something that was computed from a scaled loss: its unscaled value is not known.
+        self._is_unknown |= self._is_scaled and unscaled is None
+        self._losses.append(loss.detach() if unscaled is None else unscaled)
         if self._last_read is not None and not self._waiting.get(self.trained_from or 0):
             # The first step, or another loader took over.
             self.trained_from = self._last_read
@@ -77,10 +92,15 @@ class Figures:
         if waiting:
             self._used.append(waiting.pop(0))
 
+    def left_out(self) -> None:
+        """A GradScaler leaves the step out: the losses of its passes are those of no step."""
+        self._losses, self._scaled, self._is_unknown = [], [], False
+
     def take(self, step: int) -> dict[str, float | int]:
         """The figures of the step that ends, those that are known, for all ranks together; the next one begins.
 
-        `loss` is the sum over the step's backward passes: what the optimizer was given the gradient of. It may be NaN.
+        `loss` is the sum over the step's backward passes: what the optimizer was given the gradient of, before a
+        GradScaler scaled it. It may be NaN.
         """
         told: dict[str, float | int] = {}
         loss = self._loss(step)
@@ -95,12 +115,13 @@ class Figures:
                 told["samples"] = samples * self._num_replicas
             if tokens is not None:
                 told["tokens"] = tokens * self._num_replicas
-        self._losses, self._used = [], []
+        self._used = []
+        self.left_out()
         self._num_backwards, self._seen_tokens = 0, None
         return told
 
     def _loss(self, step: int) -> float | None:
-        if not self._losses or self.is_scaled:
+        if not self._losses or self._is_unknown:
             return None
         if self._losses[0].device.type != "cpu" and step % LOSS_EVERY_STEPS_ON_ACCELERATORS:
             return None

@@ -47,8 +47,8 @@ class Observer(Protocol):
         """It is over."""
         ...
 
-    def on_scaled(self) -> None:
-        """The next loss is scaled."""
+    def on_scaled(self, outputs: object, scaled: object) -> None:
+        """A GradScaler has made `scaled` of `outputs`."""
         ...
 
     def on_left_out(self) -> None:
@@ -290,9 +290,10 @@ class TorchHooks:
 
     def _watch_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
             if scaler.is_enabled():
-                self._observer.on_scaled()
-            return original(scaler, outputs)
+                self._observer.on_scaled(outputs, scaled)
+            return scaled
 
         return scale
 

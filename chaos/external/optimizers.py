@@ -78,6 +78,8 @@ class Optimizers:
         if key in self._skipped:
             self._skipped.discard(key)
             self._num_skipped.pop(key, None)
+            # One without a count of its own says nothing of where the training is.
+            self._is_count_due &= steps_of(optimizer) > 0
             return True
         return False
 

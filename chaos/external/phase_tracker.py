@@ -68,8 +68,7 @@ class PhaseTracker:
         self._replica_state: ReplicaState | None = None
         self._is_finite = True
         self._loss: float | None = None
-        # What the script called first in the newest step.
-        self._called: Callable[[], object] = lambda: None
+        self._called: Callable[[], object] = lambda: None  # what the script called first in the newest step
         # The optimizer has called its closure.
         self._is_evaluating = False
         self._thread: int | None = None
@@ -136,13 +135,14 @@ class PhaseTracker:
             parameters = parameters_of(self._optimizers.training())
             self._guard(self._stall_reason.computed_back, tensors, (parameter.grad for parameter in parameters))
 
-    def on_scaled(self) -> None:
+    def on_scaled(self, outputs: object, scaled: object) -> None:
         """See `Observer`."""
-        self._figures.is_scaled = True
+        self._guard(self._figures.scaled, outputs, scaled)
 
     def on_left_out(self) -> None:
         """See `Observer`: no step of the training."""
         self._num_left_out += 1
+        self._guard(self._figures.left_out)
 
     def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """See `Observer`. With a closure (LBFGS, Lightning), the whole step is computed inside the optimizer's."""

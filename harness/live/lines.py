@@ -130,16 +130,14 @@ class PlainView:
         if part <= self._parts.get(event.job, 0):
             return None
         self._parts[event.job] = part
-        return (
-            f"{'' if event.job == MAIN_JOB else 'fault-free baseline: '}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
-        )
+        return f"{_prefix(event)}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
 
     def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
         """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""
         if job.step < 2 * self._parts.get(event.job, 1):
             return None
         self._parts[event.job] = job.step
-        return f"{count(job.step, 'step')} done{_speed_and_loss(job)}"
+        return f"{_prefix(event)}{count(job.step, 'step')} done{_speed_and_loss(job)}"
 
     def _write(self, line: str) -> None:
         if self._stream is None:
@@ -152,6 +150,10 @@ class PlainView:
         except (OSError, ValueError):
             # Whoever read this has gone (a closed pipe, a full disk). The run goes on, and its log has it all.
             self._stream = None
+
+
+def _prefix(event: Event) -> str:
+    return "" if event.job == MAIN_JOB else "fault-free baseline: "
 
 
 def _speed_and_loss(job: JobProgress) -> str:

@@ -91,11 +91,25 @@ def test_a_backward_pass_that_is_given_a_gradient_has_no_loss(tensors, gradients
     assert figures.take(1) == {}
 
 
-def test_a_loss_that_is_scaled_is_not_told():
+def test_a_loss_that_a_scaler_scales_is_told_as_it_was_before():
     figures = Figures()
-    figures.is_scaled = True
-    figures.backward(LOSS, None)
+    for step in (1, 2):
+        scaled = LOSS * 2**16
+        figures.scaled(LOSS, scaled)
+        figures.backward(scaled, None)
+        assert figures.take(step) == {"loss": 2.5}
+
+
+def test_what_was_computed_from_a_scaled_loss_is_not_told():
+    figures = Figures()
+    scaled = LOSS * 2**16
+    figures.scaled(LOSS, scaled)
+    figures.backward(scaled / 4, None)
     assert figures.take(1) == {}
+    # Nor when the scaler was given several losses at once, or somebody scales beside it.
+    figures.scaled([LOSS, LOSS], [scaled, scaled])
+    figures.backward(scaled, None)
+    assert figures.take(2) == {}
 
 
 @pytest.mark.parametrize("losses", [("nan",), ("1.5", "nan"), ("inf", "-inf")], ids=str)

@@ -1,5 +1,7 @@
 """Trainers that others wrote: their scripts as of a tutorial, no line changed."""
 
+from statistics import fmean
+
 import pytest
 
 from tests.external.jobs import python, run_job
@@ -36,6 +38,10 @@ def test_lightning_trainer(tmp_path, accumulation):
     assert (job.exit_code, job.hellos) == (0, [(0, 0, 1)]), job.stderr
     assert job.steps == [1, 2, 3, 4, 5, 6]
     assert {event.fields["samples"] for event in job.of("step_committed")} == {8 * accumulation}
+    # The loss of a step is the mean of what it logs for its batches.
+    logged = [float(line.split()[1]) for line in job.lines if line.startswith("train_loss")]
+    means = [fmean(logged[first : first + accumulation]) for first in range(0, 6 * accumulation, accumulation)]
+    assert [event.fields["loss"] for event in job.of("step_committed")] == pytest.approx(means, rel=1e-5)
     # It says so before each forward.
     said = {held.place: held.printed.count("training step") for held in job.held}
     assert said == {

@@ -1,5 +1,6 @@
 """Real scripts, no line changed: each is held where it was to be held, and its steps are counted as it counts them."""
 
+import math
 import signal
 import sys
 
@@ -79,10 +80,13 @@ def test_steps_that_a_scaler_leaves_out_are_none_and_those_at_the_end_are_told(t
         "scaler = torch.amp.GradScaler('cpu', init_scale=2.0)\nfor step in range(8):\n"
         "    loss = model(torch.ones(1, 2)).sum() * (float('inf') if step in (2, 6, 7) else 1)\n"
         "    optimizer.zero_grad()\n    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n"
-        "    scaler.update()\n"
+        "    scaler.update()\n    print(loss.item())\n"
     )
     job = run_job(tmp_path, [sys.executable, "-c", script])
     assert (job.exit_code, job.stderr, job.steps) == (0, "", [1, 2, 3, 4, 5])
+    # Unscaled, and only those of the steps that were taken.
+    losses = [event.fields["loss"] for event in job.of("step_committed")]
+    assert losses == [loss for line in job.lines if math.isfinite(loss := float(line))]
     assert job.of("rank_finished")[0].fields["steps_left_out"] == 2
 
 
@@ -107,7 +111,8 @@ def test_what_a_script_does_not_show_is_announced_with_what_it_shows(tmp_path):
     holds = [(0, 1, "forward"), (0, 3, "data"), (0, 3, "forward"), (0, 3, "backward"), (0, 3, "optimizer")]
     job = run_job(tmp_path, python("bare.py"), holds=holds)
     assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5])
-    assert list(held_after(job).values()) == ["ready 1", *["ready 3"] * 4]
+    # That its first step was one shows when there is a second.
+    assert list(held_after(job).values()) == ["ready 2", *["ready 3"] * 4]
 
 
 def test_a_script_with_steps_of_its_own(tmp_path):

@@ -22,7 +22,12 @@ class Model(lightning.LightningModule):
     def training_step(self, batch):
         print("training step", flush=True)
         x, y = batch
-        return nn.functional.mse_loss(self.net(x), y)
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        print("train_loss", self.trainer.callback_metrics["train_loss"].item(), flush=True)
 
     def validation_step(self, batch):
         x, y = batch

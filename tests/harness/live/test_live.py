@@ -49,6 +49,11 @@ def assert_ordered(lines):
     assert columns == sorted(columns)
 
 
+def _without_steps(events):
+    """As of a command, of which nobody knows how many steps it takes."""
+    return [replace(e, fields={**e.fields, "steps": None}) if e.kind == "job_started" else e for e in events]
+
+
 class TestPlainView:
     def test_tells_the_story_in_order(self):
         lines = plain(synthetic.run())
@@ -77,6 +82,10 @@ class TestPlainView:
         lines = [line for line in plain(synthetic.run(faults=[], twin=False)) if "% done" in line]
         assert [line.split("% done")[0].split()[-1] for line in lines] == [str(n) for n in range(10, 101, 10)]
         assert all("40,960 tokens/s, loss " in line for line in lines)
+
+    def test_lines_of_the_fault_free_baseline_say_so_where_the_number_of_steps_is_not_known(self):
+        told = [line.split(maxsplit=3)[3] for line in plain(_without_steps(synthetic.run())) if "steps done" in line]
+        assert {line.split(" done")[0] for line in told} >= {"32 steps", "fault-free baseline: 32 steps"}
 
     def test_few_steps_are_told_once_each(self):
         lines = [line for line in plain(synthetic.run(steps=3, faults=[], twin=False)) if "% done" in line]
