@@ -157,8 +157,18 @@ def _prefix(event: Event) -> str:
 
 
 def _speed_and_loss(job: JobProgress) -> str:
-    speed = f", {speed_text(job.work_per_second)} {job.unit}/s" if job.work_per_second else ""
-    return speed + (f", loss {job.loss:.3f}" if job.loss is not None else "")
+    """The speed, unless it is that of a job at another pace, which says nothing beside the main job's."""
+    speed = f", {speed_text(job.work_per_second)} {job.unit}/s" if job.work_per_second and job.is_comparable else ""
+    loss = f", loss {job.loss:.3f}" if job.loss is not None else ""
+    left = "" if job.remaining_seconds is None else f", about {rounded(job.remaining_seconds)} left"
+    return speed + loss + left
+
+
+def rounded(seconds: float) -> str:
+    """An estimate, no more exact than it is."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def recovery_sentence(incident: MeasuredIncident) -> str:

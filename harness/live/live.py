@@ -22,7 +22,7 @@ from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
 from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
-from harness.live.lines import PlainView, recovery_sentence
+from harness.live.lines import PlainView, recovery_sentence, rounded
 from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.run_records import PlannedIncident
@@ -171,6 +171,8 @@ class Screen:
 
     def _job(self, label: str, job: JobProgress) -> None:
         tail = f" {job.step}/{job.steps} steps" if job.steps else f" {job.step} steps" if job.step else " starting"
+        if job.remaining_seconds is not None and not job.outcome:
+            tail += f", about {rounded(job.remaining_seconds)} left"
         if job.outcome:
             tail += f", {job.outcome}"
         cells = max(5, min(50, self._width - len(tail) - 12))
@@ -230,13 +232,13 @@ class Screen:
 def stage_words(incident: MeasuredIncident) -> tuple[str, str]:
     """How far an incident has come, in words, and a style for them."""
     if incident.is_unverified:
-        return "effect NOT seen", "red"
+        return "effect NOT verified", "red"
     stage = _stage(incident)
     if incident.recovery_seconds is not None:
         if incident.goes_on and incident.is_in_force:
-            return f"in force, training went on after {name_seconds(incident.recovery_seconds)}", "yellow"
+            return f"active, training continued after {name_seconds(incident.recovery_seconds)}", "yellow"
         recovered = f"recovered in {name_seconds(incident.recovery_seconds)}"
-        ending = {"over": ", over", "repairing": ", being repaired", "rejoined": ", rejoined"}.get(stage, "")
+        ending = {"over": ", fault ended", "repairing": ", repair in progress", "rejoined": ", rejoined"}.get(stage, "")
         return recovered + ending, "green"
     return _STAGE_WORDS[stage]
 
@@ -244,12 +246,12 @@ def stage_words(incident: MeasuredIncident) -> tuple[str, str]:
 _STAGE_WORDS = {
     "armed": ("armed", "dim"),
     "held": ("target held", "yellow"),
-    "injected": ("applied, effect not yet seen", "yellow"),
-    "verified": ("effect seen", "red"),
-    "detected": ("noticed by the job", "red"),
-    "regrouped": ("regrouped, first step under way", "yellow"),
-    "over": ("over, first step under way", "yellow"),
-    "repairing": ("being repaired", "yellow"),
+    "injected": ("applied, not yet verified", "yellow"),
+    "verified": ("verified", "red"),
+    "detected": ("failure detected", "red"),
+    "regrouped": ("process groups rebuilt, next step in progress", "yellow"),
+    "over": ("fault ended, next step in progress", "yellow"),
+    "repairing": ("repair in progress", "yellow"),
     "rejoined": ("rejoined", "green"),
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.state import RunState
-from harness.analysis.steps import NOW_STEPS, WORK_UNITS, median_work_per_second, work_per_second
+from harness.analysis.steps import NOW_STEPS, WORK_UNITS, CommittedStep, median_work_per_second, work_per_second
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import JobEnded, JobStarted, StepCommitted
 from mecefo_runtime.system.run_records import IncidentsPlanned, PlannedIncident, RunStarted
@@ -15,7 +16,11 @@ from mecefo_runtime.system.run_records import IncidentsPlanned, PlannedIncident,
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """One job's steps: `work_per_second` over the last few of them, in `unit` (see `steps.WORK_UNITS`)."""
+    """One job's steps: `work_per_second` over the last few of them, in `unit` (see `steps.WORK_UNITS`).
+
+    `remaining_seconds` is the estimated time to its last step, at that speed. `is_comparable`: its speed is to be
+    compared with that of the main job, which computes at the same pace.
+    """
 
     steps: int = 0
     step: int = 0
@@ -24,6 +29,8 @@ class JobProgress:
     outcome: str | None = None
     unit: str = WORK_UNITS[0]
     work_per_second: float | None = None
+    remaining_seconds: float | None = None
+    is_comparable: bool = True
 
     @property
     def done_ratio(self) -> float:
@@ -129,4 +136,18 @@ class RunProgress:
             outcome=None if ended is None else str(ended.outcome),
             unit=self.state.unit(job),
             work_per_second=work_per_second(last),
+            remaining_seconds=_remaining_seconds(last, (started and started.steps) or 0),
+            is_comparable=started is None or _pace(started) == _pace(self.state.first_of(JobStarted)),
         )
+
+
+def _pace(started: JobStarted | None) -> object:
+    """By what the compute of a job is slowed down, so that a rank behaves like a device of its own."""
+    return None if started is None else (started.dilation_ratio or 1.0, started.emulation)
+
+
+def _remaining_seconds(last: Sequence[CommittedStep], num_steps: int) -> float | None:
+    remaining = num_steps - last[-1].step if last else 0
+    if remaining <= 0:
+        return None
+    return remaining * sum(step.duration_seconds for step in last) / len(last)

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import random
+import re
 import threading
 from dataclasses import replace
 
@@ -86,6 +87,24 @@ class TestPlainView:
     def test_lines_of_the_fault_free_baseline_say_so_where_the_number_of_steps_is_not_known(self):
         told = [line.split(maxsplit=3)[3] for line in plain(_without_steps(synthetic.run())) if "steps done" in line]
         assert {line.split(" done")[0] for line in told} >= {"32 steps", "fault-free baseline: 32 steps"}
+
+    def test_the_time_left_is_estimated(self):
+        lines = [line for line in plain(synthetic.run(faults=[], twin=False)) if "% done" in line]
+        left = [int(match[1]) for line in lines[:-1] if (match := re.search(r", about (\d+) s left", line))]
+        assert len(left) == 9 and left == sorted(left, reverse=True)
+        assert "left" not in lines[-1]
+
+    def test_a_baseline_at_another_pace_has_no_speed_beside_the_jobs(self):
+        events = synthetic.run(faults=[])
+        unpaced = [
+            replace(event, fields={**event.fields, "dilation_ratio": 1.0 if event.job == "main" else 8.0})
+            if event.kind == "job_started"
+            else event
+            for event in events
+        ]
+        for told, has_speed in ((events, True), (unpaced, False)):
+            lines = [line for line in plain(told) if "fault-free baseline: 50% done" in line]
+            assert len(lines) == 1 and ("tokens/s" in lines[0]) == has_speed and "loss " in lines[0]
 
     def test_few_steps_are_told_once_each(self):
         lines = [line for line in plain(synthetic.run(steps=3, faults=[], twin=False)) if "% done" in line]
@@ -206,9 +225,9 @@ class TestLiveView:
         [
             ("incidents_planned", "armed"),
             ("held", "target held"),
-            ("injected", "applied, effect not yet seen"),
-            ("verified", "effect seen"),
-            ("detected", "noticed by the job"),
+            ("injected", "applied, not yet verified"),
+            ("verified", "verified"),
+            ("detected", "failure detected"),
         ],
     )
     def test_an_incident_is_shown_at_every_stage(self, kind, words):
