@@ -55,7 +55,9 @@ def kinds() -> list[str]:
 
 def index() -> str:
     """The page of all kinds, a line each."""
-    parts = ["# Each fault\n\nFor those who look for one: every kind, with a page of its own.\n"]
+    parts = [
+        "# Each fault\n\nEvery kind of fault, with one page each: what it does, its parameters, an example and a picture of a real run.\n"
+    ]
     for family, members in families().items():
         parts += [f"## {family}\n", "| fault | what it does | how real |", "| --- | --- | --- |"]
         for kind in members:

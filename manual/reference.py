@@ -83,7 +83,7 @@ def experiment() -> str:
     head = """\
 # Experiment file: all keys
 
-Every key that a file can have, for those who write one; [Experiments](experiments.md) explains them with examples.
+Every key of an experiment file. [Experiments](experiments.md) explains them with examples.
 `chaos schema` prints the JSON Schema of which this page is made: an editor that knows it completes and checks the file.
 
 """

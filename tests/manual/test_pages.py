@@ -136,7 +136,7 @@ def test_every_key_of_an_experiment_has_words():
             "[docs/index.md](docs/reference/undo.md)",
             "CONTRIBUTING.md",
             0,
-            "[Nothing is left behind](reference/undo.md)",
+            "[Undo and audit](reference/undo.md)",
         ),
         ("[a](https://example.org/x)", "docs/reference/undo.md", 0, "[a](https://example.org/x)"),
         ("![a](pictures/a.svg)", "docs/reference/undo.md", 0, "![a](pictures/a.svg)"),
