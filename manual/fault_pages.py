@@ -55,9 +55,7 @@ def kinds() -> list[str]:
 
 def index() -> str:
     """The page of all kinds, a line each."""
-    parts = [
-        "# Each fault\n\nEvery kind of fault, with one page each: what it does, its parameters, an example and a picture of a real run.\n"
-    ]
+    parts = ["# Each fault\n\nEvery kind of fault, with its parameters, an example and a picture of a real run.\n"]
     for family, members in families().items():
         parts += [f"## {family}\n", "| fault | what it does | how real |", "| --- | --- | --- |"]
         for kind in members:
