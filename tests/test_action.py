@@ -145,7 +145,7 @@ def test_the_step_ends_as_the_run_did(tmp_path, recorder, verdict, expected):
         ({"version": "0.1.0", "extra-index-url": ""}, ["mecefo-chaos==0.1.0"]),
         (
             {
-                "version": "git+https://example.org/x@abc",
+                "version": "git+file:///x@abc",
                 "requirements": "-r 'my requirements.txt'",
                 "extra-index-url": "",
             },
