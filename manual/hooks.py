@@ -5,6 +5,7 @@ mkdocs loads this file by its path; it needs the project itself to be installed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from chaos.experiment.schema import json_schema
 from manual import fault_pages, reference
 
 ROOT = Path(__file__).parents[1]
+SCHEMA = "schema/experiment.json"
 # Documents of the repository that are pages, too.
 _FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _PICTURE = re.compile(r"^!\[[^\]\n]*\]\((?:\.\./)*(?P<path>pictures/[\w-]+\.svg)\)$", re.MULTILINE)
@@ -46,6 +49,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/command-line.md"] = reference.command_line()
     pages["reference/experiment.md"] = reference.experiment()
     pages |= {page: (ROOT / source).read_text() for source, page in _FROM_ROOT.items()}
+    # For editors, at an address that stays.
+    pages[SCHEMA] = json.dumps(json_schema(), indent=2) + "\n"
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files

@@ -15,7 +15,7 @@ import click
 from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import experiment_options
 from chaos.commands.shared.grouped import GroupedCommand, option
-from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
+from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from chaos.commands.shared.output import is_for_github, print_json, print_text
 from chaos.commands.shared.said import read_experiment
 from chaos.errors import UsageError, nearest, shown
@@ -77,6 +77,7 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
     help="With a baseline: metric that decides. Repeatable.",
 )
 @option(COMPARISON, "--anyway", is_flag=True, help="With a baseline: compare even different experiments.")
+@option(COMPARISON, "--csv", "csv_file", type=FileToWrite(), metavar="FILE", help="Also write every run as a CSV row.")
 @OUT_OPTION
 @JSON_OPTION
 def compare(
@@ -89,6 +90,7 @@ def compare(
     tolerance: str | None,
     figures: tuple[str, ...],
     anyway: bool,
+    csv_file: Path | None,
     **options: Any,
 ) -> int:
     """Run an experiment under each of several strategies, or compare a run with its baseline."""
@@ -98,12 +100,17 @@ def compare(
         if baseline is not None:
             raise UsageError(f"of one experiment: leave out {baseline}")
         return compare_strategies(
-            lambda its_own: read_experiment(subject, {**options, **its_own})[0], strategies, repeat, out, as_json
+            lambda its_own: read_experiment(subject, {**options, **its_own})[0],
+            strategies,
+            repeat,
+            out,
+            as_json,
+            csv_file,
         )
     if subject is None or baseline is None:
         raise UsageError("give --strategies and an experiment, or a run and its baseline")
     refuse_options(options, "it is of an experiment that is run: give --strategies, too")
-    return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway)
+    return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway, csv_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,12 @@ class Baseline:
 
 
 def compare_strategies(
-    experiment_of: Callable[[Mapping[str, Any]], Experiment], strategies: str, num_rounds: int, out: Path, as_json: bool
+    experiment_of: Callable[[Mapping[str, Any]], Experiment],
+    strategies: str,
+    num_rounds: int,
+    out: Path,
+    as_json: bool,
+    csv_file: Path | None = None,
 ) -> int:
     """Run the experiment under each of `strategies` in turn; returns the exit code.
 
@@ -134,6 +146,7 @@ def compare_strategies(
             click.echo(f"{one.label} is {REFUSED}: {one.refusal}", err=True)
     rounds = Rounds("comparison", contenders, num_rounds, out)
     found = rounds.run(sys.stderr)
+    _write_csv(csv_file, {found.name: found.samples})
     return _report(found, judge_comparison(found), rounds.folder, as_json, None)
 
 
@@ -181,11 +194,15 @@ def compare_with_baseline(
     figures: Sequence[str],
     tolerance: str | None,
     anyway: bool,
+    csv_file: Path | None = None,
 ) -> int:
     """The figures of two stored runs, or sets of them, side by side; returns the exit code."""
     from harness.comparison.stored import find_samples
 
-    against = prepare_baseline(baseline, out, figures, tolerance, anyway).judge(find_samples(out, reference))
+    samples = find_samples(out, reference)
+    against = prepare_baseline(baseline, out, figures, tolerance, anyway).judge(samples)
+    if csv_file is not None:
+        _write_csv(csv_file, {reference: samples, baseline: find_samples(out, baseline)})
     if as_json:
         print_json({"run": reference, "baseline": baseline, **against.to_dict()})
     else:
@@ -244,6 +261,14 @@ def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, aga
         if against is not None:
             print_text("\n" + "\n".join(against_lines(against, "this", "the baseline")))
     return worst([verdict.exit_code, *([] if against is None else [against.verdict.exit_code])])
+
+
+def _write_csv(path: Path | None, sets: Mapping[str, Sequence[Sample]]) -> None:
+    from harness.comparison.csv_table import csv_of
+    from harness.store.files import write_whole
+
+    if path is not None:
+        write_whole(path, csv_of(sets))
 
 
 def _strategies(text: str) -> dict[str, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from chaos.experiment.schema import json_schema
 from chaos.faults import registry
 from tests.manual.documents import ROOT
 
@@ -76,6 +78,10 @@ def references(path):
 
 def test_it_is_built_without_a_warning_and_has_a_page_for_every_fault(site):
     assert {path.stem for path in (site / "reference/faults").glob("*.html")} == {"index", *registry()}
+
+
+def test_it_has_the_schema_of_experiment_files(site):
+    assert json.loads((site / "schema/experiment.json").read_text()) == json_schema()
 
 
 def test_a_broken_link_fails_the_build(tmp_path):

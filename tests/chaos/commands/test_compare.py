@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 from chaos.cli import run_cli
+from harness.judging.metrics import METRICS
 from harness.run.execute import write_reports
 from harness.store.runs import new_run_folder
 from tests.harness import synthetic
@@ -87,6 +90,17 @@ def test_a_run_beside_itself(chaos, stored):
     code, out, _ = chaos("compare", stored, "latest")
     assert code == 0, out
     assert "steps_lost" in out and "within noise" in out
+
+
+def test_the_runs_as_csv(chaos, stored, tmp_path):
+    file = tmp_path / "runs.csv"
+    code, _, err = chaos("compare", stored, "latest", "--csv", str(file))
+    assert code == 0, err
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["set"] for row in rows] == [stored, "latest"]
+    assert METRICS.keys() <= rows[0].keys()
+    assert (rows[0]["verdict"], rows[0]["usable"], float(rows[0]["steps_lost"])) == ("pass", "1", 0)
+    assert rows[0]["label"] == "mecefo"
 
 
 def test_a_single_slower_run_cannot_be_told_from_chance(chaos, stored, tmp_path):
