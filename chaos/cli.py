@@ -224,7 +224,7 @@ def run(
 @experiment_options
 @JSON_OPTION
 def plan(subject: str | None, as_json: bool, **options: Any) -> int:
-    """Print the incidents that `run` would fire with the same arguments; the same seed gives the same ones."""
+    """Print the incidents that `run` would inject with the same arguments; the same seed gives the same incidents."""
     experiment, source = read_experiment(subject, options)
     with source.locating():
         print_plan(experiment, as_json)

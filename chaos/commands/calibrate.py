@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--out", type=FileToWrite(), required=True, help="The file that the table is written to.")
+@click.option("--out", type=FileToWrite(), required=True, help="File to write the table to.")
 @click.option("--model", default="llama-tiny", show_default=True, help="Model preset.")
-@click.option("--sequence-length", type=click.IntRange(1, 2**20), default=256, show_default=True, help="Tokens.")
-@click.option("--microbatch-size", type=click.IntRange(1, 2**20), default=1, show_default=True, help="Sequences.")
-@click.option("--rank", type=click.IntRange(1, 2**16), default=16, show_default=True, help="r of low-rank gradients.")
+@click.option(
+    "--sequence-length", type=click.IntRange(1, 2**20), default=256, show_default=True, help="Tokens per sequence."
+)
+@click.option(
+    "--microbatch-size", type=click.IntRange(1, 2**20), default=1, show_default=True, help="Sequences per microbatch."
+)
+@click.option(
+    "--rank", type=click.IntRange(1, 2**16), default=16, show_default=True, help="Rank r of low-rank gradients."
+)
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
     "--link",
     metavar="bandwidth=B,latency=T",
-    help="What connects such devices, e.g. bandwidth=25GB/s,latency=20us. Default: those of two ranks here.",
+    help="Link between such devices, e.g. bandwidth=25GB/s,latency=20us. Default: as measured between two ranks here.",
 )
-@click.option("--name", help="Of the device model. Default: that of the file.")
+@click.option("--name", help="Name of the device model. Default: that of the file.")
 @JSON_OPTION
 def calibrate(
     out: Path,
@@ -44,10 +50,10 @@ def calibrate(
     name: str | None,
     as_json: bool,
 ) -> int:
-    """Measure what MODEL costs on this device and write a table for `chaos run --device-model FILE`.
+    """Measure the layers of a model on this device, and write a table for `chaos run --device-model FILE`.
 
-    One thread of a CPU, or a GPU: seconds of every kind of layer, as medians of 15 rounds, and bytes. One layer and the
-    ends of the model have to fit, not the whole model.
+    On one CPU thread or a GPU: times of every kind of layer (medians of 15 rounds) and sizes. Memory for one layer, the
+    embedding and the head is enough.
     """
     from chaos.experiment.device import LinkSpec
     from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig

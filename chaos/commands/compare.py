@@ -34,13 +34,12 @@ _COMPARE_HELP = """Compare strategies, or a run with its baseline.
 
 \b
 chaos compare --strategies mecefo,checkpoint kill-node --at step=100
-                              each in turn, K times
-chaos compare RUN BASELINE    better, worse, or within the noise: runs, or
-                              sets of runs
+                              each strategy K times, in turn
+chaos compare RUN BASELINE    better, worse, or within the noise
 
 RUN and BASELINE are `latest`, a name, name/time, a path, or a file (summary.json, set.json).
 
-Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 it cannot be told.
+Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 undecided.
 """
 
 
@@ -290,7 +289,7 @@ def _strategies(text: str) -> dict[str, Mapping[str, Any]]:
 def _setting(label: str, text: str) -> tuple[str, int]:
     key, _, value = text.partition("=")
     if key not in _SETTINGS:
-        message = f"{shown(label)}: a strategy can have {' and '.join(_SETTINGS)} of its own, as in mecefo:spares=1"
+        message = f"{shown(label)}: the settings of a strategy are {' and '.join(_SETTINGS)}, as in mecefo:spares=1"
         raise UsageError(message, key="--strategies", suggestion=nearest(key, _SETTINGS))
     if not value.isascii() or not value.isdigit():
         raise UsageError(f"{shown(label)}: write a whole number: {key}=1", key="--strategies")

@@ -34,7 +34,7 @@ _NAME_COLUMNS = 23
 @OUT_OPTION
 @JSON_OPTION
 def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int:
-    """Say what runs need and this machine has, what is missing, what that is for, and what to do.
+    """Check what runs need on this machine: what is there, what is missing, why it matters, and what to do.
 
     Exit code 0 when runs can be made on the backend, 3 when not. What only some faults need is told, and no reason for
     a 3.

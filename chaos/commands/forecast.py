@@ -11,20 +11,20 @@ from chaos.commands.shared.options import JSON_OPTION, FileToWrite
 from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import UsageError
 
-_HELP = """Forecast what failures will cost a job, under each strategy, by simulation: nothing is run.
+_HELP = """Forecast the cost of failures for each recovery strategy, by simulation: no training job is started.
 
 \b
 chaos forecast --example > cluster.yaml    a file to start from
 chaos forecast cluster.yaml                goodput, time to train, what decides it
 
-Exit codes: 0; 3 the tool failed; 4 the file does not make sense.
+Exit codes: 0; 3 the tool failed; 4 usage error.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("file", metavar="CLUSTER.yaml", required=False, type=click.Path(path_type=Path))
-@click.option("--example", is_flag=True, help="Print a cluster file with comments, and do nothing else.")
-@click.option("--hours", type=click.FloatRange(0.01, 1e6), help="Simulate so many. Default: enough for 200 failures.")
+@click.option("--example", is_flag=True, help="Print an example of a cluster file, with comments.")
+@click.option("--hours", type=click.FloatRange(0.01, 1e6), help="Hours to simulate. Default: enough for 200 failures.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 @click.option(
     "--repeat",
@@ -32,12 +32,12 @@ Exit codes: 0; 3 the tool failed; 4 the file does not make sense.
     default=5,
     show_default=True,
     metavar="K",
-    help="Simulations of each strategy, each with failures of its own.",
+    help="Number of simulations per strategy, each with different failures.",
 )
 @click.option(
     "--sensitivity/--no-sensitivity",
     default=True,
-    help="Say what halving and doubling each input does to the answer. Default: yes.",
+    help="Show the effect of halving and doubling each input. Default: yes.",
 )
 @click.option("--html", "page", type=FileToWrite(), help="Also write a page with pictures to FILE.")
 @JSON_OPTION

@@ -33,7 +33,7 @@ _THRESHOLDS = {"ratio": "5%", "seconds": "5s", "number": "10", "token_rate": "10
 @click.argument("expressions", metavar="[GATE|METRIC]...", nargs=-1, shell_complete=completing.METRICS)
 @JSON_OPTION
 def gates(expressions: tuple[str, ...], as_json: bool) -> int:
-    """List the metrics that gates can be set on, with their units; or say what each GATE or METRIC means."""
+    """List the metrics for pass criteria, with units; or explain each GATE or METRIC."""
     rows = [row for expression in expressions for row in _asked(expression.strip())]
     if rows:
         texts = [_sentence(row) if "gate" in row else _metric_text(row) for row in rows]

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 @click.argument("reference", metavar="[RUN|PATH]", required=False, shell_complete=completing.RUNS)
 @OUT_OPTION
 @JSON_OPTION
-@click.option("--dry-run", is_flag=True, help="Say what would be undone and ended, without doing it.")
+@click.option("--dry-run", is_flag=True, help="Print what would be undone and ended, without doing it.")
 def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
     """Undo what interrupted runs left behind, and end their processes.
 
-    Without RUN, every run of yours on this machine whose `chaos` is dead; runs that are under way are left alone. RUN
+    Without RUN: all your runs on this machine whose `chaos` process has died; runs in progress are not touched. RUN
     is `latest`, a name, name/time, or the path of a run or of its ledger.
     """
     if reference is None:
@@ -90,7 +90,7 @@ def _find(out: Path, reference: str) -> OpenRun:
         entries = read_ledger(folder / LEDGER_FILE).entries
         owner = next((entry.owner for entry in entries if entry.owner is not None), None)
         if owner is None:
-            raise UsageError(f"{folder} has no ledger that says what was injected: there is nothing to undo")
+            raise UsageError(f"{folder} has no ledger of injected faults: there is nothing to undo")
         run = OpenRun(entries[0].run, folder, folder / LEDGER_FILE, Place.here(), owner)
     if run.is_elsewhere():
         raise UsageError(f"{folder} belongs to {run.place.host} (or a container on it): run `chaos heal` there")

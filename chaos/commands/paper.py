@@ -36,7 +36,7 @@ _HELP = """Check a paper's claims: MeCeFO (arXiv 2510.16415), REFT (arXiv 2310.1
 \b
 chaos paper mecefo               paper | forecast | emulated, with verdicts
 chaos paper mecefo --emulate     run what is missing first; takes hours, and
-                                 goes on where it was when it is called again
+                                 resumes when it is called again
 chaos paper reft                 closed form | drawn by chance | really lost,
                                  with verdicts; in a quarter of a minute
 chaos paper reft --draws 200     lose real nodes first: 200 times, in minutes
@@ -61,24 +61,23 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
     "--results",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIRECTORY",
-    help="Where results of emulated runs are kept, and the runs. Default: chaos-runs/paper-PAPER.",
+    help="Folder of emulated runs and their results. Default: chaos-runs/paper-PAPER.",
 )
-@click.option("--emulate", is_flag=True, help="mecefo: emulate what is missing, after saying how long it takes.")
+@click.option("--emulate", is_flag=True, help="mecefo: run the missing emulations; prints the time they will take.")
 @click.option(
-    "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, help="mecefo: emulated runs of mecefo at 7B."
+    "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, help="mecefo: number of emulated runs at 7B."
 )
 @click.option("--only", metavar="WORDS", help="mecefo: emulate only these, e.g. 7b,high,4x8,mecefo-speed.")
 @click.option(
     "--time-scale",
     type=click.FloatRange(0.01, 1000),
     metavar="X",
-    help="mecefo: seconds that a second of the device lasts in what is emulated: larger is slower and truer. Default: "
-    "what the cores carry.",
+    help="mecefo: real seconds per emulated second: larger is slower and more accurate. Default: what the cores carry.",
 )
 @click.option(
     "--undilated", "is_undilated", is_flag=True, help="mecefo: run every method on eight real ranks, undilated."
 )
-@click.option("--forecast", "is_anew", is_flag=True, help="mecefo: compute all forecasts anew, which takes minutes.")
+@click.option("--forecast", "is_anew", is_flag=True, help="mecefo: recompute all forecasts; takes minutes.")
 @click.option(
     "--convergence",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -88,7 +87,7 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
     "--draws",
     type=click.IntRange(1, 100_000),
     metavar="N",
-    help="reft: first start eight nodes' snapshot processes N times, kill some, and restore. What is done is kept.",
+    help="reft: first start the snapshot processes of eight nodes N times, kill some, and restore. Results are kept.",
 )
 @click.option(
     "--runs",
@@ -112,14 +111,14 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
     "--simulate",
     type=click.IntRange(1, 1000),
     metavar="SEEDS",
-    help="spare: first simulate every row with so many seeds. What is done is kept.",
+    help="spare: first simulate every row with this number of seeds. Finished simulations are kept.",
 )
 @click.option(
     "--row",
     "rows",
     multiple=True,
     metavar="SCHEME,N,R",
-    help="spare: simulate only this row: spare or replication, so many groups, so many copies of a shard.",
+    help="spare: simulate only this row: spare or replication, number of groups, copies of each shard.",
 )
 @click.option(
     "--assume",

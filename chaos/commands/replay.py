@@ -15,14 +15,16 @@ from chaos.commands.shared.stored import read_run
 
 @click.command()
 @click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
-@click.option("--only", "only", type=int, multiple=True, metavar="INCIDENT", help="Only this incident. Repeatable.")
+@click.option(
+    "--only", "only", type=int, multiple=True, metavar="INCIDENT", help="Repeat only this incident. Repeatable."
+)
 @OUT_OPTION
 @JSON_OPTION
-@click.option("--dry-run", is_flag=True, help="Say what would be done, without starting anything.")
+@click.option("--dry-run", is_flag=True, help="Print the plan without starting anything.")
 def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_run: bool) -> int:
-    """Repeat a run from its log: the same faults on the same ranks at the steps at which they fired.
+    """Repeat a run from its log: the same faults, on the same ranks, at the same steps.
 
-    What the seed, a rate or a profile drew is not drawn again. RUN is `latest`, a name, name/time, or a path.
+    Random targets and times are those of the first run. RUN is `latest`, a name, name/time, or a path.
     """
     from chaos.experiment.reading import from_mapping
     from chaos.plan.replay import Recorded, explicit, explicit_faults

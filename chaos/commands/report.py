@@ -17,10 +17,10 @@ from chaos.commands.shared.stored import read_run
 @click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @OUT_OPTION
 @JSON_OPTION
-@click.option("--html", "page", type=FileToWrite(), help="Also write the page to FILE.")
-@click.option("--pictures", type=FolderToWrite(), help="Also write the charts there, as SVG and PNG.")
+@click.option("--html", "page", type=FileToWrite(), help="Also write the HTML report to FILE.")
+@click.option("--pictures", type=FolderToWrite(), help="Also write the charts to this folder, as SVG and PNG.")
 def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures: Path | None) -> int:
-    """Judge a run again from its event log alone, and report. RUN is `latest`, a name, name/time, or a path."""
+    """Report on a run: judge it again from its event log. RUN is `latest`, a name, name/time, or a path."""
     from harness.store.log import legible
 
     folder, summary, events = read_run(out, reference)
@@ -37,7 +37,7 @@ def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures
 @OUT_OPTION
 @JSON_OPTION
 def runs(out: Path, as_json: bool) -> int:
-    """List the runs in OUT, the newest last."""
+    """List the stored runs, the newest last."""
     from harness.store.runs import list_runs
 
     entries = list_runs(out)

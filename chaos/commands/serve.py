@@ -16,13 +16,15 @@ from chaos.commands.shared.options import OUT_OPTION
 @click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @OUT_OPTION
 @click.option(
-    "--port", metavar="PORT|HOST:PORT", default="auto", help="Where to serve. Default: a free port of the loopback."
+    "--port",
+    metavar="PORT|HOST:PORT",
+    default="auto",
+    help="Address to serve on. Default: a free port of the loopback.",
 )
 def serve(reference: str, out: Path, port: str) -> int:
     """Serve the metrics of a run from its event log, until Ctrl-C. RUN is `latest`, a name, name/time, or a path.
 
-    A finished run is served as it ended, with its verdict; one that goes on, or that was cut off, as far as it has
-    come.
+    A finished run is served with its verdict, a running or interrupted one up to its last event.
     """
     from harness.exporter.follow import follow
     from harness.exporter.job import JobExporter

@@ -22,7 +22,11 @@ _STEP = "step="
 @click.argument("reference", metavar="[RUN]", default="latest", shell_complete=completing.RUNS)
 @OUT_OPTION
 @click.option(
-    "--max-runs", type=click.IntRange(min=1), default=DEFAULT_MAX_RUNS, show_default=True, help="At most so many runs."
+    "--max-runs",
+    type=click.IntRange(min=1),
+    default=DEFAULT_MAX_RUNS,
+    show_default=True,
+    help="Maximum number of runs.",
 )
 @click.option(
     "--output",
@@ -31,9 +35,9 @@ _STEP = "step="
     help="The experiment file to write. Default: shrunk.yaml in the run's folder.",
 )
 def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int:
-    """Find the smallest schedule with which a failed run still fails, by running it again and again.
+    """Find the smallest set of faults with which a failed run still fails, by repeated runs.
 
-    First incidents are left out, then the job is made shorter and the faults come earlier, as long as it fails in the
+    Incidents are left out, then the job is shortened and the faults are moved earlier, while it still fails in the
     same way. The file is written after every success, so an interrupted search leaves the best that was found.
     """
     from chaos.experiment.experiment import to_yaml

@@ -183,7 +183,7 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
         raise UsageError(f"there is no folder {shown(job.folder)}", key="job.folder")
     if is_in_containers:
         if folder.resolve() == Path("/"):
-            message = "a container has a root of its own: start the command in a folder, which is mounted there"
+            message = "a container has its own root: start the command in a folder that can be mounted there"
             raise UsageError(message, key="job.folder")
         _check_script(job.command, folder, is_in_containers=True)
         return
@@ -215,6 +215,6 @@ def command_text(command: Sequence[str]) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-NO_REPAIR = "the job is a command: its own launcher starts lost ranks again, or nobody does: leave repair out"
+NO_REPAIR = "the job is a command: only its own launcher restarts lost ranks: leave repair out"
 PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
 """The phases of a step that can be seen in a script that was not changed: its reductions cannot."""

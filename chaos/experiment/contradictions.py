@@ -129,7 +129,7 @@ def _about_backend(experiment: Experiment, problems: Problems) -> None:
     if is_in_containers and isinstance(experiment.job, CommandJob) and (why := experiment.job.why_not_on_nodes()):
         problems.add(("job", "nodes"), why, rests_on=[*backend, ("job", "command")])
     if is_in_containers and experiment.network != "auto":
-        problems.add(("network",), "every container has a network of its own: leave it on auto", rests_on=backend)
+        problems.add(("network",), "every container has its own network: leave it on auto", rests_on=backend)
     memory_bytes = experiment.containers.memory
     if memory_bytes is not None and memory_bytes < _MIN_NODE_BYTES:
         message = f"must be at least {bytes_text(_MIN_NODE_BYTES)}: a rank with torch in it takes more than that"
@@ -168,7 +168,7 @@ def _about_time(
     if fault.lifetime is not None and not (kind.has_lifetime and kind(parameters).lasts()):
         why = f"it is over at once: leave {setting('for')} out"
         if kind.is_loss:
-            why = f"whom it strikes is gone until the repair: write {setting('repair')}"
+            why = f"the target is gone until the repair: write {setting('repair')}"
         problems.add((*where, "for"), f"{fault.kind} has no lifetime: {why}")
     lifetime, longest_seconds = fault.lifetime or kind.default_lifetime, kind.longest_seconds(parameters)
     if lifetime is not None and longest_seconds is not None and (lifetime.seconds or 0.0) > longest_seconds:
@@ -190,7 +190,7 @@ def _about_repair(
     if fault.repair is not None and not kind.is_loss and problems.are_sound((*where, PARAMETERS)):
         why = f"it is over at once: leave {setting('repair')} out"
         if kind.has_lifetime and kind(kind.Parameters.model_validate(fault.parameters)).lasts():
-            why = f"whom it strikes is not gone: {setting('for')} says how long it goes on, such as 30s or 10steps"
+            why = f"the target survives it: {setting('for')} is the duration of the fault, such as 30s or 10steps"
         problems.add(place, f"{fault.kind} has no repair: {why}")
     elif isinstance(fault.repair, Duration) and fault.repair.steps is not None and fault.at.step is not None:
         repaired = fault.at.step + fault.repair.steps
@@ -236,7 +236,7 @@ def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
     if fault.rate is not None:
         return f"a rate draws any step, but only every {every_steps}th writes a checkpoint: write every instead"
     if fault.every is not None and (fault.every.steps or 0) % every_steps:
-        return f"every {fault.every} comes to steps that write no checkpoint: choose a multiple of {every_steps}"
+        return f"every {fault.every} hits steps that write no checkpoint: choose a multiple of {every_steps}"
     return None
 
 
@@ -251,7 +251,7 @@ def _about_snapshots(fault: FaultSpec, job: Job) -> str | None:
     if every_steps > 1 and fault.rate is not None:
         return f"a rate draws any step, but only every {every_steps}th is copied: write every instead"
     if fault.every is not None and (fault.every.steps or 0) % every_steps:
-        return f"every {fault.every} comes to steps that are not copied: choose a multiple of {every_steps}"
+        return f"every {fault.every} hits steps without a snapshot: choose a multiple of {every_steps}"
     return None
 
 
@@ -269,7 +269,7 @@ def _about_target(
         return
     roles = ROLES_OF_RUNTIME.get(job.runtime)
     if roles is not None and target.role not in roles:
-        message = f"a job of the runtime {job.runtime} has no {target.role} of its own: there is {', '.join(roles)}"
+        message = f"a job of the runtime {job.runtime} has no {target.role}: there is {', '.join(roles)}"
         problems.add((*where, "on"), message)
     elif fault.repair is not None and kind.is_loss and isinstance(job, Job):
         message = f"the {target.role} is started again by itself, at once: leave {setting('repair')} out"

@@ -64,7 +64,7 @@ class FaultSpec(Said):
             for key in ("count", "within"):
                 if getattr(self, key) is not None:
                     raise UsageError(
-                        f"{key} ends what fires again and again: write {setting('every')} or {setting('rate')}, too",
+                        f"{key} limits a recurring fault: write {setting('every')} or {setting('rate')}, too",
                         key=key,
                     )
             return None

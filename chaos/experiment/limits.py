@@ -50,9 +50,9 @@ class Limits(Said):
         ranks = set(affected)
         nodes = {cluster.node_of(rank) for rank in ranks}
         if self.max_nodes is not None and len(nodes) > self.max_nodes:
-            return f"{len(nodes)} nodes would be struck at once, more than max_nodes {self.max_nodes}"
+            return f"{len(nodes)} nodes would be affected at once, more than max_nodes {self.max_nodes}"
         if self.max_ranks is not None and len(ranks) > self.max_ranks:
-            return f"{len(ranks)} ranks would be struck at once, more than max_ranks {self.max_ranks}"
+            return f"{len(ranks)} ranks would be affected at once, more than max_ranks {self.max_ranks}"
         healthy = cluster.num_ranks - len(ranks)
         if self.min_healthy is not None and healthy < self.min_healthy * cluster.num_ranks:
             return (

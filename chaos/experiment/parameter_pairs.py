@@ -35,11 +35,11 @@ def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None, problems: 
         if not key or not equals:
             wrong = "write KEY=VALUE, such as delay=50ms"
         elif key in FAULT_KEYS:
-            wrong = f"{key} is said of every fault: write --{key} {text}"
+            wrong = f"{key} is an option of every fault: write --{key} {text}"
             if kind is not None and kind.Parameters.model_fields:
                 wrong += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
         elif key in texts:
-            wrong = f"{key} is there twice"
+            wrong = f"{key} is given twice"
         else:
             try:
                 found[key], texts[key] = plain(text), text

@@ -151,8 +151,8 @@ def _check_one(one: Placed, active: Sequence[Placed], cluster: Cluster, limits: 
         dead = {rank for loss in (*down, one) for rank in loss.incident.target.ranks}
         if len(dead) == cluster.num_ranks:
             raise UsageError(
-                f"{what} leaves none of the job's {cluster.num_ranks} ranks alive: strike fewer of them"
-                + (", or repair those that were struck before it sooner" if down else ""),
+                f"{what} leaves none of the job's {cluster.num_ranks} ranks alive: choose a smaller target"
+                + (", or an earlier repair of those lost before" if down else ""),
                 key=one.key,
             )
     affected = {rank for other in (*active, one) for rank in other.incident.target.ranks}

@@ -32,7 +32,7 @@ class Rate:
         if not (math.isfinite(self.count) and self.count > 0):
             raise UsageError("a rate is more than 0: leave it out for none")
         if self.per.seconds == 0:
-            raise UsageError("a rate is per some time: 0s is none")
+            raise UsageError("a rate needs a time above 0s")
 
     def __str__(self) -> str:
         return f"{self.count:.9f}".rstrip("0").rstrip(".") + f"/{self.per}"

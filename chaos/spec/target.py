@@ -80,7 +80,7 @@ class Target:
         if self.link is not None and self.link[0] == self.link[1]:
             raise UsageError(f"link={_link_text(self.link)}: a link is between two ranks")
         if self.random is not None and self.random < 1:
-            raise UsageError(f"random:{self.random} draws nobody: write at least random:1")
+            raise UsageError(f"random:{self.random} draws no target: write at least random:1")
 
     def __str__(self) -> str:
         named = [f"{place}={_joined(numbers)}" for place in _PLACES if (numbers := self.numbers(place))]
@@ -152,13 +152,13 @@ def resolve(
     """
     if fault_scope in WITHOUT_TARGET:
         if target is not None:
-            raise UsageError(f"the fault has no target of its own: leave {target} out")
+            raise UsageError(f"this kind of fault takes no target: leave {target} out")
         return ResolvedTarget(ranks=tuple(range(cluster.num_ranks)) if fault_scope == "all-ranks" else ())
     target = target or DEFAULT_TARGET
     if fault_scope == "link":
         return _resolve_link(target, cluster, rng, unavailable)
     if target.link is not None:
-        raise UsageError(f"{target}, but the fault strikes {fault_scope}s: write one of rank=3, node=1, random")
+        raise UsageError(f"{target}, but the fault acts on {fault_scope}s: write one of rank=3, node=1, random")
     if target.role is not None:
         return ResolvedTarget(role=target.role)
     _check_ranges(target, cluster, nodes_per_rack)
@@ -181,7 +181,7 @@ def _resolve_link(target: Target, cluster: Cluster, rng: random.Random, unavaila
     elif target.random is not None and not any(map(target.numbers, _PLACES)):
         links = _draw_links(target.random, cluster, rng, unavailable)
     else:
-        raise UsageError(f"{target}, but the fault strikes links: write link=2-5, random or random:2")
+        raise UsageError(f"{target}, but the fault acts on links: write link=2-5, random or random:2")
     return ResolvedTarget(ranks=tuple(sorted({rank for link in links for rank in link})), links=tuple(sorted(links)))
 
 

@@ -230,7 +230,7 @@ class _Reader:
                 continue
             place = (*where, key)
             if key in own:
-                message = f"the key is there twice; the first is in line {self.lines[place]}"
+                message = f"duplicate key; the first one is on line {self.lines[place]}"
                 self._note(place, self.refused(key_node, message, key))
                 continue
             self.lines[place] = key_node.start_mark.line + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -44,6 +44,8 @@ class Word(click.Choice[str]):
 class CommandOfAJob(GroupedCommand):
     """A subcommand that hands on what stands behind `--`: the command of an external job, as `command`."""
 
+    takes_command: ClassVar[bool] = True
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split at `--`: what is before it is ours."""
         own = args.index("--") if "--" in args else len(args)
@@ -52,7 +54,10 @@ class CommandOfAJob(GroupedCommand):
         if own < len(args):
             ctx.meta[completing.BEHIND] = True
         if own < len(args) and not job_command and not ctx.resilient_parsing:
-            raise click.UsageError("there is no command behind --", ctx)
+            raise click.UsageError(
+                "there is no command after --: write the one that starts your training, as in `-- torchrun train.py`",
+                ctx,
+            )
         try:
             rest = super().parse_args(ctx, list(args[:own]))
         except click.UsageError as error:
@@ -62,7 +67,9 @@ class CommandOfAJob(GroupedCommand):
         _, _, order = self.make_parser(ctx).parse_args(list(args[:own]))
         for name in ("at", "on"):
             if sum(param.name == name for param in order) > 1:
-                raise UsageError("is there twice: it is of one fault, and several stand in a file", key=f"--{name}")
+                raise UsageError(
+                    "is given twice, but a command line has one fault: write several faults in a file", key=f"--{name}"
+                )
         ctx.params["command"] = tuple(job_command)
         return rest
 

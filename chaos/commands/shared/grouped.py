@@ -25,7 +25,12 @@ def option(group: str, *names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 class GroupedCommand(click.Command):
-    """A subcommand whose help shows options by group, in the order in which the groups first occur."""
+    """A subcommand whose help shows options by group, in the order in which the groups first occur.
+
+    What a heading has in brackets is about commands behind `--`: it is left out where there cannot be one.
+    """
+
+    takes_command: ClassVar[bool] = False
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A section for each group, `OTHER` last."""
@@ -35,7 +40,7 @@ class GroupedCommand(click.Command):
             if isinstance(parameter, click.Option) and record is not None:
                 groups.setdefault(getattr(parameter, "group", OTHER), []).append(record)
         for heading in sorted(groups, key=lambda group: group == OTHER):
-            with formatter.section(heading):
+            with formatter.section(heading if self.takes_command else heading.partition(" (")[0]):
                 formatter.write_dl(groups[heading], col_max=26)
 
 

@@ -21,7 +21,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("duration", "lifetime"), "write --for 10s or --for 10steps"),
     **dict.fromkeys(("fault", "kind"), "write the fault without an option: `chaos run kill-node --at step=30`"),
     **dict.fromkeys(("file", "config", "experiment"), "write the file without an option: `chaos run FILE.yaml`"),
-    **dict.fromkeys(("command", "script", "cmd"), "write your command behind --, as in `-- torchrun train.py`"),
+    **dict.fromkeys(("command", "script", "cmd"), "write your command after --, as in `-- torchrun train.py`"),
 }
 
 
@@ -63,8 +63,8 @@ def hint(error: click.UsageError, words: Sequence[str]) -> str | None:
 def _about_command(program: str, words: Sequence[str]) -> str:
     if words and words[0] == program:
         example = f"`chaos run kill-process --at step=30 -- {program} ...`"
-        return f"write the fault first and your own command behind --, as in {example}"
-    return f"a command of your own stands behind --, as in `-- {program} ...`: write -- before it"
+        return f"write the fault first, and your own command after --, as in {example}"
+    return f"write -- before your own command, as in `-- {program} ...`"
 
 
 def _about_words(words: Sequence[str]) -> str | None:

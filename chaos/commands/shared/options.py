@@ -46,7 +46,8 @@ class FolderToWrite(click.Path):
 
 def _check_folder(folder: Path, shown: Path, param: click.Parameter | None) -> None:
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {shown} for it to be written to", key=_option(param))
+        what = f"{shown} is not a folder" if folder.exists() else f"the folder {shown} does not exist"
+        raise UsageError(what, key=_option(param))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder {shown} cannot be written to", key=_option(param))
 

@@ -67,17 +67,20 @@ MISTAKES = {
     ),
     "command without its dashes": (
         ("run", *KILL, "sh", "train.sh"),
-        ["(sh train.sh)", "a command of your own stands behind --, as in `-- sh ...`"],
+        ["(sh train.sh)", "write -- before your own command, as in `-- sh ...`"],
     ),
     "command with options and without its dashes": (
         ("run", *KILL, "train.py", "--nproc-per-node", "2"),
-        ["--nproc-per-node", "a command of your own stands behind --, as in `-- train.py ...`"],
+        ["--nproc-per-node", "write -- before your own command, as in `-- train.py ...`"],
     ),
-    "two triggers of one fault": (("run", *KILL, "--at", "step=9"), ["--at: is there twice", "stand in a file"]),
-    "two targets of one fault": (("run", *KILL, "--on", "node=1", "--on", "node=2"), ["--on: is there twice"]),
+    "two triggers of one fault": (
+        ("run", *KILL, "--at", "step=9"),
+        ["--at: is given twice", "write several faults in a file"],
+    ),
+    "two targets of one fault": (("run", *KILL, "--on", "node=1", "--on", "node=2"), ["--on: is given twice"]),
     "repair of whom a cut link leaves alive": (
         ("run", "drop-link", "--at", "step=5", "--on", "link=0-2", "--network", "namespaces", "--repair", "10s"),
-        ["chaos: --repair: drop-link has no repair", "--for says how long it goes on"],
+        ["chaos: --repair: drop-link has no repair", "--for is the duration of the fault"],
     ),
     "repair of what goes on for a time": (
         ("run", "slow-rank", "--at", "step=5", "--repair", "none"),

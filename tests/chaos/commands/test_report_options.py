@@ -48,7 +48,7 @@ def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_printed(s
     (tmp_path / "file").touch()
     assert run_cli(["report", str(stored), option, str(tmp_path / "file" / "into")]) == 4
     written = capsys.readouterr()
-    assert written.err == f"chaos: {option}: there is no folder {tmp_path / 'file'} for it to be written to\n"
+    assert written.err == f"chaos: {option}: {tmp_path / 'file'} is not a folder\n"
     assert written.out == ""
 
 

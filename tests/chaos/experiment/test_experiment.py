@@ -170,7 +170,7 @@ class TestRefusals:
             ("delay: 50ms", "delay: 50ms\n    los_ratio: 1", 13, "faults[1].los_ratio", "unknown key", "loss_ratio"),
             ("gates: [", "gates: [3, ", 13, "gates[0]", "must be text", None),
             ('halt: ["training_loss is nan"]', "halt: training_loss", 14, "halt", "must be a list", None),
-            ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "the key is there twice", None),
+            ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "duplicate key", None),
         ],
     )
     def test_say_where_what_and_what_to_do(self, old, new, line, key, message, suggestion):

@@ -25,9 +25,9 @@ def test_what_is_no_share_is_refused(said):
     [
         ({}, range(8), None),
         ({"max_nodes": 1}, (2, 3), None),
-        ({"max_nodes": 1}, (2, 4), "2 nodes would be struck at once, more than max_nodes 1"),
+        ({"max_nodes": 1}, (2, 4), "2 nodes would be affected at once, more than max_nodes 1"),
         ({"max_ranks": 3}, (0, 1, 2), None),
-        ({"max_ranks": 3}, (0, 1, 2, 3), "4 ranks would be struck at once, more than max_ranks 3"),
+        ({"max_ranks": 3}, (0, 1, 2, 3), "4 ranks would be affected at once, more than max_ranks 3"),
         ({"max_ranks": 3}, (0, 0, 0, 0), None),
         ({"min_healthy": "50%"}, (0, 1, 2, 3), None),
         ({"min_healthy": "50%"}, (0, 1, 2, 3, 4), "3 of 8 ranks would be healthy, less than min_healthy 0.5"),

@@ -92,7 +92,7 @@ def test_where_nobody_can_look_something_may_be_left(tmp_path):
     ("options", "told"),
     [
         ({"node_memory": "1GiB"}, "--node-memory: says what containers are: add --backend docker"),
-        ({"backend": "docker", "network": "loopback"}, "--network: every container has a network of its own"),
+        ({"backend": "docker", "network": "loopback"}, "--network: every container has its own network"),
         (
             {"backend": "docker", "nodes": 2, "gpus_per_node": 1, "command": ("torchrun", "--standalone", "train.py")},
             "torchrun --standalone is a job of one node",

@@ -455,8 +455,8 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("limits", "faults", "violation"),
         [
-            ({"max_nodes": 1}, [kill(50, "node=1"), kill(60, "node=2")], "2 nodes would be struck at once"),
-            ({"max_ranks": 3}, [kill(50, "node=1+2")], "4 ranks would be struck at once, more than max_ranks 3"),
+            ({"max_nodes": 1}, [kill(50, "node=1"), kill(60, "node=2")], "2 nodes would be affected at once"),
+            ({"max_ranks": 3}, [kill(50, "node=1+2")], "4 ranks would be affected at once, more than max_ranks 3"),
             ({"min_healthy": "50%"}, [kill(50, "node=1+2"), kill(60, "rank=0", kind="kill-process")], "3 of 8 ranks"),
             (
                 {"max_ranks": 1},

@@ -52,7 +52,7 @@ class TestRate:
             ("1/5", "'5' has no unit"),
             ("1/mi", "(did you mean 'min'?)"),
             ("0/min", "a rate is more than 0"),
-            ("1/0s", "a rate is per some time"),
+            ("1/0s", "a rate needs a time above 0s"),
             ("1/0steps", "write at least 1step"),
             ("1e3/min", "is no rate"),
         ],

@@ -72,7 +72,7 @@ class TestParse:
             ("link=2-5,node=1", "link=2-5 is one link already: leave out node"),
             ("link=2-5,random", "leave out random"),
             ("racks=0", "(did you mean 'rack'?)"),
-            ("random:0", "draws nobody"),
+            ("random:0", "draws no target"),
             ("random:", "write random, or random:2"),
             ("random:x", "write random, or random:2"),
             ("random=2", "write random, or random:2"),
@@ -158,7 +158,7 @@ class TestResolve:
             ("replica=4", "replica=4 does not exist: the job has replicas 0 to 3"),
             ("node=1+7", "node=7 does not exist: the job has nodes 0 to 3"),
             ("rack=0", "rack=0, but the job has no racks: give it job.nodes_per_rack: 2"),
-            ("link=0-1", "link=0-1, but the fault strikes ranks: write one of rank=3, node=1, random"),
+            ("link=0-1", "link=0-1, but the fault acts on ranks: write one of rank=3, node=1, random"),
             ("rank=3,node=0", "rank=3,node=0 matches no rank: rank 3 is on node 1, replica 3, stage 1"),
             ("random:9", "random:9 asks for 9, but only 8 ranks can be drawn"),
         ],
@@ -242,9 +242,9 @@ class TestLinks:
         ("text", "message"),
         [
             ("link=2-8", "rank=8 does not exist"),
-            ("node=1", "node=1, but the fault strikes links: write link=2-5, random or random:2"),
-            ("role=coordinator", "the fault strikes links"),
-            ("random,stage=0", "the fault strikes links"),
+            ("node=1", "node=1, but the fault acts on links: write link=2-5, random or random:2"),
+            ("role=coordinator", "the fault acts on links"),
+            ("random,stage=0", "the fault acts on links"),
             ("random:9", "random:9 links are more than the 8 that are drawn at once"),
         ],
     )
@@ -267,7 +267,7 @@ class TestLinks:
 
 def test_a_fault_of_checkpoints_affects_nobody():
     assert resolve(None, CLUSTER, "checkpoint", Random(0)) == ResolvedTarget()
-    with pytest.raises(UsageError, match="has no target of its own: leave rank=1 out"):
+    with pytest.raises(UsageError, match="this kind of fault takes no target: leave rank=1 out"):
         resolved("rank=1", "checkpoint")
 
 
