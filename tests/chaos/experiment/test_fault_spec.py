@@ -139,7 +139,7 @@ class TestRefusals:
             (
                 "every: 60steps, at: 'step=50,phase=encode'",
                 "{every: 50}",
-                "every 60steps hits steps without a snapshot",
+                "60steps hits steps without a snapshot",
             ),
             ("every: 100steps, at: 'step=50,phase=encode'", "{every: 50}", None),
         ],
