@@ -87,6 +87,22 @@ def test_the_hook_is_one_of_ours():
 
 
 @pytest.mark.unit
+def test_the_kubernetes_job_gives_no_right_and_its_command_is_accepted(capsys, tmp_path, monkeypatch):
+    guide = (ROOT / "docs/how-to/slurm-kubernetes.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"], job["spec"]["backoffLimit"]) == ("batch/v1", "Job", 0)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    assert "securityContext" not in container
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace("/work/", f"{tmp_path}/") for word in container["command"][1:]]
+    assert run_cli([*words, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.unit
 def test_the_gitlab_job_is_one():
     job = GITLAB["kill-a-rank"]
     assert job["artifacts"]["when"] == "always"

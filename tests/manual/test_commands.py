@@ -61,7 +61,19 @@ ELSEWHERE = {
 }
 # Programs of others, whose options are theirs; those of torchrun are looked up.
 OF_DOCKER = ("--read-only", "--tmpfs", "--shm-size", "--security-opt", "--gpus", "--user", "--cap-drop", "--build-arg")
-OTHERS = ("ruff", "pip", "pytest", "pre-commit", "mkdocs", "docker", "docker-compose", "promtool", "prometheus", "git")
+OTHERS = (
+    "ruff",
+    "pip",
+    "pytest",
+    "pre-commit",
+    "mkdocs",
+    "docker",
+    "docker-compose",
+    "promtool",
+    "prometheus",
+    "git",
+    *("sbatch", "srun"),
+)
 
 
 def ledger_of_a_run(folder):

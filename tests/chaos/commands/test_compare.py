@@ -100,7 +100,7 @@ def test_the_runs_as_csv(chaos, stored, tmp_path):
     assert [row["set"] for row in rows] == [stored, "latest"]
     assert METRICS.keys() <= rows[0].keys()
     assert (rows[0]["verdict"], rows[0]["usable"], float(rows[0]["steps_lost"])) == ("pass", "1", 0)
-    assert rows[0]["label"] == "mecefo"
+    assert rows[0]["label"] == "ndb"
 
 
 def test_a_single_slower_run_cannot_be_told_from_chance(chaos, stored, tmp_path):

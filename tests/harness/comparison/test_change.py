@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
 
 import pytest
 from hypothesis import given
@@ -185,3 +188,19 @@ def test_the_figure_of_a_run_is_the_largest_of_its_incidents_and_none_if_one_is_
 )
 def test_figures_are_written_with_their_units(name, value, text):
     assert METRICS[name].to_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("runs", "deviations"),
+    re.findall(
+        r"^\| (\d+) \| ([\d.]+) x s \|$",
+        (Path(__file__).parents[3] / "docs/how-to/comparing.md").read_text(),
+        re.MULTILINE,
+    ),
+)
+def test_the_table_of_repeats_in_the_documents_is_what_is_applied(runs, deviations):
+    steps = range(int(runs))
+    # Equally spaced values with a standard deviation of 1.
+    values = [100 + step / stdev(steps) for step in steps]
+    band = noise_band(METRICS["recovery_seconds"], values, [value + 50 for value in values], None)
+    assert band == pytest.approx(float(deviations), abs=0.051)
