@@ -295,7 +295,7 @@ def run_cli(arguments: list[str]) -> int:
 
 
 def _told(arguments: list[str], error: ChaosError) -> int:
-    """Say what ended the command, to whom it matters; returns the exit code."""
+    """Report what ended the command, to the user and to CI; returns the exit code."""
     click.echo(f"chaos: {error}", err=True)
     leave_traces(arguments, error)
     return error.exit_code

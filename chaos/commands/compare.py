@@ -130,7 +130,7 @@ def compare_strategies(
 ) -> int:
     """Run the experiment under each of `strategies` in turn; returns the exit code.
 
-    They are separated by commas, and each may have settings of its own: mecefo,mecefo:spares=1,spare:redundancy=3.
+    They are separated by commas, and each may have its own settings: mecefo,mecefo:spares=1,spare:redundancy=3.
     `experiment_of` makes the experiment with such options.
     """
     from harness.comparison.rounds import REFUSED, Rounds, contender

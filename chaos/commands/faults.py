@@ -98,7 +98,7 @@ def _summary(fault: type[Fault[Any]]) -> str:
 
 
 def _width() -> int | None:
-    """Of the terminal, in cells; None where nobody looks at one, and a line stays whole for whatever searches it."""
+    """Width of the terminal in cells; None without one: lines then stay whole, for tools that search them."""
     return min(_MAX_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 

@@ -129,7 +129,7 @@ def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
         try:
             found += remove_dead(folder, only_look=dry_run)
         except OSError as error:
-            # It harms nobody, and goes with the next run.
+            # It does no harm, and is removed with the next run.
             click.echo(f"{folder / TARGETS_FILE} cannot be mended: {error.strerror or error}", err=True)
     return found
 

@@ -145,7 +145,7 @@ def _with_step(values: Mapping[str, Any], index: int, step: int) -> dict[str, An
 
 
 def _with_steps(values: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
-    """The experiment with a shorter job; a repair that would come after its end is none."""
+    """The experiment with a shorter job; a repair after its end is left out."""
     from chaos.plan.replay import without_late_repairs
 
     faults = without_late_repairs(values["faults"], num_steps)

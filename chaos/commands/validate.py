@@ -12,7 +12,7 @@ from chaos.commands.shared.output import print_json, print_text
 from chaos.commands.shared.usage_errors import annotate
 from chaos.errors import UsageError
 
-# What a shell gives for `<(...)`; any other pipe may have nobody who writes to it, and reading would wait for ever.
+# What a shell gives for `<(...)`; any other pipe may have no writer, and reading it would never end.
 _OPEN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 

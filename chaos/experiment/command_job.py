@@ -1,4 +1,4 @@
-"""The job of an experiment that is somebody else's: a command that starts PyTorch ranks, no line of it changed."""
+"""A job that is the user's own training script: a command that starts PyTorch ranks, unchanged."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CommandJob(Said):
         nodes, per_node = ranks_of_command(self.command, Path(self.folder) if self.folder else None)
         per_node = self.gpus_per_node or per_node or 1
         if self.nodes is None and self.data_parallel is not None and self.data_parallel > (nodes or 1) * per_node:
-            # Replica groups, each under a launcher of its own.
+            # Replica groups, each under a separate launcher.
             nodes = self.data_parallel * (nodes or 1)
         nodes = self.nodes or nodes or 1
         given = [name for name in ("nodes", "gpus_per_node") if getattr(self, name) is not None]
@@ -137,7 +137,7 @@ class CommandCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommandConfig:
-    """A command to run and what is expected of it; `steps` None: nobody knows beforehand."""
+    """A command to run and what is expected of it; `steps` None: not known beforehand."""
 
     command: tuple[str, ...]
     nodes: int = 1

@@ -1,4 +1,4 @@
-"""One fault as a user writes it: what, on whom, when, how often, for how long."""
+"""One fault as a user writes it: kind, target, trigger, recurrence, duration."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OTHER_NAMES = {
 
 
 class FaultSpec(Said):
-    """One fault: `kind`, `on` whom (default: drawn from the seed), `at` which trigger, `repair` after how long.
+    """One fault: `kind`, target `on` (default: drawn from the seed), trigger `at`, and the time until `repair`.
 
     `lifetime` (`for`) None is the kind's own; `repair` None is what is usual for it, see `schedule`. With `every`
-    or `rate` it fires again and again, and `at` is when it may do so first. `retrigger` says at which attempts of the
-    job's launcher it fires: `once`, `every-attempt`, or so many. What the fault draws when it fires, such as an element
+    or `rate` it recurs, and `at` is when it may fire first. `retrigger` says at which attempts of the
+    job's launcher it fires: `once`, `every-attempt`, or a number. What the fault draws when it fires, such as an element
     of a tensor, it draws as incident `draw` of the run would; None: as the incident that it is. `parameters` are the
     fault's own; in a file they stand beside the other keys.
     """

@@ -83,7 +83,7 @@ class Checkpoint(Said):
 
 
 class Snapshots(Said):
-    """Snapshots in the nodes' memory: one after `every` so many steps, in at most `memory` of each node.
+    """Snapshots in the nodes' memory: one `every` number of steps, in at most `memory` of each node.
 
     `auto` takes the interval from what one costs and the mean time between losses, `mtbf`; None: as it is seen.
     `protection` is what they survive: `none` the ranks, `copy` and `xor` any node of a `group`, `pq` any two.
@@ -332,7 +332,7 @@ def with_strategy(job: Job) -> Job:
     if needed == "checkpoint" and job.checkpoint is None:
         update["checkpoint"] = Checkpoint(every_steps=DEFAULT_CHECKPOINT_STEPS)
     if needed == "snapshots" and job.snapshots is None:
-        # A single node has nobody to protect its memory.
+        # No other node could protect the memory of a single node.
         update["snapshots"] = Snapshots() if job.nodes > 1 else Snapshots(protection="none")
     return job.model_copy(update=update)
 

@@ -18,7 +18,7 @@ class Incident:
 
     `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
     or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
-    attempts of the job's launcher it fires: `once`, `every-attempt`, or so many. `draw`: the incident that it repeats.
+    attempts of the job's launcher it fires: `once`, `every-attempt`, or a number. `draw`: the incident that it repeats.
     `may_be_left_out`: chance chose its moment; where limits forbid it then, it is left out.
     """
 

@@ -42,7 +42,7 @@ class Interval:
 def interval_of(trigger: Trigger, length: Duration | Literal["moment"] | None) -> Interval | None:
     """When something is known to be in force that begins at `trigger` and lasts `length` (None: to the job's end).
 
-    None: nobody knows beforehand when it begins. Where only its end is not known, because one is in steps and the other
+    None: its begin is not known beforehand. Where only its end is not known, because one is in steps and the other
     in seconds, the first moment stands for all. The last step counts in full: the repair begins when it is committed.
     """
     if trigger.is_outside_steps:
@@ -70,7 +70,7 @@ class Placed:
 
     @property
     def keeps_away(self) -> Interval | None:
-        """When nothing is drawn on whom a loss affects, and no loss on whom this affects."""
+        """When the ranks of a loss are not drawn for other faults, and those of this fault not for a loss."""
         if self.interval is None or self.incident.is_loss:
             return self.interval
         return self.interval.beginning

@@ -35,7 +35,7 @@ class Recorded:
 
     @property
     def is_command(self) -> bool:
-        """Whether the job is somebody else's."""
+        """Whether the job is the user's own training script."""
         return bool(self.experiment["job"]["runtime"] == "command")
 
     @classmethod

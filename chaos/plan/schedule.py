@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chaos.experiment.reading import Registry
     from chaos.faults.base import Fault
 
-# More than any job takes, for one of which nobody knows: `within` and `count` end what recurs in it.
+# For jobs of unknown length, more than any takes: `within` and `count` end what recurs in them.
 _MANY_STEPS = 10**9
 # Long enough to see the degraded speed over several steps, short enough to see the target come back in a short run.
 DEFAULT_KILL_REPAIR = Duration(steps=40)
@@ -43,7 +43,7 @@ _PROFILE = "profile"
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An incident of which it is not said yet whom exactly it affects.
+    """An incident whose target is not resolved yet.
 
     `rng_stream` names its random numbers. What was drawn by a rate or from a profile `may_be_left_out` where it cannot
     be.
@@ -64,7 +64,7 @@ class _Draft:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the seed chooses whom it affects."""
+        """Whether its target is drawn from the seed."""
         return self.kind.scope not in WITHOUT_TARGET and (self.on is None or self.on.random is not None)
 
     @property
@@ -205,7 +205,7 @@ def _failures(
 
 
 def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes: list[str]) -> list[Placed]:
-    """Say of each draft whom it affects; those that cannot be are left out, where they may be."""
+    """Resolve the target of each draft; drafts without a possible target are left out where that is allowed."""
     placed: dict[int, Placed] = {}
     left_out: dict[str, list[str]] = {}
     # What has a choice comes last, so that it can go out of the others' way, in the order of the file: a fault that is

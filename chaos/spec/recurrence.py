@@ -15,7 +15,7 @@ from chaos.spec.trigger import DEFAULT_PHASE, Duration, Trigger
 
 # A rate in time says nothing about when to stop drawing, and how long the job will take is not known beforehand.
 DEFAULT_HORIZON = Duration(seconds=600.0)
-# More than anyone reads; a run with so many faults is a mistake in a unit.
+# A run with more faults is a mistake in a unit, and its report would not be read.
 MAX_INCIDENTS = 1000
 
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*/\s*(.*)", re.DOTALL)
@@ -156,7 +156,7 @@ def _begin(trigger: Trigger) -> float:
 
 
 def default_first(every: Duration | None, rate: Rate | None) -> Trigger:
-    """When a fault that fires again and again may do so first, where nothing is said: after one period, or at once."""
+    """When a recurring fault may fire first by default: after one period, or at once."""
     period = every if every is not None else rate.per if rate is not None else Duration(steps=1)
     if period.seconds is not None:
         return Trigger(at_seconds=period.seconds if every is not None else 0.0)

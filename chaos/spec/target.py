@@ -1,4 +1,4 @@
-"""On whom: ranks, nodes, racks, stages, replicas, a link, a role, or what the seed draws."""
+"""Targets: ranks, nodes, racks, stages, replicas, a link, a role, or what the seed draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.spec.trigger import split_pairs, whole_number
 from mecefo_runtime.job.layout import Cluster
 
 Scope = Literal["node", "rank", "all-ranks", "link", "checkpoint", "job"]
-# Of these the user names nobody: a checkpoint is the newest, and a fault of the job says itself whom it means.
+# These take no target from the user: a checkpoint is the newest, and a fault of the job defines its own target.
 WITHOUT_TARGET: tuple[Scope, ...] = ("all-ranks", "checkpoint", "job")
 
 ROLES = ("coordinator", "store", "launcher")
@@ -27,7 +27,7 @@ Places = int | tuple[int, ...]
 class ResolvedTarget:
     """Whom exactly: `ranks`, ascending; `nodes` are those that are affected as a whole; a role is no rank and no node.
 
-    `links` are pairs of ranks, the lower one first; `ranks` then are those at their ends. With nobody in it, it is what
+    `links` are pairs of ranks, the lower one first; `ranks` then are those at their ends. When it is empty, it is what
     a fault of checkpoints has.
     """
 
@@ -48,7 +48,7 @@ class ResolvedTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target as the user names it: the ranks of which all that is given holds, or `random` so many of those.
+    """A target as the user names it: the ranks of which all that is given holds, or `random` of those, by number.
 
     A place is one number or several of them. A link, which is between two ranks, and a role stand alone.
     """
@@ -247,7 +247,7 @@ def _matching(target: Target, cluster: Cluster, nodes_per_rack: int | None) -> l
     """The ranks of which all holds that is said of places."""
     wanted = {place: numbers for place in _PLACES if (numbers := target.numbers(place))}
     if not wanted:
-        # A spare node has to be named: nobody who draws a victim means one that does not train.
+        # Spare nodes are never drawn, since they do not train: they have to be named.
         return list(range(cluster.num_places))
     matching = []
     for rank in range(cluster.num_ranks):

@@ -18,7 +18,7 @@ DEFAULT_PHASE = "forward"
 SNAPSHOT_PHASES = ("snapshot", "encode")
 # What ranks go through between two steps: they agree on a new epoch, and state moves to its new holders.
 OUTSIDE_PHASES = ("regroup", "transfer")
-# Of which nobody knows beforehand at which step they will be.
+# Their step is not known beforehand.
 OPEN_PHASES = (*SNAPSHOT_PHASES, *OUTSIDE_PHASES)
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -78,7 +78,7 @@ class Duration:
 class Trigger:
     """At `phase` of training step `step` (from 1), or `at_seconds` after the job began to run; exactly one of the two.
 
-    A phase outside of steps is that of the next regroup; with a step, of the first one at which training goes on with
+    A phase outside of steps is that of the next regroup; with a step, of the first one at which training continues with
     that step or a later one. A phase of snapshots is of the first one that is taken of that step or a later one. A
     fault at a time is not held at a phase, and `phase` means nothing then.
     """
@@ -112,7 +112,7 @@ class Trigger:
 
     @property
     def is_outside_steps(self) -> bool:
-        """Whether it waits for a regroup, of which nobody knows beforehand at which step it will be."""
+        """Whether it waits for a regroup, whose step is not known beforehand."""
         return self.at_seconds is None and self.phase in OUTSIDE_PHASES
 
     @classmethod

@@ -66,7 +66,7 @@ class Source:
         return self.problem(key_path(problem.key), problem.message, problem.suggestion)
 
     def placed(self, error: UsageError, where: KeyPath) -> UsageError:
-        """`error`, of which nobody has said yet where it is: at `where`, or at the part of it that it names."""
+        """`error`, which has no place yet: at `where`, or at the part of it that it names."""
         return self.problem((*where, error.key) if error.key else where, error.message, error.suggestion)
 
 

@@ -103,7 +103,7 @@ def parse(content: bytes | str, path: str | None = None, mistakes: list[Mistake]
     A single key or scalar that makes no sense is left out and added to `mistakes`, so that the rest can be judged.
 
     Raises:
-        UsageError: it is not a YAML mapping, or nobody wants to know its `mistakes` and it has some: all of them.
+        UsageError: it is not a YAML mapping, or it has errors and no `mistakes` list was given: all of them.
     """
     text = _decode(content.encode(errors="surrogatepass") if isinstance(content, str) else content, path)
     try:

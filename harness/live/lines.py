@@ -95,7 +95,7 @@ class PlainView:
             self._timer = loop.call_later(HOLD_SECONDS, self._write_due, loop)
 
     def message(self, text: str) -> None:
-        """Write the sentence as a line of its own."""
+        """Write the sentence as a separate line."""
         self._write_until(inf)
         self._write(one_line(text))
 
@@ -133,7 +133,7 @@ class PlainView:
         return f"{_prefix(event)}{job.done_ratio:.0%} done{_speed_and_loss(job)}"
 
     def _step_milestone(self, event: Event, job: JobProgress) -> str | None:
-        """Of a job whose steps nobody knows beforehand: a line each time that they have doubled."""
+        """A line each time that the steps have doubled, for jobs whose number of steps is not known."""
         if job.step < 2 * self._parts.get(event.job, 1):
             return None
         self._parts[event.job] = job.step
@@ -148,7 +148,7 @@ class PlainView:
                 self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             self._stream.flush()
         except (OSError, ValueError):
-            # Whoever read this has gone (a closed pipe, a full disk). The run goes on, and its log has it all.
+            # The reader has gone (a closed pipe, a full disk). The run continues, and its log has everything.
             self._stream = None
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: `LiveView` on a terminal, `PlainView` wherever lines are kept.
+"""What a person sees during a run: `LiveView` on a terminal, `PlainView` wherever lines are kept.
 
 Both show nothing but what the events fed to them say. The machine is busy training: taking in an event costs some
 microseconds, and a terminal is redrawn four times a second from text that was laid out by hand.

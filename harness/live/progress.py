@@ -142,7 +142,7 @@ class RunProgress:
 
 
 def _pace(started: JobStarted | None) -> object:
-    """By what the compute of a job is slowed down, so that a rank behaves like a device of its own."""
+    """By what the compute of a job is slowed down, so that each rank behaves like a separate device."""
     return None if started is None else (started.dilation_ratio or 1.0, started.emulation)
 
 

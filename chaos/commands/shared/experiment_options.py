@@ -15,7 +15,7 @@ from chaos.errors import UsageError
 
 
 class _Number(click.ParamType[Any]):
-    """A number; what is none is refused when the whole experiment is judged, with all else that is wrong."""
+    """A number; anything else is refused with all other errors, when the whole experiment is judged."""
 
     def __init__(self, name: str, read: Callable[[str], object]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What goes to standard output: plans, reports, JSON; and what becomes of it when nobody reads."""
+"""What goes to standard output: plans, reports, JSON; also when the reader has closed the pipe."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """While something is printed: nobody reading any more (`chaos runs | head`) is no failure.
+    """While something is printed: a closed pipe (`chaos runs | head`) is no failure.
 
     Raises:
         EnvironmentFailure: standard output takes nothing, such as on a full disk.
