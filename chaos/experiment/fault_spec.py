@@ -35,9 +35,9 @@ class FaultSpec(Said):
 
     `lifetime` (`for`) None is the kind's own; `repair` None is what is usual for it, see `schedule`. With `every`
     or `rate` it recurs, and `at` is when it may fire first. `retrigger` says at which attempts of the
-    job's launcher it fires: `once`, `every-attempt`, or a number. What the fault draws when it fires, such as an element
-    of a tensor, it draws as incident `draw` of the run would; None: as the incident that it is. `parameters` are the
-    fault's own; in a file they stand beside the other keys.
+    job's launcher it fires: `once`, `every-attempt`, or a number. What the fault draws when it fires, such as an
+    element of a tensor, it draws as incident `draw` of the run would; None: as the incident that it is. `parameters`
+    are those of its kind; in a file they stand beside the other keys.
     """
 
     kind: str

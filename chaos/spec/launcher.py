@@ -127,7 +127,7 @@ def _lines_of_shell(command: Sequence[str], folder: Path) -> Iterator[list[str]]
 
 
 def script_of_command(command: Sequence[str]) -> str | None:
-    """The script that python, torchrun or accelerate is told to start; None: it starts a module, or it cannot be told."""
+    """The script that python, torchrun or accelerate is told to start; None: a module, or it cannot be told."""
     words = list(command)
     while words:
         program = Path(words.pop(0)).name
