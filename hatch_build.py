@@ -20,6 +20,9 @@ _TARGET = r"\((?P<target>(?![a-z]+:|#)[^)\s]+)\)"
 _PICTURE = re.compile(rf"!\[(?P<words>[^\[\]]*)\]{_TARGET}")
 # Its words may hold pictures, which are absolute by then.
 _LINK = re.compile(rf"(?<!!)\[(?P<words>(?:!\[[^\[\]]*\]\([^)\s]*\)|[^\[\]])*)\]{_TARGET}")
+# As HTML: for a size, or for dark pages.
+_HTML_PICTURE = re.compile(r"<picture>.*?</picture>\s*|<img\b[^>]*>", re.DOTALL)
+_HTML_TARGET = re.compile(r'\b(?P<name>src|srcset)="(?![a-z]+:)(?P<target>[^"]+)"')
 _SOURCE = re.compile(r"(?P<repository>https://[^/]+/[^/]+/[^/]+)/blob/(?P<revision>.+)")
 
 
@@ -37,8 +40,10 @@ class Metadata(MetadataHookInterface):
 def described(readme: str, source: str) -> str:
     """README.md with its links as a page elsewhere needs them."""
     if not source:
-        return _LINK.sub(lambda match: match["words"], _PICTURE.sub("", readme))
-    shown = _PICTURE.sub(lambda match: f"![{match['words']}]({_raw(source)}/{match['target']})", readme)
+        return _LINK.sub(lambda match: match["words"], _PICTURE.sub("", _HTML_PICTURE.sub("", readme)))
+    raw = _raw(source)
+    readme = _HTML_TARGET.sub(lambda match: f'{match["name"]}="{raw}/{match["target"]}"', readme)
+    shown = _PICTURE.sub(lambda match: f"![{match['words']}]({raw}/{match['target']})", readme)
     return _LINK.sub(lambda match: f"[{match['words']}]({source}/{match['target']})", shown)
 
 

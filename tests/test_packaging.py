@@ -40,6 +40,13 @@ def test_links_lead_to_pages_and_pictures_to_files():
     assert described(text, "").split() == ["the", "docs"]
 
 
+def test_pictures_in_html_too():
+    text = 'a <picture><source srcset="docs/dark.png"><img alt="it" src="docs/p.png"></picture> b'
+    raw = "https://example.org/somebody/chaos/raw/v1.2.3"
+    assert described(text, SOURCE) == text.replace('"docs/', f'"{raw}/docs/')
+    assert described(text, "").split() == ["a", "b"]
+
+
 def test_the_addresses_are_those_of_the_repository_that_builds_it():
     assert urls("") == {}
     assert urls(SOURCE)["Changelog"] == f"{SOURCE}/CHANGELOG.md"
