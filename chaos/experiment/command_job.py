@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from chaos.errors import UsageError, shown
+from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
 from chaos.spec.launcher import ranks_of_command, script_of_command
 from chaos.spec.trigger import Duration
@@ -154,7 +154,8 @@ class CommandConfig:
 
     def __str__(self) -> str:
         steps = "steps not known beforehand" if self.steps is None else f"{self.steps} steps"
-        return f"{command_text(self.command)}: {self.nodes} nodes x {self.gpus_per_node} ranks, {steps}"
+        nodes = f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
+        return f"{command_text(self.command)}: {nodes} x {self.gpus_per_node} ranks, {steps}"
 
     def cluster(self) -> Cluster:
         """Its ranks as targets see them: every rank is a replica, or as many in a row as `data_parallel` leaves."""
@@ -170,6 +171,9 @@ class _CommandCluster(Cluster):
     def cell_of(self, rank: int) -> tuple[int, int]:
         """(replica, place within it)."""
         return divmod(rank, self.pipeline)
+
+
+_LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "mpirun", "srun")
 
 
 def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None:
@@ -195,7 +199,10 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
         is_script = program.endswith(".py") and (folder / program).is_file()
         advice = f"a script needs a program that runs it: torchrun {program}, or python {program}"
         why = f": {advice}" if is_script else ""
-        raise UsageError(f"there is no program {shown(program)} that could be started{why}", key="job.command")
+        meant = None if os.sep in program else nearest(program, _LAUNCHERS)
+        raise UsageError(
+            f"there is no program {shown(program)} that could be started{why}", key="job.command", suggestion=meant
+        )
     _check_script(job.command, folder, is_in_containers=False)
 
 

@@ -131,6 +131,9 @@ def read_options(
     if subject is None:
         values = _of_profile(options, kinds, source, mistakes)
         subject = "the profile"
+    elif subject.endswith(".py"):
+        example = f"`chaos run kill-process --at step=30 -- torchrun {subject}`"
+        raise UsageError(f"{shown(subject)} is a script, not an experiment: write a fault and --, as in {example}")
     elif subject not in kinds and _is_path(subject):
         document = read(Path(subject), mistakes)
         values, source = dict(document.values), Source(document.path, document.lines, labels, TERMS)
@@ -325,7 +328,7 @@ def _without_ours(job: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
     """The job of a command without what only a job of our runtime can have, each of which is a problem."""
     ours = [key for key in job if key in Job.model_fields and key not in CommandJob.model_fields]
     for key in ours:
-        message = f"the job is a command, whose {key.replace('_', ' ')} is its own"
+        message = "the job is a command, and this is a setting of the built-in job: leave it out"
         problems.note(("job", key), problems.source.problem(("job", key), message))
     kept = {key: value for key, value in job.items() if key not in ours}
     if isinstance(saved := kept.get("checkpoint"), Mapping):

@@ -246,4 +246,4 @@ def test_the_command_line_takes_everything_behind_the_dashes(capsys):
     assert run_cli(["plan", "kill-process", "--at", "step=3", "--"]) == 4
     assert "no command after --" in capsys.readouterr().err
     assert run_cli(["run", "kill-process", "--at", "step=3", "--dry-run", "--", "sh"]) == 0
-    assert capsys.readouterr().out.startswith("sh: 1 nodes x 1 ranks, steps not known beforehand\nincident 0: ")
+    assert capsys.readouterr().out.startswith("sh: 1 node x 1 ranks, steps not known beforehand\nincident 0: ")
