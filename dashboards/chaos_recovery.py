@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import dashboard as build
 
 from dashboards import frame, panels
 from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, chart, number, states, steps
-from dashboards.queries import of_run, query
+from dashboards.queries import of_run, query, speed
 
 UID = "mecefo-chaos-recovery"
 
@@ -160,8 +160,9 @@ def _cost(dashboard: build.Dashboard) -> None:
     for panel in (
         chart(
             "Throughput",
-            "Tokens of committed steps per second. The gap is the recovery, the lower level after it degraded speed.",
-            query(f"rate({of_run('training_tokens_total')}[$__rate_interval])", "{{experiment}}"),
+            "Tokens of committed steps per second; samples or steps of a job that does not report its tokens. The gap "
+            "is the recovery, the lower level after it degraded speed.",
+            query(speed("$__rate_interval"), "{{experiment}}, {{unit}}/s"),
             unit="locale",
             width=8,
         ),

@@ -46,6 +46,7 @@ def number(
     unit: str,
     thresholds: build.ThresholdsConfig,
     is_instant: bool = False,
+    legend: str = "{{experiment}}",
     width: int = 4,
 ) -> stat.Panel:
     """The newest value as a big number, one for each run that is chosen.
@@ -59,7 +60,7 @@ def number(
         .color_scheme(build.FieldColor().mode(dashboard.FieldColorModeId.THRESHOLDS))
         .reduce_options(look.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
     )
-    target = query(expression, title).instant() if is_instant else query(expression, "{{experiment}}")
+    target = query(expression, title).instant() if is_instant else query(expression, legend)
     styled = _styled(panel, title, description, [target], unit, thresholds, width)
     return styled.height(STAT_ROWS)
 

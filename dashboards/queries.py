@@ -33,6 +33,18 @@ def query(expression: str, legend: str = "", *, is_instant: bool = False) -> pro
     return target.range()
 
 
+def speed(window: str) -> str:
+    """Work per second of each run, in the best unit that its job reports: the label `unit` says which.
+
+    A training script of one's own may report no tokens and no samples; steps are always known.
+    """
+    parts = (
+        f'label_replace(rate({of_run(f"training_{unit}_total")}[{window}]), "unit", "{unit}", "", "")'
+        for unit in ("tokens", "samples", "steps")
+    )
+    return " or ignoring(unit) ".join(parts)
+
+
 def _selector(metric: str, labels: Mapping[str, str]) -> str:
     operators = {"~": "=~", "!": "!="}
     matchers = [f'{label}{operators.get(value[0], "=")}"{value.lstrip("~!")}"' for label, value in labels.items()]

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import dashboard as build
 
 from dashboards import frame, panels
 from dashboards.panels import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, chart, number, states, steps
-from dashboards.queries import of_ranks, of_run, query
+from dashboards.queries import of_ranks, of_run, query, speed
 
 UID = "mecefo-training-health"
 
@@ -24,9 +24,9 @@ def training_health() -> build.Dashboard:
         dashboard.annotation(mark)
     _now(dashboard)
     _speed(dashboard)
-    _numbers(dashboard)
-    _membership(dashboard)
+    _loss_and_ranks(dashboard)
     _time(dashboard)
+    _built_in(dashboard)
     _ranks(dashboard)
     return dashboard
 
@@ -52,17 +52,18 @@ def _now(dashboard: build.Dashboard) -> None:
             thresholds=steps(GREEN, (10, YELLOW), (60, RED)),
         ),
         number(
-            "Tokens per second",
-            "Over the last few steps, all replicas together. Compare with the chart below: what was it before the "
-            "first fault?",
-            of_run("training_tokens_per_second"),
+            "Speed",
+            "Per second, all replicas together: tokens, else samples, else steps, whichever the job reports; the label "
+            "says which. Compare with the chart below: what was it before the first fault?",
+            speed("$__rate_interval"),
             unit="locale",
             thresholds=steps(BLUE),
+            legend="{{experiment}}, {{unit}}/s",
         ),
         number(
             "Loss",
-            "Of the newest step, in nats per token. NaN or infinite: stop, go back to a checkpoint from before it, and "
-            "look for the rank and the batch that brought it in.",
+            "Of the newest step; of the built-in job in nats per token. NaN or infinite: stop, go back to a checkpoint "
+            "from before it, and look for the rank and the batch that brought it in.",
             of_run("training_loss"),
             unit="none",
             thresholds=steps(BLUE),
@@ -93,9 +94,9 @@ def _speed(dashboard: build.Dashboard) -> None:
     dashboard.with_panel(
         chart(
             "Throughput",
-            "Tokens of committed steps per second, each step counted once. A gap down to 0 is a recovery; a lower "
-            "level after it is degraded speed: see who trains.",
-            query(f"rate({of_run('training_tokens_total')}[$__rate_interval])", "{{experiment}}"),
+            "Tokens of committed steps per second, each step counted once; samples or steps of a job that does not "
+            "report its tokens. A gap down to 0 is a recovery; a lower level after it is degraded speed.",
+            query(speed("$__rate_interval"), "{{experiment}}, {{unit}}/s"),
             unit="locale",
             width=8,
         )
@@ -122,40 +123,18 @@ def _speed(dashboard: build.Dashboard) -> None:
     )
 
 
-def _numbers(dashboard: build.Dashboard) -> None:
-    dashboard.with_row(panels.row("Learning"))
+def _loss_and_ranks(dashboard: build.Dashboard) -> None:
+    dashboard.with_row(panels.row("Loss and ranks"))
     dashboard.with_panel(
         chart(
             "Loss",
-            "In nats per token. A jump at a fault says that a takeover changed more than it may; one without a fault "
-            "is the data or the learning rate.",
+            "Of the built-in job in nats per token. A jump at a fault says that a takeover, or a restart, changed more "
+            "than it may; one without a fault is the data or the learning rate.",
             query(of_run("training_loss"), "{{experiment}}"),
             unit="none",
-            width=8,
+            width=12,
         )
     )
-    dashboard.with_panel(
-        chart(
-            "Gradient norm",
-            "Of the newest step, before clipping. A spike just before a bad loss tells the step to look at.",
-            query(of_run("training_gradient_norm"), "{{experiment}}"),
-            unit="none",
-            width=8,
-        )
-    )
-    dashboard.with_panel(
-        chart(
-            "Learning rate",
-            "Of the newest step. A job that resumed in the wrong place shows here.",
-            query(of_run("training_learning_rate"), "{{experiment}}"),
-            unit="sci",
-            width=8,
-        )
-    )
-
-
-def _membership(dashboard: build.Dashboard) -> None:
-    dashboard.with_row(panels.row("Who trains"))
     ranks = chart(
         "Ranks",
         "Alive, lost, and not heard of yet. Lost ranks that do not come back: repair the node, or let the run end.",
@@ -163,11 +142,44 @@ def _membership(dashboard: build.Dashboard) -> None:
         unit="none",
         is_stacked=True,
         is_stepped=True,
-        width=8,
+        width=12,
     )
     for state, color in (("alive", GREEN), ("lost", RED), ("starting", GREY)):
         ranks.override_by_name(state, panels.fixed(color))
     dashboard.with_panel(ranks)
+
+
+def _time(dashboard: build.Dashboard) -> None:
+    dashboard.with_row(panels.row("Where the time goes"))
+    rate = "sum by ({}) (rate({}[$__rate_interval]))"
+    productive = rate.format("experiment", of_run("training_productive_seconds_total"))
+    lost = rate.format("experiment", of_run("training_badput_seconds_total"))
+    dashboard.with_panel(
+        chart(
+            "Goodput",
+            "Since the start of the job, and at the time. Falling without a fault: stragglers, checkpoints or a slow "
+            "network; the causes stand beside.",
+            query(of_run("training_goodput_ratio"), "{{experiment}} since the start"),
+            query(f"{productive} / ({productive} + {lost})", "{{experiment}} at the time"),
+            unit="percentunit",
+            thresholds=steps(RED, (0.8, YELLOW), (0.9, GREEN)),
+        ).max(1)
+    )
+    dashboard.with_panel(
+        chart(
+            "Badput by cause",
+            "Share of the wall clock that was lost. detection: lower the heartbeat; transfer: snapshots nearer; "
+            "degraded_speed: repair sooner; checkpoint: write less often; injection: the tool itself held ranks.",
+            query(rate.format("cause", of_run("training_badput_seconds_total")), "{{cause}}"),
+            unit="percentunit",
+            is_stacked=True,
+        )
+    )
+
+
+def _built_in(dashboard: build.Dashboard) -> None:
+    """What a training script of one's own does not report: at the end, so that no row above is half empty for it."""
+    dashboard.with_row(panels.row("Built-in job only: numbers, layers, memberships"))
     dashboard.with_panel(
         chart(
             "Layers held by each rank",
@@ -207,7 +219,7 @@ def _membership(dashboard: build.Dashboard) -> None:
             "it not started again?",
             query(of_run("training_coordinator_up"), "{{experiment}}"),
             meaning={0: ("away", RED), 1: ("up", GREEN)},
-            width=8,
+            width=6,
         )
     )
     dashboard.with_panel(
@@ -218,41 +230,31 @@ def _membership(dashboard: build.Dashboard) -> None:
             query(f"sum by (verdict) ({of_run('training_unfit_steps_total')})", "{{verdict}}"),
             unit="none",
             is_stepped=True,
-            width=8,
+            width=6,
         )
     )
-
-
-def _time(dashboard: build.Dashboard) -> None:
-    dashboard.with_row(panels.row("Where the time goes"))
-    rate = "sum by ({}) (rate({}[$__rate_interval]))"
-    productive = rate.format("experiment", of_run("training_productive_seconds_total"))
-    lost = rate.format("experiment", of_run("training_badput_seconds_total"))
     dashboard.with_panel(
         chart(
-            "Goodput",
-            "Since the start of the job, and at the time. Falling without a fault: stragglers, checkpoints or a slow "
-            "network; the causes stand beside.",
-            query(of_run("training_goodput_ratio"), "{{experiment}} since the start"),
-            query(f"{productive} / ({productive} + {lost})", "{{experiment}} at the time"),
-            unit="percentunit",
-            thresholds=steps(RED, (0.8, YELLOW), (0.9, GREEN)),
-        ).max(1)
+            "Gradient norm",
+            "Of the newest step, before clipping. A spike just before a bad loss tells the step to look at.",
+            query(of_run("training_gradient_norm"), "{{experiment}}"),
+            unit="none",
+            width=6,
+        )
     )
     dashboard.with_panel(
         chart(
-            "Badput by cause",
-            "Share of the wall clock that was lost. detection: lower the heartbeat; transfer: snapshots nearer; "
-            "degraded_speed: repair sooner; checkpoint: write less often; injection: the tool itself held ranks.",
-            query(rate.format("cause", of_run("training_badput_seconds_total")), "{{cause}}"),
-            unit="percentunit",
-            is_stacked=True,
+            "Learning rate",
+            "Of the newest step. A job that resumed in the wrong place shows here.",
+            query(of_run("training_learning_rate"), "{{experiment}}"),
+            unit="sci",
+            width=6,
         )
     )
 
 
 def _ranks(dashboard: build.Dashboard) -> None:
-    dashboard.with_row(panels.row("Each rank, as it says itself"))
+    dashboard.with_row(panels.row("Built-in job only: each rank, as it reports itself"))
     seconds = "rate({}[$__rate_interval])"
     own, count = (seconds.format(of_ranks(f"training_rank_step_seconds_{part}")) for part in ("sum", "count"))
     cpu = seconds.format(of_ranks("training_rank_compute_seconds_total", clock="cpu"))

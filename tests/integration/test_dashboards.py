@@ -1,5 +1,6 @@
 """Every query of every dashboard, asked of a real Prometheus that has watched a real run through its faults."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,19 @@ faults:
 gates: ["steps_lost == 0", "throughput_drop < -1000%"]
 """
 _FAILED = 1
+# Neither tokens nor samples can be seen of it: no loader, and a model that is given no token ids.
+SCRIPT = """
+import time
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(500):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
 _SCRAPE_SECONDS = 2
 
 
@@ -121,3 +135,31 @@ def test_the_faults_are_marked_while_they_are_in_force(watched: Watched) -> None
     assert min(times) in marked_times, "ranks were lost, and nothing is marked"
     # The fault ends with the repair, its mark at the next point; the ranks are back a little later.
     assert max(marked_times) <= max(times) + 2 * _SCRAPE_SECONDS
+
+
+@pytest.fixture(scope="module")
+def own_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("own-script")
+    script, out = folder / "train.py", folder / "out"
+    script.write_text(SCRIPT)
+    with Prometheus(folder / "prometheus", targets=out / "prometheus.json") as prometheus:
+        start_seconds = time.time()
+        arguments = ["run", "pause-process", "--at", "step=250", "--for", "2s", "--metrics", "auto"]
+        command = (sys.executable, str(script))
+        with ChaosRun(folder / "run", arguments, out=out, patch=PATIENT, command=command) as run:
+            assert run.wait(RUN_TIMEOUT_SECONDS) == 0, run.stderr
+        yield Watched(prometheus, start_seconds, time.time() + 1)
+
+
+def test_with_a_script_of_ones_own_every_panel_above_those_of_the_built_in_job_has_an_answer(
+    own_script: Watched,
+) -> None:
+    panels = as_values(DASHBOARDS["training-health"]())["panels"]
+    first_built_in = next(panel["id"] for panel in panels if panel["title"].startswith("Built-in job only"))
+    titles = {panel["title"] for panel in panels if panel["id"] < first_built_in and panel["type"] != "row"}
+    shown = [one for one in all_queries() if one.dashboard == "training-health" and one.title in titles]
+    assert {one.title for one in shown} == titles
+    empty = [one.title for one in shown if not own_script.answer(one, one.expression)]
+    assert empty == []
+    (speed,) = (one for one in shown if one.title == "Throughput")
+    assert [one["metric"]["unit"] for one in own_script.answer(speed, speed.expression)] == ["steps"]
