@@ -387,8 +387,18 @@ def test_readme_names_every_fault_and_strategy():
     assert not {name for name in (*registry(), *planners.names()) if f"`{name}`" not in README}
 
 
-def test_readme_tells_every_exit_code():
-    table = {int(code): verdict for code, verdict in re.findall(r"^\| (\d) \| (\w+) \|", README, re.MULTILINE)}
+@pytest.mark.parametrize(
+    ("document", "row"),
+    [
+        ("docs/how-to/ci.md", r"^\| (?P<code>\d) \| (?P<verdict>\w+) \|"),
+        ("docs/reference/glossary.md", r"^\| (?P<verdict>\w+) \| (?P<code>\d) \|"),
+    ],
+)
+def test_documents_tell_every_exit_code(document, row):
+    rows = re.finditer(row, (ROOT / document).read_text(), re.MULTILINE)
+    table = {int(match["code"]): match["verdict"] for match in rows}
+    if document.endswith("glossary.md"):  # usage errors are in the sentence above its table
+        table[UsageError.exit_code] = "usage"
     assert table == {code: verdict for verdict, code in EXIT_CODES.items()} | {UsageError.exit_code: "usage"}
 
 
@@ -397,7 +407,6 @@ def test_examples_in_the_readme_are_accepted(line, has_networks, capsys, tmp_pat
     monkeypatch.chdir(tmp_path)
     # The programs that come with the packages, torchrun among them.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "node-loss.yaml").write_text(blocks(README, "yaml")[0])
     (tmp_path / "train.py").touch()
     arguments = shlex.split(line)[1:]
     behind = arguments.index("--") if "--" in arguments else len(arguments)
@@ -440,10 +449,9 @@ def test_the_architecture_page_names_files_that_exist():
     assert not [path for path in named if not any((place / path).exists() for place in places)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/reference/experiments.md"])
-def test_experiment_files_in_documents_are_accepted(document, capsys, tmp_path):
+def test_the_experiment_file_in_the_documents_is_accepted(capsys, tmp_path):
     path = tmp_path / "experiment.yaml"
-    path.write_text(blocks((ROOT / document).read_text(), "yaml")[0])
+    path.write_text(blocks((ROOT / "docs/reference/experiments.md").read_text(), "yaml")[0])
     assert run_cli(["plan", str(path)]) == 0, capsys.readouterr().err
     assert "incident 1: " in capsys.readouterr().out
 

@@ -34,7 +34,7 @@ from tests.manual.documents import ROOT, code_in_sentences, commands, documents,
 pytestmark = pytest.mark.unit
 
 DOCUMENTS = documents()
-README = next(document for document in DOCUMENTS if document.name == "README.md")
+EXPERIMENTS = next(document for document in DOCUMENTS if document.name == "docs/reference/experiments.md")
 COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
 # What a machine without GPUs or networks of its own may say of an example that needs them.
 KNOWN_REFUSALS = ("needs a job whose ranks run on CUDA", "networks of their own")
@@ -148,7 +148,7 @@ def events_of_a_run():
 
 @pytest.mark.parametrize("command", of_kind("chaos"))
 def test_a_command_of_ours_is_accepted(command, ground, has_networks, capsys):
-    files = experiment_files(command.block.document) or experiment_files(README)
+    files = experiment_files(command.block.document) or experiment_files(EXPERIMENTS)
     for word in command.words:
         if word.endswith(".py"):
             (ground / word).touch()
