@@ -20,19 +20,20 @@ from chaos.errors import EnvironmentFailure, UsageError, shown
 T = TypeVar("T")
 
 _STANDARD_OUTPUT = "-"
+_HELP = """Write an experiment file: from the options of `chaos run`, or without any, on a terminal, from questions.
+
+\b
+chaos init
+chaos init kill-process --at step=30 -- torchrun train.py
+"""
 
 
-@click.command(cls=CommandOfAJob)
+@click.command(cls=CommandOfAJob, help=_HELP)
 @experiment_options
 @option(OUTPUT, "--output", "-o", metavar="FILE", help="File to write; - is standard output. Default: FAULT.yaml.")
 @option(OUTPUT, "--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(subject: str | None, output: str | None, force: bool, **options: Any) -> int:
-    r"""Write an experiment file: from the same options as `chaos run`, or without any, on a terminal, from questions.
-
-    \b
-    chaos init
-    chaos init kill-process --at step=30 --gate 'recovery_seconds < 60' -- torchrun train.py
-    """
+    """Write the experiment file; returns the exit code."""
     given = {key: value for key, value in options.items() if value not in (None, ())}
     if subject is None and "profile" not in given:
         if given or not sys.stdin.isatty():

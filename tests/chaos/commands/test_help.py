@@ -28,6 +28,11 @@ def test_every_subcommand_stands_under_a_heading_once(chaos):
     assert "..." not in out.partition("Options:")[2]
 
 
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_help_has_no_trace_of_its_markup(chaos, command):
+    assert "\\b" not in chaos(command, "--help")[1]
+
+
 @pytest.mark.parametrize("command", ["run", "plan", "init", "compare"])
 def test_options_of_an_experiment_are_shown_in_groups(chaos, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
