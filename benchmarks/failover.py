@@ -48,10 +48,10 @@ MAX_RECOVERY_STEPS, MAX_RECOVERY_SECONDS = 1.2, 0.2
 
 # In the order in which they follow each other; together they are the recovery.
 PHASES: Mapping[str, str] = {
-    "detection": "killed -> loss noticed",
-    "isolate": "-> old epoch left",
-    "regroup": "-> survivors regrouped",
-    "transfer": "-> state moved",
+    "detection": "killed -> loss detected",
+    "isolate": "-> in-flight step aborted",
+    "regroup": "-> process groups rebuilt",
+    "transfer": "-> state transferred",
     "first_step": "-> next step committed",
 }
 
