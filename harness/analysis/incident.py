@@ -150,11 +150,13 @@ class MeasuredIncident:
         `verify` injected -> verified, `detect` verified -> detected (0 when the coordinator was quicker than the
         injector's own check), `isolate` detected -> isolated, `regroup` isolated -> regrouped without the transfer of
         state, `transfer`, `first_step` regrouped -> committed, `restore` committed -> restored, `rejoin` injected ->
-        rejoined.
+        rejoined. Of a repair, `repair_wait` injected -> repair started is as long as the experiment says;
+        `rejoin_after_repair`, the rest of `rejoin`, is what the job took.
         """
         detect = None if self.gives_notice else _difference(self.verified, self.detected)
         regroup = _difference(self.isolated, self.regrouped)
         transfer = None if regroup is None else min(self.transfer_seconds, max(0.0, regroup))
+        after_repair = _difference(self.repair_started, self.rejoined)
         return {
             "verify": _difference(self.injected, self.verified),
             "detect": None if detect is None else max(0.0, detect),
@@ -164,6 +166,8 @@ class MeasuredIncident:
             "first_step": _difference(self.regrouped, self.committed),
             "restore": _difference(self.committed, self.restored),
             "rejoin": _difference(self.injected, self.rejoined),
+            "repair_wait": _difference(self.injected, self.repair_started),
+            "rejoin_after_repair": None if _is_before(self.rejoined, self.repair_started) else after_repair,
         }
 
     @property

@@ -24,7 +24,7 @@ from harness.judging.metrics import METRICS, Metric, find, nearest
 from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
 from harness.judging.series import find as find_series
 from harness.judging.summary import GateResult, Summary
-from harness.judging.units import SCALES, written
+from harness.judging.units import SCALES, Unit, written
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.job_records import StepCommitted
@@ -341,7 +341,20 @@ def _threshold(match: re.Match[str], metric: Metric | Series) -> float:
 def _measured(gate: Gate, value: float) -> str:
     when = "" if gate.period is None else f" {gate.period} the fault"
     which = gate.metric.name if gate.is_of_one_figure else f"{gate.aggregate} of {gate.metric.name}{when}"
-    return f"{which} is {written(value, gate.metric.unit)}"
+    unit = gate.metric.unit
+    return f"{which} is {written(value, unit)}, {_margin(value, gate.comparison, gate.threshold, unit)}"
+
+
+def _margin(value: float, comparison: str, threshold: float, unit: Unit) -> str:
+    """How far a value is beyond the limit of a gate that it fails, such as `4.20 points above the limit`."""
+    difference = value - threshold
+    if not isfinite(difference):
+        return "not a finite number"
+    if not difference:
+        return "equal to the limit" if comparison in ("<", ">") else "equal to the excluded value"
+    side = "above" if difference > 0 else "below"
+    apart = f"{abs(difference):.2%}".replace("%", " points") if unit == "ratio" else written(abs(difference), unit)
+    return f"{apart} {side} the {'limit' if comparison in ('<', '<=', '>', '>=') else 'required value'}"
 
 
 def _unknown(what: str, name: str, known: list[str], where: str = "") -> GateError:

@@ -296,7 +296,14 @@ METRICS: Mapping[str, Metric] = {
         _phase("regroup_seconds", "isolation to the new epoch, without the transfer", "phases_seconds", "regroup"),
         _phase("transfer_seconds", "moving parameters and optimizer state", "phases_seconds", "transfer"),
         _phase("first_step_seconds", "regroup to the next committed step", "phases_seconds", "first_step"),
-        _phase("rejoin_seconds", "fault to the lost ranks back in the job", "phases_seconds", "rejoin"),
+        _phase("rejoin_seconds", "fault to the return of the lost ranks", "phases_seconds", "rejoin"),
+        _phase("repair_wait_seconds", "fault to the start of the repair", "phases_seconds", "repair_wait", better=None),
+        _phase(
+            "rejoin_after_repair_seconds",
+            "start of the repair to the return of the lost ranks",
+            "phases_seconds",
+            "rejoin_after_repair",
+        ),
     )
 }
 

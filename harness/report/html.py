@@ -166,7 +166,7 @@ def _incident(index: int, incident: IncidentSummary, past: History, broken: list
         "state": None if incident.state_restored is None else wording.state_words(incident.state_restored),
         "failure": wording.recovery_words(incident),
         "time": _own_time(incident),
-        "back": name_seconds(incident.phases_seconds.get("rejoin")),
+        "back": wording.rejoin_words(incident) or "-",
     }
 
 

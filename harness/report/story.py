@@ -157,9 +157,8 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
     if said:
         sentence += f"; the job {' and '.join(said)}"
     yield one_line(f"{sentence}.")
-    back = incident.phases_seconds.get("rejoin")
-    if back is not None:
-        yield f"Its ranks rejoined {name_seconds(back)} after the fault."
+    if (back := wording.rejoin_words(incident)) is not None:
+        yield f"Its ranks rejoined {back}."
     if incident.state_restored is not None:
         yield wording.state_words(incident.state_restored)
     if failure := wording.recovery_words(incident):

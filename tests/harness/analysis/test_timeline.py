@@ -43,6 +43,8 @@ def test_the_phases_of_a_node_loss():
             "first_step": 0.125,
             "restore": incident.restored - incident.committed,
             "rejoin": incident.rejoined - incident.injected,
+            "repair_wait": incident.repair_started - incident.injected,
+            "rejoin_after_repair": incident.rejoined - incident.repair_started,
         }
     )
     assert incident.detection_seconds == pytest.approx(synthetic.DETECT_SECONDS)

@@ -113,8 +113,26 @@ def test_incidents_are_aggregated(how: str, value: float):
 
 
 def test_a_failed_gate_says_what_was_measured():
-    assert evaluate(Gate.parse("recovery p50 < 2"), summary_of(2.5)).reason == "p50 of recovery_seconds is 2.500 s"
-    assert evaluate(Gate.parse("goodput > 90%"), summary_of(goodput_ratio=0.5)).reason == "goodput_ratio is 50.00%"
+    assert evaluate(Gate.parse("recovery p50 < 2"), summary_of(2.5)).reason == (
+        "p50 of recovery_seconds is 2.500 s, 0.500 s above the limit"
+    )
+    assert evaluate(Gate.parse("goodput > 90%"), summary_of(goodput_ratio=0.5)).reason == (
+        "goodput_ratio is 50.00%, 40.00 points below the limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gate", "margin"),
+    [
+        ("steps_lost <= 10", "24 above the limit"),
+        ("steps_lost < 34", "equal to the limit"),
+        ("steps_lost >= 40", "6 below the limit"),
+        ("steps_lost == 0", "34 above the required value"),
+        ("steps_lost != 34", "equal to the excluded value"),
+    ],
+)
+def test_a_failed_gate_says_by_how_much(gate, margin):
+    assert evaluate(Gate.parse(gate), summary_of(steps_lost=34)).reason == f"steps_lost is 34, {margin}"
 
 
 def test_a_missing_figure_never_passes_nor_fails():

@@ -23,7 +23,7 @@ def test_a_run_in_sentences():
         "The job committed 60 of 60 planned steps; none lost.",
         "kill-node hit node 1 at step 20 (backward); the job detected it after 5 ms and committed its next "
         "step 0.19 s after the fault.",
-        "Its ranks rejoined 2.3",
+        " s after the repair started.",
         "% lower than before (40,960 to ",
         "Its final loss differs by 0.00% from that of the fault-free baseline",
     ):

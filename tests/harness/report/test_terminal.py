@@ -103,9 +103,24 @@ def test_the_recovery_is_told_phase_by_phase():
     ]
     assert "0.19 s" in rows[5]
     assert "effect verified, after the fault" in rows[6]
-    assert "2.25 s" in rows[8]
     longest = max(rows[:5], key=lambda row: row.count("█"))
     assert "next step committed" in longest
+
+
+@pytest.mark.parametrize(
+    ("repair", "restore", "told"),
+    [
+        (None, 3.0, ["rejoined, after the fault  2.50 s", "full speed, after the rejoin  0.69 s"]),
+        (2.0, 3.0, ["configured wait before the repair  2.00 s", "rejoined, after repair started  0.50 s"]),
+        (2.0, 1.0, ["rejoined, after repair started  0.50 s", "full speed, after that step  1.00 s"]),
+    ],
+)
+def test_a_rejoin_is_told_without_the_configured_wait(repair, restore, told):
+    phases = {"rejoin": 2.5, "restore": restore}
+    if repair is not None:
+        phases |= {"repair_wait": repair, "rejoin_after_repair": 2.5 - repair}
+    rows = section(text(summary(incidents=[incident(phases_seconds=phases)])), "Recovery from incident 0")
+    assert [words for words in told if words not in re.sub(r"  +", "  ", rows)] == []
 
 
 def test_it_is_said_where_the_state_came_from_and_why_no_better_source_served():
