@@ -82,6 +82,18 @@ class Recorded:
                 raise NoValue(f"{series.name} is not a finite number in step {step}")
         return known
 
+    def extreme_step(self, series: Series, period: Period | None, *, largest: bool) -> CommittedStep | None:
+        """The step of `period` with the largest or smallest value; None where the series is not taken by step.
+
+        Raises:
+            NoValue: no fault was verified, so the period is not known.
+        """
+        if series.of_step is None:
+            return None
+        values = [(value, step) for step in self._steps(period) if (value := series.of_step(self, step)) is not None]
+        pick = max if largest else min
+        return pick(values, key=lambda pair: pair[0], default=(0.0, None))[1]
+
     @cached_property
     def _earliest_began(self) -> list[float]:
         """For each step, when the first of it and all that committed after it began."""

@@ -128,21 +128,6 @@ def mean_rates(points: Sequence[StepPoint], num_bins: int) -> tuple[tuple[float,
     return tuple((begin + width * (i + 0.5), (high - low) / width) for i, (low, high) in enumerate(rates))
 
 
-def step_rates(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[float, float], ...]:
-    """(step, work per second) of at most `max_points` points: over equally many consecutive steps where there are more.
-
-    A step lasts from the commit of the one before it, so that a stall shows at the step that waited.
-    """
-    timed = [point for point in points if point.committed_seconds > point.since_seconds]
-    return tuple(
-        (
-            sum(point.step for point in group) / len(group),
-            sum(point.work for point in group) / sum(p.committed_seconds - p.since_seconds for p in group),
-        )
-        for group in _groups(timed, max_points)
-    )
-
-
 def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[int, float], ...]:
     """(step, loss) of at most `max_points` points: where there are more, the extremes of equally many steps each."""
     return _extremes([(point.step, point.loss) for point in points if point.loss is not None], max_points)

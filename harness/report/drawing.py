@@ -158,6 +158,7 @@ def glyph(kind: str, x: float, y: float) -> str:
     shapes = {
         "fault": f"M{x - 5:.1f},{y - 4:.1f}h10l-5,8z",
         "repair": f"M{x - 5:.1f},{y + 4:.1f}h10l-5,-8z",
+        "recovered": f"M{x:.1f},{y - 5:.1f}l5,5l-5,5l-5,-5z",
         "back": f"M{x - 4.5:.1f},{y:.1f}a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z",
         "above": f"M{x:.1f},{y - 5:.1f}l4.5,5h-3v5h-3v-5h-3z",
         "below": f"M{x:.1f},{y + 5:.1f}l4.5,-5h-3v-5h-3v5h-3z",
@@ -239,8 +240,8 @@ def legend(items: Sequence[tuple[str, str]], width: int, top: float) -> tuple[li
         elif sign.startswith("sign-"):
             body.append(glyph(sign.removeprefix("sign-"), x + 8, middle))
         else:
-            if sign == "band-stopped":  # it lies upon the other one
-                body.append(rect(x, middle - 5, 16, 10, "band-inforce"))
+            if sign == "band-stalled":  # it lies upon the other one
+                body.append(rect(x, middle - 5, 16, 10, "band-active"))
             body.append(rect(x, middle - 5, 16, 10, sign))
         body.append(text(x + 22, middle + 4, words))
         x += needed

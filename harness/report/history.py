@@ -10,22 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness.analysis import accounting
+from harness.analysis import accounting, throughput
 from harness.analysis.incident import RESTORED_RATIO, MeasuredIncident
 from harness.analysis.state import build
 from harness.analysis.steps import median_work_per_second
 from harness.analysis.timeline import Timeline
+from harness.report.wording import RECOVERY_PHASES
 from mecefo_runtime.system.events import Event
 
 _STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")
-_PARTS: Mapping[str, str] = {
-    "detection": "until the job noticed",
-    "isolate": "until all survivors had left the old epoch",
-    "regroup": "until the survivors had regrouped",
-    "restart": "until the job was started again",
-    "transfer": "model state moved",
-    "first_step": "until the next step was committed",
-}
+_PARTS: Mapping[str, str] = {**RECOVERY_PHASES, "restart": "job restarted"}
 """The stretches of a recovery, in order; each ends where the next begins, so they add up to it."""
 
 
@@ -48,7 +42,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class ActiveFault:
-    """A fault in force on some ranks."""
+    """A fault that was active on some ranks."""
 
     incident: int
     fault: str
@@ -59,7 +53,10 @@ class ActiveFault:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """`segments` (from, to, cause) fill [0, `end_seconds`]; `stopped` are times in which no step got on."""
+    """`segments` (from, to, cause) fill [0, `end_seconds`]; `stopped` are times in which the job stalled.
+
+    `before` is the median speed before the first fault, `noise_ratio` what `harness.analysis.throughput` says.
+    """
 
     end_seconds: float = 0.0
     segments: tuple[tuple[float, float, str], ...] = ()
@@ -67,10 +64,11 @@ class History:
     affected: tuple[ActiveFault, ...] = ()
     ways: Mapping[int, Way] = field(default_factory=dict)
     before: float | None = None
+    noise_ratio: float | None = None
 
     @property
-    def in_force(self) -> tuple[tuple[float, float], ...]:
-        """The times in which a fault was in force or its ranks were away, overlapping ones joined."""
+    def active(self) -> tuple[tuple[float, float], ...]:
+        """The times in which a fault was active or its ranks were missing, overlapping ones joined."""
         return _joined((affected.since_seconds, affected.until_seconds) for affected in self.affected)
 
 
@@ -93,6 +91,7 @@ def read(events: Iterable[Event]) -> History:
         affected=affected,
         ways={one.incident: _way(one, one.goes_on, _restarted(one, times)) for one in times.incidents},
         before=median_work_per_second(times.baseline),
+        noise_ratio=throughput.measure(times).noise_ratio,
     )
 
 
@@ -134,22 +133,26 @@ def _restarted(incident: MeasuredIncident, times: Timeline) -> float | None:
 def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> Way:
     if incident.injected is None:
         return Way((), ())
-    step = f"step {incident.committed_step}, the next to begin after the fault, committed"
+    step = f"step {incident.committed_step} committed, the first begun after the fault"
     reached = [
         ("injected", "notice given" if incident.gives_notice else "fault applied", incident.injected),
-        ("verified", "its effect seen from outside", incident.verified),
-        ("detected", "let go by the job" if incident.gives_notice else "noticed by the job", incident.detected),
-        ("isolated", "old epoch left by all survivors", incident.isolated),
-        ("regrouped", "survivors regrouped, model state in place", incident.regrouped),
-        ("restarted", "the job's launcher has started its ranks again", restarted),
+        ("verified", "effect verified", incident.verified),
+        (
+            "detected",
+            "ranks released by the job" if incident.gives_notice else "failure detected by the job",
+            incident.detected,
+        ),
+        ("isolated", "in-flight step aborted by all survivors", incident.isolated),
+        ("regrouped", "process groups rebuilt, state in place", incident.regrouped),
+        ("restarted", "ranks restarted by the launcher", restarted),
         ("committed", step, incident.committed),
-        ("restored", f"speed back at {RESTORED_RATIO:.0%} of that before", incident.restored),
-        ("repair_started", "repair: its processes started again", incident.repair_started),
+        ("restored", f"speed back to {RESTORED_RATIO:.0%} of full speed", incident.restored),
+        ("repair_started", "repair started (as configured)", incident.repair_started),
         ("lifted", "fault over", incident.lifted if goes_on else None),
-        ("rejoined", "lost ranks back in the job", incident.rejoined),
+        ("rejoined", "lost ranks rejoined", incident.rejoined),
     ]
     if incident.progressed != incident.committed:
-        reached.append(("progressed", "first step committed that had not been before", incident.progressed))
+        reached.append(("progressed", "first new step committed", incident.progressed))
     milestones = [Milestone(kind, words, at - incident.injected) for kind, words, at in reached if at is not None]
     return Way(tuple(sorted(milestones, key=lambda milestone: milestone.seconds)), tuple(_parts(incident, restarted)))
 

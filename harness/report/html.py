@@ -10,9 +10,10 @@ from markupsafe import Markup
 
 from harness.analysis.words import count, name_seconds, speed_text, target_text
 from harness.judging.summary import IncidentSummary, Summary
-from harness.report import bars, charts, history, tables, wording
+from harness.report import bars, charts, history, speed, tables, wording
 from harness.report.bars import Part
 from harness.report.curves import Curves, trace
+from harness.report.deciding import deciding
 from harness.report.drawing import NARROW, WIDE
 from harness.report.history import History, Way
 from harness.report.story import about, chronicle, lost_words, steps_text, story
@@ -42,7 +43,10 @@ def render(
     broken: list[str] = []
     curves = _attempt("curves", lambda: trace(events), broken) or Curves((), (), ())
     past = _attempt("history", lambda: history.read(events), broken) or History()
-    told, left_out = _attempt("chronicle", lambda: chronicle(events), broken) or ([], 0)
+    decided = _attempt("gates", lambda: {g.expression: deciding(g, summary, events) for g in summary.gates}, broken)
+    decided = decided or {}
+    also = {number for ones in decided.values() for one in ones for number in one.events}
+    told, left_out = _attempt("chronicle", lambda: chronicle(events, also), broken) or ([], 0)
     unit, speeds = wording.speeds(summary)
     incidents = [_incident(index, one, past, broken) for index, one in enumerate(summary.incidents)]
     # Of a pass the only reason is the headline once more.
@@ -61,9 +65,9 @@ def render(
         has_many_incidents=len(incidents) > _MANY_INCIDENTS,
         unit=unit,
         speeds={key: speed_text(speed) for key, speed in speeds.items()},
+        drop_rows=list(wording.drop_rows(summary)),
         twin_rows=list(wording.twin_rows(summary)),
-        speed_chart=_drawn("speed over time", lambda w: charts.speed_over_time(curves, past, w), broken),
-        step_chart=_drawn("speed by step", lambda w: charts.speed_by_step(curves, past, w), broken),
+        speed_chart=_drawn("speed over time", lambda w: speed.speed_over_time(curves, past, w), broken),
         loss_chart=_drawn("loss", lambda w: charts.loss_by_step(curves, past, w), broken),
         has_twin=bool(curves.twin),
         ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),
@@ -77,14 +81,15 @@ def render(
                 "value": wording.gate_value(gate),
                 "word": wording.gate_word(gate),
                 "builtin": gate.builtin,
-                "reason": gate.reason or "",
+                "reason": _sentence(gate.reason or ""),
+                "decided": decided.get(gate.expression, []),
             }
             for gate in summary.gates
         ],
         run_figures=tables.figures_of_the_run(summary),
         incident_figures=tables.figures_of_the_incidents(summary),
         chronicle=told,
-        chronicle_head=f"{count(len(told) + left_out, 'event')} worth a line",
+        chronicle_head=f"{count(len(told) + left_out, 'key event')}",
         num_left_out=left_out,
         repeat=wording.repeat_command(summary, folder),
         folder=folder,
@@ -124,21 +129,23 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     gates = summary.gates
     if gates:
         hold = sum(gate.passed is True for gate in gates)
-        tiles.append((f"{hold} of {len(gates)}", "gates hold", "the conditions that decide"))
+        tiles.append((f"{hold} of {len(gates)}", "gates passed", "pass criteria of this run"))
     if recoveries:
         worst = "the longest, " if len(recoveries) > 1 else ""
         tiles.append((name_seconds(max(recoveries)), "recovery", f"{worst}from the fault to the next committed step"))
     if summary.throughput_drop_ratio is not None:
         change = f"{-summary.throughput_drop_ratio:+.1%}".replace("-", "\N{MINUS SIGN}")
-        tiles.append((change, "speed", "under the fault, against the speed before it"))
+        noise = summary.throughput_noise_ratio
+        said = "baseline noise not measurable" if noise is None else f"baseline noise {wording.percent(noise)}"
+        tiles.append((change, "speed", f"during the fault, compared with before; {said}"))
     if summary.steps_lost is not None:
         lost, again, label = summary.steps_lost, summary.steps_repeated, lost_words(summary)
-        done = "done" if again == lost else f"{again} of them done"
-        what = f"{done} again; " if again and lost and "again" not in label else ""
+        done = "recomputed" if again == lost else f"{again} of them recomputed"
+        what = f"{done}; " if again and lost and "again" not in label else ""
         tiles.append((str(lost), label, f"{what}{steps_text(summary)}"))
     if summary.loss_deviation_ratio is not None:
         deviation = wording.percent(summary.loss_deviation_ratio, 2)
-        tiles.append((deviation, "loss deviation", "from the same run without faults"))
+        tiles.append((deviation, "loss deviation", "from the fault-free baseline"))
     if summary.goodput_ratio is not None:
         tiles.append((wording.percent(summary.goodput_ratio), "goodput", "share of the time spent on training"))
     return tiles
@@ -156,7 +163,7 @@ def _incident(index: int, incident: IncidentSummary, past: History, broken: list
         "when": wording.moment(incident),
         "verified": incident.verified,
         "effect": _sentence(wording.effect_words(incident)),
-        "short_effect": "seen" if incident.verified else "NOT seen" if incident.injected else "not applied",
+        "short_effect": "verified" if incident.verified else "NOT verified" if incident.injected else "not injected",
         "diagnosis": _sentence(wording.diagnosis_words(incident) or ""),
         "bar": _drawn(f"incident {number}", lambda width: bars.recovery(f"recovery-{index}", way, width), broken),
         "parts": [(key, words, name_seconds(seconds)) for key, words, seconds in way.parts],
@@ -176,7 +183,7 @@ def _own_time(incident: IncidentSummary) -> str:
         return ""
     rows = [f"{name_seconds(seconds)} {words}" for _, words, seconds in wording.time_rows(incident) if seconds]
     seconds = name_seconds(incident.wall_clock_seconds)
-    return f"Of the job's time {seconds} belong to this fault, up to the next one or to the end: {', '.join(rows)}."
+    return f"{seconds} of the job's time count for this incident, up to the next one or to the end: {', '.join(rows)}."
 
 
 def _milestones(way: Way) -> Sequence[tuple[str, str]]:

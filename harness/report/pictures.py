@@ -17,7 +17,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from harness.judging.summary import Summary
-from harness.report import bars, charts, history
+from harness.report import bars, charts, history, speed
 from harness.report.curves import trace
 from harness.report.drawing import WIDE
 from harness.report.html import time_parts
@@ -45,8 +45,7 @@ def draw(summary: Summary, events: Iterable[Event]) -> dict[str, Markup]:
     events = tuple(events)
     curves, past = trace(events), history.read(events)
     drawn = {
-        "speed-over-time": charts.speed_over_time(curves, past, WIDE),
-        "speed-by-step": charts.speed_by_step(curves, past, WIDE),
+        "speed-over-time": speed.speed_over_time(curves, past, WIDE),
         "loss": charts.loss_by_step(curves, past, WIDE),
         "ranks": bars.ranks_over_time(curves, past, WIDE),
         "time": bars.stacked_bar("time", time_parts(summary), "How the wall clock was spent", WIDE, with_legend=True),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -82,23 +83,41 @@ def lost_words(summary: Summary) -> str:
     return "steps lost" if summary.job_outcome == "completed" else "steps recomputed"
 
 
-def chronicle(events: Iterable[Event]) -> tuple[list[tuple[str, str, str]], int]:
-    """((time, step, sentence) of the key events, in order; how many in their middle were left out).
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A key event: its number in the log, from 1, when it happened, the job's step then, and a sentence."""
 
-    The step is the job's current one, so that the rows go back only where the job does.
+    number: int
+    at: str
+    step: str
+    words: str
+
+
+def chronicle(events: Iterable[Event], also: Collection[int] = ()) -> tuple[list[Row], int]:
+    """(rows of the key events, in order; how many in their middle were left out).
+
+    The step is the job's current one, so that the rows go back only where the job does. Events whose number is in
+    `also` have a row, whatever they are.
     """
-    ordered = sorted(events, key=lambda event: (event.monotonic_seconds, step_under_way(event) or 0))
+    ordered = sorted(
+        enumerate(events, start=1), key=lambda pair: (pair[1].monotonic_seconds, step_under_way(pair[1]) or 0)
+    )
     narrator = Narrator()
-    begin = ordered[0].monotonic_seconds if ordered else 0.0
-    lines = []
-    for event in ordered:
+    begin = ordered[0][1].monotonic_seconds if ordered else 0.0
+    rows = []
+    for number, event in ordered:
         sentence = narrator.tell(event)
+        if sentence is None and number in also:
+            sentence = f"{event.kind.replace('_', ' ')}, reported by {one_line(event.source)}"
         if sentence is not None:
             step = step_under_way(event)
-            lines.append((f"{event.monotonic_seconds - begin:.2f} s", "" if step is None else str(step), sentence))
-    if len(lines) <= _CHRONICLE_HEAD + _CHRONICLE_TAIL:
-        return lines, 0
-    return lines[:_CHRONICLE_HEAD] + lines[-_CHRONICLE_TAIL:], len(lines) - _CHRONICLE_HEAD - _CHRONICLE_TAIL
+            at = f"{event.monotonic_seconds - begin:.2f} s"
+            rows.append(Row(number, at, "" if step is None else str(step), sentence))
+    if len(rows) <= _CHRONICLE_HEAD + _CHRONICLE_TAIL:
+        return rows, 0
+    middle = rows[_CHRONICLE_HEAD:-_CHRONICLE_TAIL]
+    kept = [row for row in middle if row.number in also]
+    return [*rows[:_CHRONICLE_HEAD], *kept, *rows[-_CHRONICLE_TAIL:]], len(middle) - len(kept)
 
 
 def _steps(summary: Summary) -> Iterator[str]:

@@ -150,15 +150,8 @@ class _Report:
         words = {"before": "before the fault", "during": "during the fault", "after": "after the fault"}
         for key, speed in known.items():
             self._row(words[key], speed_text(speed), speed / (max(known.values()) or 1.0))
-        drop = self._summary.throughput_drop_ratio
-        whole = self._summary.throughput_drop_whole_run_ratio
-        if drop is not None:
-            self._row("throughput drop", wording.percent(drop, 2), style="bold")
-        noise = self._summary.throughput_noise_ratio
-        if noise is not None:
-            self._row("baseline noise", wording.percent(noise, 2))
-        if whole is not None:
-            self._row("drop over the whole run", wording.percent(whole, 2))
+        for number, (label, value) in enumerate(wording.drop_rows(self._summary)):
+            self._row(label, value, style="" if number else "bold")
         for label, value in wording.twin_rows(self._summary):
             self._row(label, value)
         self._sparkline()

@@ -80,6 +80,17 @@ def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "slowdown vs. the baseline", percent(summary.slowdown_ratio)
 
 
+def drop_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    """(words, value) of the throughput drop, of the noise that it has to be compared with, and of the whole run's."""
+    drop, noise = summary.throughput_drop_ratio, summary.throughput_noise_ratio
+    whole = summary.throughput_drop_whole_run_ratio
+    if drop is not None:
+        yield "throughput drop", percent(drop, 2)
+        yield "baseline noise", "not measurable" if noise is None else percent(noise, 2)
+    if whole is not None:
+        yield "drop over the whole run", percent(whole, 2)
+
+
 def moment(incident: IncidentSummary) -> str:
     """`at step 300 (backward)`; empty where it fired at a time, or not at all."""
     return "" if incident.step is None else when({"step": incident.step, "phase": incident.phase})

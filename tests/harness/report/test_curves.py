@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report.curves import StepPoint, differences, mean_rates, step_rates, thin_losses, trace
+from harness.report.curves import StepPoint, differences, mean_rates, thin_losses, trace
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import restarted
 from tests.harness.synthetic import Fault
@@ -76,16 +76,6 @@ def test_lanes_of_a_command_are_its_attempts():
     lanes = trace(restarted()).lanes
     assert lanes and all([piece.attempt for piece in lane] == [1, 2] for lane in lanes.values())
     assert all(one.until_seconds <= two.since_seconds for one, two in lanes.values())
-
-
-def test_a_step_that_waited_is_slow():
-    points = (
-        StepPoint(1, 0.0, 1.0, 10.0, None),
-        StepPoint(2, 1.0, 6.0, 10.0, None),
-        StepPoint(3, 6.0, 7.0, 10.0, None),
-    )
-    assert step_rates(points, 10) == ((1, 10.0), (2, 2.0), (3, 10.0))
-    assert step_rates(points, 1) == ((2, 30.0 / 7.0),)
 
 
 def test_differences_are_those_of_steps_that_both_know():

@@ -59,7 +59,7 @@ def test_segments_fill_the_wall_clock():
     assert 0 < stopped < 0.3
 
 
-def test_a_fault_is_in_force_until_its_ranks_are_back():
+def test_a_fault_is_active_until_its_ranks_are_back():
     (back,) = read(synthetic.run()).affected
     events = synthetic.run()
     rejoined = next(e for e in events if e.kind == "rejoined").monotonic_seconds
@@ -70,15 +70,15 @@ def test_a_fault_is_in_force_until_its_ranks_are_back():
     assert never.until_seconds == past.end_seconds
 
 
-def test_what_took_no_effect_is_nowhere_in_force():
-    assert read(synthetic.run(faults=[Fault(verified=False)])).in_force == ()
-    assert read(synthetic.run(faults=[Fault(fires=False)])).in_force == ()
+def test_what_took_no_effect_is_nowhere_active():
+    assert read(synthetic.run(faults=[Fault(verified=False)])).active == ()
+    assert read(synthetic.run(faults=[Fault(fires=False)])).active == ()
     assert read([]).segments == () and read([]).ways == {}
 
 
 def test_faults_that_overlap_are_one_stretch():
     past = read(synthetic.run(faults=[Fault(step=20), Fault(step=25, node=2)]))
-    assert len(past.affected) == 2 and len(past.in_force) == 1
+    assert len(past.affected) == 2 and len(past.active) == 1
 
 
 def test_a_command_that_is_started_again_has_that_in_its_recovery():

@@ -83,23 +83,23 @@ def test_what_the_run_was():
 
 def test_a_long_chronicle_is_cut_in_its_middle():
     lines, left_out = chronicle(synthetic.run())
-    assert left_out == 0 and any("failure of ranks 2 and 3 detected" in words for _, _, words in lines)
+    assert left_out == 0 and any("failure of ranks 2 and 3 detected" in row.words for row in lines)
     faults = [Fault(step=10 + 4 * index, node=index % 4, repair_steps=2) for index in range(40)]
     lines, left_out = chronicle(synthetic.run(steps=200, faults=faults))
     assert len(lines) == 200 and left_out > 0
-    assert "completed" in lines[-1][2]
+    assert "completed" in lines[-1].words
 
 
 def test_the_steps_of_the_rows_go_back_only_where_the_job_does():
     events = synthetic.run(faults=[Fault(), Fault(step=30, node=2, repair_steps=5)], twin=False)
     lines, _ = chronicle(events)
-    steps = [int(step) for _, step, _ in lines if step]
+    steps = [int(row.step) for row in lines if row.step]
     assert steps == sorted(steps)
-    assert next(step for _, step, words in lines if "reconnected" in words) == "20", "with which training continues"
+    assert next(row.step for row in lines if "reconnected" in row.words) == "20", "with which training continues"
 
 
 def test_of_events_at_one_time_the_earlier_step_comes_first():
     one = synthetic.run(twin=False)[0]
     at_once = [replace(one, kind="warning", step=step, fields={"message": f"of {step}"}) for step in (500, 499)]
     lines, _ = chronicle([one, *at_once])
-    assert [step for _, step, words in lines if words.startswith("warning")] == ["499", "500"]
+    assert [row.step for row in lines if row.words.startswith("warning")] == ["499", "500"]
