@@ -133,9 +133,10 @@ def _recovery(dashboard: build.Dashboard) -> None:
         chart(
             "Back to full speed, and everybody back",
             "restore: from the first step after it to the old throughput. rejoin: from the injection until the lost "
-            "ranks train again. No value: not reached yet.",
+            "ranks train again. Of that, repair_wait is configured, and rejoin_after_repair is what the job took. No value: "
+            "not reached yet.",
             query(
-                f"max by (fault, phase) ({of_run('chaos_recovery_seconds', phase='~restore|rejoin')})",
+                f"max by (fault, phase) ({of_run('chaos_recovery_seconds', phase='~restore|rejoin|repair_wait|rejoin_after_repair')})",
                 "{{fault}} {{phase}}",
             ),
             unit="s",
