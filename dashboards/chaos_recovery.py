@@ -119,6 +119,7 @@ def _faults(dashboard: build.Dashboard) -> None:
 def _recovery(dashboard: build.Dashboard) -> None:
     dashboard.with_row(panels.row("Recovery"))
     last = "max by (fault) (last_over_time({}[$__range]))"
+    later = of_run("chaos_recovery_seconds", phase="~restore|rejoin|repair_wait|rejoin_after_repair")
     for panel in (
         panels.bars(
             "Recovery by phase",
@@ -133,12 +134,9 @@ def _recovery(dashboard: build.Dashboard) -> None:
         chart(
             "Back to full speed, and everybody back",
             "restore: from the first step after it to the old throughput. rejoin: from the injection until the lost "
-            "ranks train again. Of that, repair_wait is configured, and rejoin_after_repair is what the job took. No value: "
-            "not reached yet.",
-            query(
-                f"max by (fault, phase) ({of_run('chaos_recovery_seconds', phase='~restore|rejoin|repair_wait|rejoin_after_repair')})",
-                "{{fault}} {{phase}}",
-            ),
+            "ranks train again. Of that, repair_wait is configured, and rejoin_after_repair is what the job took. "
+            "No value: not reached yet.",
+            query(f"max by (fault, phase) ({later})", "{{fault}} {{phase}}"),
             unit="s",
             is_stepped=True,
         ),
