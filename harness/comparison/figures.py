@@ -13,8 +13,8 @@ HEADLINE: Mapping[str, str] = {
     "paid_capacity_ratio": "capacity paid for that trained",
     "recovery_seconds": "recovery: fault to the next step",
     "progress_seconds": "recovery: fault to the next new step",
-    "steps_lost": "steps lost or done again",
-    "goodput_ratio": "goodput: share of the time that trained",
+    "steps_lost": "steps lost or recomputed",
+    "goodput_ratio": "goodput: productive share of the time",
     "loss_deviation_ratio": "loss deviation from the fault-free baseline",
 }
 """What a comparison of strategies shows, in this order, with what to call it."""

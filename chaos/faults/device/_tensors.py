@@ -135,7 +135,7 @@ class TensorFault(InsideFault[ParametersT]):
 
 
 _NOT_USED: Mapping[str, str] = {
-    "left": "the step was left before the optimizer took it in",
+    "left": "the step was left before the optimizer consumed it",
     "unchanged": "the optimizer left the parameter as it was",
     "restored": "it was overwritten before anything was seen to read it",
     "otherwise": "the optimizer's step is not what it yields from the struck value",
@@ -174,8 +174,8 @@ def use_text(told: Mapping[str, Any]) -> str:
         update = told["update"]
         actual, clean = _texts(update["parameter_actual"], update["parameter_clean"])
         if told["outcome"] == "masked":
-            return f"the optimizer took it in, and to the last place the parameter is the same: {actual}"
-        return f"the optimizer took it in: the parameter became {actual} instead of {clean}"
+            return f"the optimizer consumed it, and to the last place the parameter is the same: {actual}"
+        return f"the optimizer consumed it: the parameter became {actual} instead of {clean}"
     if "output" in told:
         output = told["output"]
         return (

@@ -135,7 +135,7 @@ def test_what_the_optimizer_took_in_is_evidence():
     inside = Inside(CONSUMED)
     evidence = inject(create(BitFlip, bit=24), context(inside))
     assert evidence["summary"] == (
-        "rank 2: layer.1.up.weight[0, 3], bit 24: 1 -> 4; the optimizer took it in: the parameter became 0.25 "
+        "rank 2: layer.1.up.weight[0, 3], bit 24: 1 -> 4; the optimizer consumed it: the parameter became 0.25 "
         "instead of 0.5"
     )
     assert evidence["ranks"][0]["outcome"] == "consumed"
