@@ -61,12 +61,12 @@ def _curve(kind: str) -> Curve:
 def _caption(kind: str, started: Event, summary: Summary) -> str:
     """What was run, where, and what came of it; its first line is the command."""
     incident = summary.incidents[0]
-    seen = (incident.evidence or {}).get("summary") or incident.unverified_reason or "nothing was seen"
+    seen = (incident.evidence or {}).get("summary") or incident.unverified_reason or "not verified"
     machine = started.fields["machine"]
     return "\n".join(
         [
             EXAMPLES[kind].command,
-            f"Effect seen: {seen}.",
+            f"Verified: {seen}.",
             f"Verdict: {summary.verdict} ({'; '.join(summary.reasons)}).",
             f"{started.time_seconds:.0f}, {machine['cores']} cores, Python {machine['python']}",
         ]

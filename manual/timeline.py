@@ -5,38 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
+from statistics import median
 from typing import Literal
 
 from harness.analysis.steps import WORK_UNITS
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
-State = Literal["trains", "approximates", "idle", "regroups", "gone"]
+State = Literal["trains", "approximates", "idle", "regroups", "stalled", "gone"]
 Curve = Literal["speed", "loss"]
 _Scale = Callable[[float], float]
 
 _WIDTH, _LEFT, _RIGHT = 760, 64, 10
 _LANE, _CURVE, _LEVEL = 17, 72, 13
 _MAX_LEVELS = 5
+_STALLED_STEPS = 4
+"""A step that takes longer than so many usual ones had to wait."""
 _WORDS: Mapping[str, str] = {
     "trains": "trains",
     "approximates": "trains, some layers approximated",
     "idle": "in the job, without layers",
-    "regroups": "regroups",
+    "regroups": "rebuilds process groups",
+    "stalled": "stalled",
     "gone": "not in the job",
-    "fault": "fault in force",
+    "fault": "fault active",
 }
 _STYLE = """\
 svg.run{font:11px system-ui,sans-serif;max-width:760px}
 .run text{fill:var(--run-text,#444)}
 .run .trains{fill:var(--run-trains,#9cc3e0)}.run .approximates{fill:var(--run-approximates,#e8b860)}
 .run .idle{fill:var(--run-idle,#d8dde2)}.run .regroups{fill:var(--run-regroups,#8a63b8)}
+.run .stalled{fill:var(--run-stalled,#e6a08f)}
 .run .gone{fill:none;stroke:var(--run-soft,#aaa);stroke-dasharray:3 3}
 .run .fault{fill:var(--run-fault,#c0392b)}.run .mark{stroke:var(--run-fault,#c0392b);fill:none}
 .run .event{stroke:var(--run-soft,#999);stroke-dasharray:2 3;fill:none}.run .axis{stroke:var(--run-soft,#aaa)}
 .run .curve{fill:none;stroke:var(--run-curve,#20639b);stroke-width:1.4}
 @media(prefers-color-scheme:dark){.run text{fill:var(--run-text,#d5d8e0)}
 .run .trains{fill:var(--run-trains,#3f6e96)}.run .approximates{fill:var(--run-approximates,#b98527)}
+.run .stalled{fill:var(--run-stalled,#8f4536)}
 .run .curve{stroke:var(--run-curve,#8ab4f8)}.run .mark{stroke:var(--run-fault,#ff7b6b)}}"""
 
 
@@ -71,7 +78,9 @@ def draw(events: Iterable[Event], title: str, caption: str, *, curve: Curve) -> 
         raise ValueError("no step was committed: there is nothing to draw")
     origin = next(e.monotonic_seconds for e in main if e.kind == "job_started")
     end = max(e.monotonic_seconds for e in main if e.kind in ("step_committed", "job_ended")) - origin
-    lanes, affects = lanes_of(main, origin, end), injections_of(main, origin, end)
+    stalls = stalls_of(main, origin, end)
+    lanes = {rank: with_stalls(lane, stalls) for rank, lane in lanes_of(main, origin, end).items()}
+    affects = injections_of(main, origin, end)
     # Lanes begin at 0, what is said of the marks stands above them.
     bottom = _LANE * len(lanes)
     base = bottom + 16 + _CURVE
@@ -130,6 +139,44 @@ def lanes_of(events: Sequence[Event], origin: float, end: float) -> dict[int, tu
             for rank in losses.get(event.fields.get("incident"), event.fields.get("lost", ())):
                 changes.setdefault(int(rank), []).append((seconds, "gone"))
     return {rank: _stretches(changes[rank], end) for rank in sorted(changes)}
+
+
+def stalls_of(events: Sequence[Event], origin: float, end: float) -> tuple[tuple[float, float], ...]:
+    """(from, until) of each time in which no step was committed for longer than several usual steps take.
+
+    The usual time of the step before and of the one after it is not part of it: in that time the ranks did train.
+    """
+    steps = [e for e in events if e.kind == "step_committed" and not e.fields.get("repeated")]
+    commits = sorted(float(e.fields.get("committed_monotonic", e.monotonic_seconds)) - origin for e in steps)
+    if len(commits) < 2:
+        return ()
+    usual = median(later - earlier for earlier, later in pairwise(commits))
+    stalls = [
+        (earlier + usual, later - usual)
+        for earlier, later in pairwise(commits)
+        if later - earlier > _STALLED_STEPS * usual
+    ]
+    is_completed = any(e.kind == "job_ended" and e.fields.get("outcome") == "completed" for e in events)
+    if not is_completed and end - commits[-1] > _STALLED_STEPS * usual:
+        stalls.append((commits[-1] + usual, end))
+    return tuple(stalls)
+
+
+def with_stalls(lane: Sequence[Stretch], stalls: Sequence[tuple[float, float]]) -> tuple[Stretch, ...]:
+    """`lane`, where a rank that would train is `stalled` as long as the job was."""
+    pieces: list[Stretch] = []
+    for stretch in lane:
+        at = stretch.begin_seconds
+        for since, until in stalls if stretch.state in ("trains", "approximates") else ():
+            begin, end = max(since, at), min(until, stretch.end_seconds)
+            if begin < end:
+                if begin > at:
+                    pieces.append(Stretch(at, begin, stretch.state))
+                pieces.append(Stretch(begin, end, "stalled"))
+                at = end
+        if at < stretch.end_seconds:
+            pieces.append(Stretch(at, stretch.end_seconds, stretch.state))
+    return tuple(pieces)
 
 
 def injections_of(events: Sequence[Event], origin: float, end: float) -> tuple[TensorInjection, ...]:
@@ -198,13 +245,13 @@ def _mark_words(event: Event) -> str | None:
         case "injected":
             return str(fields["fault"])
         case "undone":
-            return "undone"
+            return "fault ended"
         case "repair_started":
-            return "repair"
+            return "repair started"
         case "rejoined":
-            return "back in the job"
+            return "rejoined"
         case "step_unfit":
-            return {"repeat": "step repeated", "skip": "step left out"}.get(fields.get("verdict", ""), "state healed")
+            return {"repeat": "step repeated", "skip": "step skipped"}.get(fields.get("verdict", ""), "state repaired")
         case "checkpoint_restored" | "snapshot_restored":
             return f"back to step {event.step}"
     return None

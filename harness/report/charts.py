@@ -111,7 +111,7 @@ def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[s
         drawing.text(6.0, panel.top - 10, "difference from the baseline", css="strong"),
         *drawing.axis_up(panel, y, drawing.ticks(low, high, 3), "%"),
         drawing.line([(panel.left, y(0.0)), (panel.right, y(0.0))], "before"),
-        drawing.line([(x(step), y(min(high, max(low, percent)))) for step, percent in points], "main"),
+        *(drawing.line(piece, "main") for piece in _pieces(curves.main, points, x, y, low, high)),
         *beyond,
     ]
     return body, panel, items
@@ -162,10 +162,12 @@ def signs(placed: Sequence[tuple[float, Mark]], frame: Frame) -> Iterable[str]:
     what came later stands above that of what came just before it, so that none hides another.
     """
     is_crowded = sum(mark.kind == "injected" for _, mark in placed) > _MANY_FAULTS
-    numbers_from, below_from, level = -math.inf, -math.inf, 0
-    for at, mark in sorted(placed, key=lambda item: item[0]):
-        sign = _SIGNS.get(mark.kind)
-        if sign is None or (is_crowded and sign != "fault"):
+    numbers_from, below_from, level, faults_from = -math.inf, -math.inf, 0, -math.inf
+    order = list(_SIGNS)
+    known = [item for item in placed if item[1].kind in _SIGNS]
+    for at, mark in sorted(known, key=lambda item: (item[0], order.index(item[1].kind), item[1].incident or 0)):
+        sign = _SIGNS[mark.kind]
+        if is_crowded and sign != "fault":
             continue
         if not is_crowded:
             yield drawing.rule(at, frame.top - 4, frame.bottom, f"rule-{sign}")
@@ -174,11 +176,14 @@ def signs(placed: Sequence[tuple[float, Mark]], frame: Frame) -> Iterable[str]:
             below_from = at + _SIGN_WIDTH
             yield drawing.glyph(sign, at, frame.bottom - 6 - level * _SIGN_WIDTH)
             continue
-        yield drawing.glyph(sign, at, frame.top - 8)
+        # Faults of the same moment stand side by side; the line is where they fired.
+        place = at if is_crowded else min(max(at, faults_from), max(at, frame.right))
+        faults_from = place + _SIGN_WIDTH
+        yield drawing.glyph(sign, place, frame.top - 8)
         words = str(mark.incident)
-        if mark.incident is not None and at >= numbers_from:
-            yield drawing.text(at, frame.top - 15, words, "middle", "strong")
-            numbers_from = at + 7 * len(words) + 8
+        if mark.incident is not None and place >= numbers_from:
+            yield drawing.text(place, frame.top - 15, words, "middle", "strong")
+            numbers_from = place + 7 * len(words) + 4
 
 
 def sign_items(marks: Sequence[Mark]) -> list[tuple[str, str]]:

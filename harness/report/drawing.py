@@ -212,14 +212,20 @@ def out_of_range(
 
 
 def _excursions(points: Sequence[Point], low: float, high: float) -> Iterable[tuple[float, float, str]]:
-    """(place, value, `above` or `below`) of the farthest point of each stretch of a curve beyond [low, high]."""
+    """(place, value, `above` or `below`) of what lies beyond [low, high]: each stretch's farthest point and its ends.
+
+    The ends say how much of the line along the edge of the frame is no measured value.
+    """
 
     def side(point: Point) -> str:
         return "above" if point[1] > high else "below" if point[1] < low else ""
 
     for sign, stretch in groupby(points, side):
         if sign:
-            yield *(max if sign == "above" else min)(stretch, key=lambda point: point[1]), sign
+            beyond = list(stretch)
+            farthest = (max if sign == "above" else min)(beyond, key=lambda point: point[1])
+            for point in dict.fromkeys((farthest, beyond[0], beyond[-1])):
+                yield *point, sign
 
 
 def legend(items: Sequence[tuple[str, str]], width: int, top: float) -> tuple[list[str], float]:

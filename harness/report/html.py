@@ -48,6 +48,7 @@ def render(
     also = {number for ones in decided.values() for one in ones for number in one.events}
     told, left_out = _attempt("chronicle", lambda: chronicle(events, also), broken) or ([], 0)
     unit, speeds = wording.speeds(summary)
+    baseline = wording.comparable_baseline(summary)
     incidents = [_incident(index, one, past, broken) for index, one in enumerate(summary.incidents)]
     # Of a pass the only reason is the headline once more.
     reasons = [] if summary.verdict == "pass" else [_sentence(reason) for reason in summary.reasons]
@@ -67,7 +68,7 @@ def render(
         speeds={key: speed_text(speed) for key, speed in speeds.items()},
         drop_rows=list(wording.drop_rows(summary)),
         twin_rows=list(wording.twin_rows(summary)),
-        speed_chart=_drawn("speed over time", lambda w: speed.speed_over_time(curves, past, w), broken),
+        speed_chart=_drawn("speed over time", lambda w: speed.speed_over_time(curves, past, w, baseline), broken),
         loss_chart=_drawn("loss", lambda w: charts.loss_by_step(curves, past, w), broken),
         has_twin=bool(curves.twin),
         ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),

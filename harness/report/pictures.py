@@ -21,6 +21,7 @@ from harness.report import bars, charts, history, speed
 from harness.report.curves import trace
 from harness.report.drawing import WIDE
 from harness.report.html import time_parts
+from harness.report.wording import comparable_baseline
 from mecefo_runtime.system.events import Event
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -45,7 +46,7 @@ def draw(summary: Summary, events: Iterable[Event]) -> dict[str, Markup]:
     events = tuple(events)
     curves, past = trace(events), history.read(events)
     drawn = {
-        "speed-over-time": speed.speed_over_time(curves, past, WIDE),
+        "speed-over-time": speed.speed_over_time(curves, past, WIDE, comparable_baseline(summary)),
         "loss": charts.loss_by_step(curves, past, WIDE),
         "ranks": bars.ranks_over_time(curves, past, WIDE),
         "time": bars.stacked_bar("time", time_parts(summary), "How the wall clock was spent", WIDE, with_legend=True),

@@ -38,23 +38,25 @@ class _Window:
         return self.since <= seconds <= self.until
 
 
-def speed_over_time(curves: Curves, history: History, width: int) -> Markup:
-    """Work per second over the wall clock; empty when no step was committed.
+def speed_over_time(curves: Curves, history: History, width: int, baseline: float | None = None) -> Markup:
+    """Work per second while the job trained; empty when no step was committed.
 
     Where the incidents are a small part of the run, the upper panel shows them enlarged, with the range within which
-    the speed varies without a fault; the lower one shows the whole run. Beneath is where the time went.
+    the speed varies without a fault; the lower one shows the whole run. Beneath is where the time went. `baseline` is
+    the speed of a fault-free baseline that ran at the same pace, with the machine to itself: others do not compare.
     """
     if not mean_rates(curves.main, 1):
         return Markup("")
     sizes = Sizes.of(width)
-    end = max(history.end_seconds, curves.main[-1].committed_seconds)
+    whole = _trained(curves, history)
+    begin, end = whole.since, whole.until
     clock = Clock.of(end)
-    whole, zoomed = _Window(0.0, end), _zoomed(curves, history, end)
+    zoomed = _zoomed(curves, history, whole)
     marks = _marks(curves, history)
     top_frame = Frame(width, TOP, TOP + sizes.height)
     body = [
         drawing.text(6.0, 12.0, f"{curves.unit} per second", css="strong"),
-        *_panel(curves, history, top_frame, zoomed or whole, marks, sizes, is_zoomed=zoomed is not None),
+        *_panel(curves, history, top_frame, zoomed or whole, marks, sizes, baseline, is_zoomed=zoomed is not None),
     ]
     frame = top_frame
     if zoomed is not None:
@@ -62,17 +64,20 @@ def speed_over_time(curves: Curves, history: History, width: int) -> Markup:
         body += drawing.axis_across(top_frame, x, zoomed.since, zoomed.until, "", clock.seconds)
         frame = Frame(width, top_frame.bottom + 46, top_frame.bottom + 46 + _OVERVIEW)
         body.append(drawing.text(6.0, frame.top - 10, "the whole run", css="strong"))
-        body += _panel(curves, history, frame, whole, (), sizes, is_zoomed=False)
-        x = frame.across(0.0, end)
+        body += _panel(curves, history, frame, whole, (), sizes, baseline, is_zoomed=False)
+        x = frame.across(begin, end)
         body.append(drawing.rect(x(zoomed.since), frame.top, x(zoomed.until) - x(zoomed.since), _OVERVIEW, "zoom"))
-    x = frame.across(0.0, end)
-    ribbon, ribbon_legend = _ribbon(history, frame, x, end)
+    x = frame.across(begin, end)
+    ribbon, ribbon_legend = _ribbon(history, frame, x, whole)
     below = Frame(width, frame.bottom, frame.bottom + (_RIBBON + 8 if ribbon else 0))
     body += ribbon
-    body += drawing.axis_across(below, x, 0.0, end, f"{clock.words} since the job started", clock.seconds)
+    left_out = f" (start-up of {name_seconds(begin)} not drawn)" if begin > 0.01 * end else ""
+    body += drawing.axis_across(below, x, begin, end, f"{clock.words} since the job started{left_out}", clock.seconds)
     items = [("curve-main", "speed")]
     if history.before:
         items.append(("curve-before", "median before the first fault" if history.affected else "median"))
+    if baseline:
+        items.append(("curve-twin", "fault-free baseline (median)"))
     if zoomed is not None:
         if history.noise_ratio is not None:
             items.append(("band-noise", f"baseline noise, \N{PLUS-MINUS SIGN}{percent(history.noise_ratio)}"))
@@ -98,7 +103,19 @@ def _description(curves: Curves, history: History, end: float) -> str:
     )
 
 
-def _zoomed(curves: Curves, history: History, end: float) -> _Window | None:
+def _trained(curves: Curves, history: History) -> _Window:
+    """From the first step to the last one, a job that stalled until its end to that; all marks are within.
+
+    Start-up and shutdown of an external job may take longer than its steps, and there is no speed to be seen.
+    """
+    first, last = curves.main[0].since_seconds, curves.main[-1].committed_seconds
+    marks = [mark.seconds for mark in curves.marks if 0 <= mark.seconds <= history.end_seconds]
+    marks += [since for since, _ in history.active]
+    stalled = [at for at, _ in _standstill(curves, history)[1:]]
+    return _Window(max(0.0, min([first, *marks])), max([last, *marks, *stalled]))
+
+
+def _zoomed(curves: Curves, history: History, whole: _Window) -> _Window | None:
     """The incidents with what came just before and after them; None where that is most of the run."""
     if not history.affected:
         return None
@@ -107,8 +124,8 @@ def _zoomed(curves: Curves, history: History, end: float) -> _Window | None:
     until = max((*(affected.until_seconds for affected in history.affected), *_recoveries(history).values()))
     margin = max(_MARGIN_SHARE * (until - since), _MARGIN_STEPS * usual)
     # Nothing is to be seen before the first step.
-    window = _Window(max(curves.main[0].since_seconds, since - margin, 0.0), min(end, until + margin))
-    return window if 0 < window.until - window.since <= _MAX_ZOOMED_SHARE * end else None
+    window = _Window(max(curves.main[0].since_seconds, since - margin, 0.0), min(whole.until, until + margin))
+    return window if 0 < window.until - window.since <= _MAX_ZOOMED_SHARE * (whole.until - whole.since) else None
 
 
 def _recoveries(history: History) -> dict[int, float]:
@@ -134,6 +151,7 @@ def _panel(
     window: _Window,
     marks: Sequence[Mark],
     sizes: Sizes,
+    baseline: float | None,
     *,
     is_zoomed: bool,
 ) -> Iterable[str]:
@@ -144,7 +162,7 @@ def _panel(
     ]
     noise = history.noise_ratio if is_zoomed and history.before else None
     before = history.before or 0.0
-    top = max(*(rate for _, rate in rates), before * (1 + (noise or 0.0)), 0.0) * 1.08 or 1.0
+    top = max(*(rate for _, rate in rates), before * (1 + (noise or 0.0)), baseline or 0.0) * 1.08 or 1.0
     y = frame.upwards(0.0, top)
     yield from _bands(history, frame, x, window)
     if noise is not None:
@@ -153,6 +171,8 @@ def _panel(
     yield from drawing.axis_up(frame, y, drawing.ticks(0.0, top, 6 if frame.bottom - frame.top > 100 else 2))
     if before:
         yield drawing.line([(frame.left, y(before)), (frame.right, y(before))], "before")
+    if baseline:
+        yield drawing.line([(frame.left, y(baseline)), (frame.right, y(baseline))], "twin")
     yield drawing.line([(x(seconds), y(rate)) for seconds, rate in rates], "main")
     yield from signs([(x(mark.seconds), mark) for mark in marks if window.holds(mark.seconds)], frame)
 
@@ -179,15 +199,18 @@ def _standstill(curves: Curves, history: History) -> list[Point]:
     return [(last, 0.0), (history.end_seconds, 0.0)] if history.end_seconds > last else []
 
 
-def _ribbon(history: History, frame: Frame, x: Scale, end: float) -> tuple[list[str], list[tuple[str, str]]]:
+def _ribbon(history: History, frame: Frame, x: Scale, window: _Window) -> tuple[list[str], list[tuple[str, str]]]:
     """What the time went to, stretch by stretch: the height of a colour is its share. With the legend's items."""
     num_bins = int(min(240, frame.right - frame.left) // 1)
-    parts = shares(history.segments, history.end_seconds, num_bins)
+    begin, length = window.since, window.until - window.since
+    parts = shares(
+        [(since - begin, until - begin, cause) for since, until, cause in history.segments], length, num_bins
+    )
     if not parts:
         return [], []
     top = frame.bottom + 6
     base = [0.0] * num_bins
-    edges = [x(history.end_seconds * index / num_bins) for index in range(num_bins + 1)]
+    edges = [x(begin + length * index / num_bins) for index in range(num_bins + 1)]
     body = []
     for cause, values in parts.items():
         raised = [low + share for low, share in zip(base, values, strict=True)]
@@ -222,7 +245,7 @@ def _bands(history: History, frame: Frame, x: Scale, window: _Window) -> Iterabl
     for stretches, css in ((history.active, "band-active"), (_stalled(history), "band-stalled")):
         for since, until in stretches:
             left, right = x(max(since, window.since)), x(min(until, window.until))
-            if since <= window.until and until >= window.since:
+            if since < window.until and until > window.since:
                 yield drawing.rect(left, frame.top, max(1.0, right - left), height, css)
 
 

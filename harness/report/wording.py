@@ -91,6 +91,12 @@ def drop_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "drop over the whole run", percent(whole, 2)
 
 
+def comparable_baseline(summary: Summary) -> float | None:
+    """Work per second of the fault-free baseline, where it ran at the pace of the job and had the machine to itself."""
+    is_dilated = summary.dilation_ratio is not None and summary.dilation_ratio != 1.0
+    return None if is_dilated or summary.twin_wall_clock_seconds is None else summary.twin_work_per_second
+
+
 def moment(incident: IncidentSummary) -> str:
     """`at step 300 (backward)`; empty where it fired at a time, or not at all."""
     return "" if incident.step is None else when({"step": incident.step, "phase": incident.phase})

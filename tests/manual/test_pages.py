@@ -15,6 +15,8 @@ from harness.judging.summary import IncidentSummary, Summary
 from manual import fault_pages, hooks, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
+from manual.timeline import Stretch, stalls_of, with_stalls
+from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
 from tests.manual.documents import OVERVIEW, ROOT
 
@@ -61,7 +63,7 @@ def test_a_picture_is_of_the_example_as_it_stands(kind):
     root = ElementTree.parse(path).getroot()
     command, effect, verdict, _ = root.findtext(f"{SVG}desc").splitlines()
     assert command == EXAMPLES[kind].command, f"take it again: python -m manual.pictures {kind}"
-    assert effect.startswith("Effect seen: ")
+    assert effect.startswith(("Verified: ", "Effect seen: "))
     assert not re.search(r"/(tmp|home|root|var)/", effect + verdict), "it tells where the run was kept"
     assert re.match(r"Verdict: (pass|fail|inconclusive) ", verdict)
     lanes = [text.text for text in root.iter(f"{SVG}text") if text.text.startswith("rank ")]
@@ -81,10 +83,29 @@ def test_a_picture_shows_who_was_affected_and_when_it_came_back():
     summary = Summary(incidents=(incident,), verdict="pass", reasons=("x",))
     root = ElementTree.fromstring(picture("kill-node", [with_machine(event) for event in events], summary, Path("/r")))
     words = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"kill-node", "repair", "back in the job", "not in the job", "tokens/s"} <= set(words)
-    assert root.findtext(f"{SVG}desc").splitlines()[1] == "Effect seen: gone <from> the table."
+    assert {"kill-node", "repair started", "rejoined", "not in the job", "tokens/s"} <= set(words)
+    assert root.findtext(f"{SVG}desc").splitlines()[1] == "Verified: gone <from> the table."
     gone = [rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "gone"]
     assert len(gone) == 2 + 1, "a stretch for each rank of the node, and the legend's"
+
+
+def test_a_lane_says_stalled_while_no_step_is_committed():
+    def step(number, seconds):
+        return Event("step_committed", "coordinator", 0.0, seconds, 1, step=number)
+
+    commits = [1.0, 2.0, 3.0, 10.0, 11.0, 12.0]
+    events = [step(number, seconds) for number, seconds in enumerate(commits)]
+    stalls = stalls_of(events, 0.0, 12.0)
+    assert stalls == ((4.0, 9.0),)
+    lane = (Stretch(0.0, 6.0, "trains"), Stretch(6.0, 7.0, "regroups"), Stretch(7.0, 12.0, "approximates"))
+    assert [(s.begin_seconds, s.end_seconds, s.state) for s in with_stalls(lane, stalls)] == [
+        (0.0, 4.0, "trains"),
+        (4.0, 6.0, "stalled"),
+        (6.0, 7.0, "regroups"),
+        (7.0, 9.0, "stalled"),
+        (9.0, 12.0, "approximates"),
+    ]
+    assert stalls_of(events, 0.0, 30.0)[-1] == (13.0, 30.0), "a job that did not come to its end"
 
 
 def with_machine(event):

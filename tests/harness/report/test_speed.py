@@ -1,15 +1,19 @@
 """The picture of the speed: what it enlarges, what it marks, and where its signs stand."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from harness.analysis.state import build
 from harness.analysis.throughput import measure
+from harness.judging.summarize import summarize
 from harness.report import history
-from harness.report.curves import trace
-from harness.report.drawing import NARROW, WIDE
+from harness.report.curves import Curves, Mark, StepPoint, trace
+from harness.report.drawing import NARROW, WIDE, Frame, out_of_range, scale
+from harness.report.history import History
 from harness.report.speed import speed_over_time
+from harness.report.wording import comparable_baseline
 from tests.harness import synthetic
 from tests.harness.synthetic import Fault
 
@@ -57,9 +61,54 @@ def test_the_baseline_noise_is_a_band_around_the_median():
 def test_fault_recovery_repair_and_return_are_marked_and_none_hides_another():
     events = synthetic.run(steps=4000, faults=[Fault(step=300, repair_steps=1)])
     drawn = picture(events)
-    body = drawn[: drawn.index("seconds since the job started")] if "seconds since" in drawn else drawn
+    body = drawn[: drawn.index(" since the job started")]
     signs = re.findall(r'<path d="M([\d.]+),([\d.]+)[^"]*" class="sign-(fault|recovered|repair|back)"', body)
     assert {kind for *_, kind in signs} == {"fault", "recovered", "repair", "back"}
-    spots = [(float(x), float(y)) for x, y, kind in signs if kind != "fault"]
+    # A path begins at a corner of its sign; this leads to the middle.
+    middle = {"recovered": (0.0, 5.0), "repair": (5.0, -4.0), "back": (4.5, 0.0)}
+    spots = [(float(x) + middle[k][0], float(y) + middle[k][1]) for x, y, k in signs if k != "fault"]
     for number, (x, y) in enumerate(spots):
-        assert all(abs(x - other) >= 6 or abs(y - below) >= 6 for other, below in spots[number + 1 :])
+        assert all(abs(x - other) >= 10 or abs(y - below) >= 10 for other, below in spots[number + 1 :])
+
+
+STARTUP_SECONDS, STEP_SECONDS = 50.0, 0.1
+
+
+def own_job(marks=(), steps=200):
+    points = tuple(
+        StepPoint(step, STARTUP_SECONDS + STEP_SECONDS * (step - 1), STARTUP_SECONDS + STEP_SECONDS * step, 10.0, None)
+        for step in range(1, steps + 1)
+    )
+    return Curves(points, (), tuple(marks))
+
+
+def test_neither_startup_nor_shutdown_of_the_job_is_drawn():
+    drawn = speed_over_time(own_job(), History(end_seconds=120.0, before=100.0), WIDE)
+    assert "start-up of 50.0 s not drawn" in drawn
+    (line,) = re.findall(r'points="([^"]+)" class="curve-main"', drawn)[:1]
+    places = [float(pair.split(",")[0]) for pair in line.split()]
+    assert places[0] < 70 and places[-1] > 840, "the steps fill the chart"
+
+
+def test_faults_of_the_same_moment_stand_side_by_side():
+    marks = [Mark("injected", 60.0, 100, incident) for incident in (0, 1)]
+    drawn = speed_over_time(own_job(marks), History(end_seconds=80.0, before=100.0), WIDE)
+    first, second = sorted(float(x) for x in re.findall(r'<path d="M([\d.]+),[^"]*" class="sign-fault"', drawn)[:2])
+    assert second - first >= 11
+
+
+def test_only_a_baseline_at_the_same_pace_is_drawn():
+    summary = summarize(synthetic.run())
+    own = replace(summary, twin_wall_clock_seconds=3.0, twin_work_per_second=90.0, dilation_ratio=None)
+    assert comparable_baseline(own) == 90.0
+    assert comparable_baseline(replace(own, dilation_ratio=8.0)) is None
+    past = History(end_seconds=80.0, before=100.0)
+    assert 'class="curve-twin"' in speed_over_time(own_job(), past, WIDE, 90.0)
+    assert 'class="curve-twin"' not in speed_over_time(own_job(), past, WIDE)
+
+
+def test_a_clipped_stretch_is_marked_where_it_begins_and_ends():
+    points = [(0.0, 1.0), (1.0, 9.0), (2.0, 12.0), (3.0, 9.0), (4.0, 1.0)]
+    body, items = out_of_range((points,), scale(0, 4, 0, 800), Frame(WIDE, 0, 100), 0.0, 5.0)
+    assert sum('class="sign-above"' in piece for piece in body) == 3
+    assert items == [("sign-above", "above the scale, up to 12")]
