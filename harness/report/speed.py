@@ -71,7 +71,8 @@ def speed_over_time(curves: Curves, history: History, width: int, baseline: floa
     ribbon, ribbon_legend = _ribbon(history, frame, x, whole)
     below = Frame(width, frame.bottom, frame.bottom + (_RIBBON + 8 if ribbon else 0))
     body += ribbon
-    left_out = f" (start-up of {name_seconds(begin)} not drawn)" if begin > 0.01 * end else ""
+    startup = f"start-up of {name_seconds(begin)}" if width >= drawing.WIDE else "start-up"
+    left_out = f" ({startup} not drawn)" if begin > 0.01 * end else ""
     body += drawing.axis_across(below, x, begin, end, f"{clock.words} since the job started{left_out}", clock.seconds)
     items = [("curve-main", "speed")]
     if history.before:

@@ -85,6 +85,8 @@ def own_job(marks=(), steps=200):
 def test_neither_startup_nor_shutdown_of_the_job_is_drawn():
     drawn = speed_over_time(own_job(), History(end_seconds=120.0, before=100.0), WIDE)
     assert "start-up of 50.0 s not drawn" in drawn
+    # A phone has no room for more.
+    assert "(start-up not drawn)" in speed_over_time(own_job(), History(end_seconds=120.0, before=100.0), NARROW)
     (line,) = re.findall(r'points="([^"]+)" class="curve-main"', drawn)[:1]
     places = [float(pair.split(",")[0]) for pair in line.split()]
     assert places[0] < 70 and places[-1] > 840, "the steps fill the chart"
