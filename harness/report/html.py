@@ -82,7 +82,7 @@ def render(
                 "value": wording.gate_value(gate),
                 "word": wording.gate_word(gate),
                 "builtin": gate.builtin,
-                "reason": _sentence(gate.reason or ""),
+                "reason": gate.reason or "",
                 "decided": decided.get(gate.expression, []),
             }
             for gate in summary.gates
