@@ -2,7 +2,7 @@
 
 llama-tiny is trained on real text without failures and under the paper's failure processes, for every policy and seed.
 Every policy's final validation loss is compared with the failure-free run's of the same seed, and, through failure-free
-runs of other lengths, turned into the share of its steps that counted: its statistical efficiency. The predicted time
+runs of other lengths, turned into the share of its committed steps: its statistical efficiency. The predicted time
 of its steps over that efficiency is what the policy takes to the failure-free run's loss.
 """
 

@@ -122,7 +122,7 @@ def _text(document: dict[str, Any]) -> str:
             if metric["kind"] == kind:
                 mark = "*" if metric["abort_on_fail"] else " "
                 lines.append(f"{mark} {metric['name']:<36}{metric['about']}{_units(metric)}")
-    lines += ["", "* may have abort_on_fail, with < or <=: it is known to fail before the run is over"]
+    lines += ["", "* may have abort_on_fail, with < or <=: it is known to fail before the run has ended"]
     return "\n".join(lines)
 
 

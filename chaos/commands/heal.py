@@ -49,7 +49,7 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
         for one in results:
             print_text(_told(one, dry_run))
         for path in unreadable:
-            print_text(f"{path} should say what run is under way, and cannot be read: look at it, remove it")
+            print_text(f"{path} should name a running run, and cannot be read: look at it, then remove it")
         for address in targets:
             print_text(f"{'would be ' if dry_run else ''}removed: {address} of a dead run, a target for Prometheus")
         if not results and not unreadable:

@@ -397,4 +397,4 @@ class PhaseTracker:
     def _give_up(self, error: Exception) -> None:
         if not self._is_over:
             self.stop()
-            print(f"chaos: this process is not followed any more: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"chaos: this process is no longer observed: {type(error).__name__}: {error}", file=sys.stderr)

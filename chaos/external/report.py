@@ -88,7 +88,7 @@ class Report:
                 self._socket.sendall("".join(lines).encode())
         except OSError as error:
             if error.errno == errno.EBADF:
-                print(f"chaos: no more is seen of this process: {error.strerror}", file=sys.stderr)
+                print(f"chaos: this process is no longer observed: {error.strerror}", file=sys.stderr)
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None

@@ -43,7 +43,7 @@ class InsideFault(Fault[ParametersT]):
         found = context.processes.rank_processes(target.ranks)
         running = tuple(owned for owned in found if owned.process.is_running())
         if not running:
-            raise TargetNotFound(f"{target} has no running rank, and this is done inside ranks")
+            raise TargetNotFound(f"{target} has no running rank, and this fault acts inside ranks")
         return Act(running, ProcessesRecord.of(running).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
@@ -59,7 +59,7 @@ class InsideFault(Fault[ParametersT]):
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait until each rank has told what came of it."""
         if not self._begun:
-            raise EffectNotSeen("nothing was begun inside the ranks")
+            raise EffectNotSeen("the fault was not started inside the ranks")
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         ranks = []
         for rank, (handle, _) in self._begun.items():

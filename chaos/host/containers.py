@@ -99,7 +99,7 @@ def why_no_engine(error: BaseException) -> str:
     text = str(error)
     if "Permission denied" in text or "PermissionError" in text:
         return (
-            "this user may not use the Docker engine: add it to the group docker (`sudo usermod -aG docker $USER`, "
+            "no permission for the Docker engine: add it to the group docker (`sudo usermod -aG docker $USER`, "
             "then log in again), or use --backend local"
         )
     if "No such file" in text or "Connection refused" in text or "ConnectionRefused" in text:

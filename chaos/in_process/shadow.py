@@ -223,7 +223,7 @@ class ReplayedOptimizer:
         if is_wrong and bool((self.parameters.isfinite() & ~now.isfinite()).any()):
             most = int((self.parameters.isfinite() & ~now.isfinite()).nonzero()[0])
             became = f"the parameter became {float(now[most])}, and was {float(self.parameters[most]):.6g} before"
-            return "consumed", {"receiver": f"the optimizer consumed it: {became}"}
+            return "consumed", {"receiver": f"the optimizer used it: {became}"}
         if found is None:
             name = type(self._optimizer).__name__
             raise InProcessFaultRefused(f"what {name} makes of it cannot be computed beside the training ({reason})")

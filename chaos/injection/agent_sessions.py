@@ -94,7 +94,7 @@ class AgentSessions:
         """See `chaos.faults.base.InsideHost.begin`."""
         session = self._sessions.get(rank)
         if session is None or not session.is_held:
-            what = "is not held" if session is not None else "has no agent: it is gone, or has not started"
+            what = "is not held" if session is not None else "has no agent: it has ended, or has not started"
             raise InjectionError(f"rank {rank} {what}, so nothing can be done inside it")
         return await self._begin(session, effect, arguments)
 
@@ -102,7 +102,7 @@ class AgentSessions:
         """See `chaos.faults.base.InsideHost.ask`."""
         session = self._sessions.get(SnapshotsOf(node))
         if session is None:
-            raise InjectionError(f"the snapshot process of node {node} has no agent: it is gone, or has not started")
+            raise InjectionError(f"the snapshot process of node {node} has no agent: it has ended, or has not started")
         handle, told = await self._begin(session, question, arguments)
         session.send(Lift(handle))
         return told
@@ -128,7 +128,7 @@ class AgentSessions:
         except TimeoutError:
             raise EffectNotSeen(f"rank {rank} reported nothing within {timeout_seconds:g} s") from None
         if told is None:
-            raise EffectNotSeen(f"rank {rank} is gone and reported nothing")
+            raise EffectNotSeen(f"rank {rank} has ended and reported nothing")
         return told
 
     async def lift(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:

@@ -218,11 +218,11 @@ class Injector:
         elif self._began_behind(trigger.step):
             reason = (
                 f"the job began at step {self._context.watch.first_step}, behind {trigger}: it went on from a "
-                "checkpoint of its own; --reset 'rm -rf ...' puts it back to its beginning before each start"
+                "checkpoint of its own; --reset 'rm -rf ...' resets it before each start"
             )
         elif has_passed:
             # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
-            reason = f"{whom} was not in the job when it came to {trigger}, or has no such phase in that step"
+            reason = f"{whom} was not in the job when the job reached {trigger}, or has no such phase in that step"
         elif incident.is_optional:
             reason = f"the job ended before {trigger}"
         else:
@@ -300,8 +300,8 @@ class Injector:
             await self._verify(armed, act, step)
             self._release(armed, step)
             if fault.lasts() and lifetime.done() and not self._over.is_set():
-                longer = f"{incident.fault} on {incident.target_text or 'it'} was to go on for {incident.lifetime}"
-                self._emit("warning", step=step, message=f"{longer}: it took longer than that to see its effect")
+                longer = f"{incident.fault} on {incident.target_text or 'it'} was to last {incident.lifetime}"
+                self._emit("warning", step=step, message=f"{longer}: verifying its effect took longer")
                 self._emit("outlasted", step=step, incident=incident.incident, planned=str(incident.lifetime))
             await lifetime
         finally:
@@ -317,7 +317,7 @@ class Injector:
                 # What is still in force must not wait; but of a job that just ended the last words are on their way.
                 await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
                 if not verification.done():
-                    raise EffectNotSeen("the run ended before its effect was seen")
+                    raise EffectNotSeen("the run ended before its effect was verified")
             evidence = await verification
         finally:
             over.cancel()

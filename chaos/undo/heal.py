@@ -148,7 +148,7 @@ def unclean(run: OpenRun) -> str | None:
     found = [f"incident {entry.incident} ({entry.fault}) is not undone" for entry in _to_undo(run)]
     found += read_ledger(run.ledger).problems
     if run.watchdog is not None and not run.ledger.exists():
-        found.append("its ledger is gone, so that nobody knows")
+        found.append("its ledger is missing, so this is not known")
     if processes := processes_of(run.run):
         found.append(f"{len(processes)} of its processes still run")
     parts, violation = _in_engine(run)
@@ -166,7 +166,7 @@ def refuse_if_unclean() -> None:
     for entry in run_registry.registered():
         run = entry.run
         if run is None:
-            raise HealError(f"{entry.path} should say what run is under way, and cannot be read: look at it, remove it")
+            raise HealError(f"{entry.path} should name a running run, and cannot be read: look at it, then remove it")
         if run.is_elsewhere() or run.is_owned():
             continue
         while (reason := unclean(run)) and run.is_watched() and time.monotonic() < deadline:

@@ -102,7 +102,7 @@ class Lease:
                 f"the watchdog was not ready within {START_TIMEOUT_SECONDS:g} s; see {self._log}"
             ) from None
         if self._connection is None:
-            raise EnvironmentFailure(f"the watchdog died as it started; see {self._log}")
+            raise EnvironmentFailure(f"the watchdog ended as it started; see {self._log}")
 
     async def end(self, *, is_clean: bool) -> None:
         """Let it go where nothing is left to do; else it tries once more when this process has ended."""

@@ -141,7 +141,7 @@ def register(run: OpenRun) -> None:
         with suppress(OSError):
             partial.unlink()
         raise EnvironmentFailure(
-            f"cannot write down in {folder} that a run is under way: {error.strerror}. "
+            f"cannot record in {folder} that a run is active: {error.strerror}. "
             f"Choose another folder with {STATE_VARIABLE}"
         ) from error
 
@@ -196,7 +196,7 @@ def writable_folder() -> Path:
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")
     raise EnvironmentFailure(
-        f"there is no folder to write down in that a run is under way ({'; '.join(reasons)}). "
+        f"there is no folder in which to record that a run is active ({'; '.join(reasons)}). "
         f"Choose one with {STATE_VARIABLE}"
     )
 

@@ -87,7 +87,7 @@ class Watchdog:
         if pending <= self._lapsed:
             return True
         undoing = undo_pending(self._run, "watchdog", lapse=True)
-        _log(f"no sign of chaos for {self._lease_seconds:g} s: {undoing}")
+        _log(f"no heartbeat of chaos for {self._lease_seconds:g} s: {undoing}")
         # Chaos is told once of each incident that was undone while it was silent.
         undone = [one["incident"] for one in undoing.undone if one["incident"] not in self._lapsed]
         self._lapsed |= set(undone)

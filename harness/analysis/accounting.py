@@ -22,14 +22,14 @@ from harness.analysis.timeline import Timeline
 
 BADPUT_CAUSES: Mapping[str, str] = {
     "startup": "from the start of the job to its first step, of an external job to its first steady one",
-    "injection": "ranks held by the injector: the tool's own doing",
-    "detection": "from the injection of a fault to its detection, or to the end of a job that never noticed",
-    "regroup": "from detection to a membership that works again, and the regroups that take ranks back",
-    "transfer": "moving parameters and optimizer state to where they are needed",
-    "repeated_work": "work of an attempt at a step that was thrown away or not fit, and of steps done again",
-    "degraded_speed": "steps with ranks missing or a fault in force: what they took beyond the pre-fault median",
-    "restart": "standing still without a coordinator, under repair, or until all ranks of a job were started again",
-    "unplanned": "a loss that no fault explains: until training went on, and what steps took longer without the rank",
+    "injection": "ranks held by the injector: overhead of chaos itself",
+    "detection": "from the injection of a fault to its detection, or to the end of the job if it was never detected",
+    "regroup": "from detection until process groups work again, and the regroups in which ranks rejoin",
+    "transfer": "transfer of parameters and optimizer state to where they are needed",
+    "repeated_work": "discarded or rejected attempts at a step, and recomputed steps",
+    "degraded_speed": "steps with ranks missing or a fault active: their time beyond the pre-fault median",
+    "restart": "stalled without a coordinator, during a repair, or until all ranks were restarted",
+    "unplanned": "a loss that no fault explains: until training continued, and the extra time of later steps",
     "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
     "other": "what no event explains, such as the teardown after the last step",
 }

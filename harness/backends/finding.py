@@ -61,7 +61,7 @@ class Check:
             return look()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            return self.wrong(f"could not be looked at: {reason}", "a mistake of this tool or a very unusual machine")
+            return self.wrong(f"could not be looked at: {reason}", "a bug in chaos, or a very unusual machine")
 
     def _finding(self, outcome: Outcome, found: str, remedy: str) -> Finding:
         return Finding(self.name, outcome, found, self.purpose, remedy, self.needed_by)

@@ -207,7 +207,7 @@ class LocalBackend:
         if self._is_closing:
             return
         self._loss = loss = EnvironmentFailure(
-            f"the fork server died, and all processes of the run with it (exit code {code}); "
+            f"the fork server ended, and all processes of the run with it (exit code {code}); "
             f"see {self._logs / FORK_SERVER_LOG}"
         )
         for future in self._owed.values():

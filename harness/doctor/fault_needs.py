@@ -14,9 +14,9 @@ from harness.backends.finding import Check, Finding
 from harness.network.machine import TRY_TIMEOUT_SECONDS, why_no_networks
 from mecefo_runtime.system.process import ProcessId
 
-NETWORKS = Check("networks", "link faults of the local backend: every rank in a network of its own")
-QUEUES = Check("packet queue", "slow-link: delay, jitter, loss and rate, packet by packet (NFQUEUE)")
-MEMORY_GROUPS = Check("memory control group", "leak-memory by cgroup: the kernel's out-of-memory killer strikes")
+NETWORKS = Check("networks", "link faults of the local backend: a separate network for every rank")
+QUEUES = Check("packet queue", "slow-link: delay, jitter, loss and rate of packets (NFQUEUE)")
+MEMORY_GROUPS = Check("memory control group", "leak-memory by cgroup: ended by the kernel's out-of-memory killer")
 MOUNTS = Check("right to mount", "fill-disk: a small disk over the checkpoints' folder")
 
 _PACKAGE_ROOT = Path(__file__).parents[2]

@@ -23,16 +23,16 @@ MIN_DISK_BYTES = 1 << 30
 MIN_SHARED_BYTES = 256 << 20
 SHARED_FOLDER = Path("/dev/shm")
 
-SYSTEM = Check("Linux", "faults act on processes by what Linux offers", EVERY_BACKEND)
+SYSTEM = Check("Linux", "faults use Linux system calls", EVERY_BACKEND)
 PYTHON = Check("Python", "runs chaos and the training job", EVERY_BACKEND)
-CORES = Check("cores", "the ranks of a local job share them", EVERY_BACKEND)
+CORES = Check("cores", "shared by the ranks of a local job", EVERY_BACKEND)
 MEMORY = Check("memory", "the default job takes 0.6 GB", EVERY_BACKEND)
 SHARED = Check("shared memory", "NCCL, and scripts that load data in processes of their own")
-PROCESSES = Check("process table", "whom a fault strikes is found in /proc and held by pidfd", EVERY_BACKEND)
+PROCESSES = Check("process table", "targets are found in /proc and identified by pidfd", EVERY_BACKEND)
 TEMPORARY = Check("temporary files", "sockets of runs, and what torch compiles", EVERY_BACKEND)
-STATE = Check("state folder", "what has to be undone is written down there", EVERY_BACKEND)
+STATE = Check("state folder", "undo records of runs", EVERY_BACKEND)
 RUNS = Check("runs folder", "event logs and reports of runs", EVERY_BACKEND)
-EARLIER = Check("earlier runs", "what an interrupted run left behind may disturb the next")
+EARLIER = Check("earlier runs", "leftovers of interrupted runs can disturb the next one")
 
 
 def system() -> Finding:
@@ -58,7 +58,7 @@ def cores() -> Finding:
     num_usable, num_all = len(os.sched_getaffinity(0)), os.cpu_count() or 0
     some = f"{num_usable} of {num_all}" if num_usable < num_all else str(num_usable)
     if num_usable < 2:
-        return CORES.ok(f"{some}: enough to run, too few for throughputs that mean something; see --dilation")
+        return CORES.ok(f"{some}: enough to run, too few for meaningful throughput figures; see --dilation")
     return CORES.ok(some)
 
 
@@ -69,7 +69,7 @@ def memory() -> Finding:
     usable_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
     found = f"{_gigabytes(usable_bytes)} available"
     if usable_bytes < MIN_MEMORY_BYTES:
-        return MEMORY.wrong(found, "end something else, or give this container more memory")
+        return MEMORY.wrong(found, "stop other programs, or give this container more memory")
     return MEMORY.ok(found)
 
 

@@ -16,7 +16,7 @@ TIMEOUT_SECONDS = 120.0
 OLDEST_TORCH = (2, 11)
 
 TORCH = Check("torch", "the training job", EVERY_BACKEND)
-DEVICES = Check("GPUs", "ranks compute on them where there are any (device: cuda)")
+DEVICES = Check("GPUs", "used by ranks where there are any (device: cuda)")
 
 _INSTALL = "pip install . -c constraints.txt, in this project's folder and this environment"
 _LOOK = """
@@ -72,7 +72,7 @@ def _judge_torch(found: Mapping[str, Any]) -> Finding:
     version = str(found["version"])
     build = f"CUDA {found['cuda']}" if found["cuda"] else "CPU"
     ways = [way for way in ("gloo", "nccl") if found[way]]
-    told = f"{version}, {build} build, {' and '.join(ways) or 'no way to communicate'}"
+    told = f"{version}, {build} build, {' and '.join(ways) or 'no communication backend'}"
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
         return TORCH.wrong(told, f"needs {'.'.join(map(str, OLDEST_TORCH))} or newer: {_INSTALL}")
     if "gloo" not in ways:

@@ -53,7 +53,7 @@ def _of_the_log(summary: Summary, num_unreadable: int) -> list[str]:
     found: list[str] = []
     if summary.status == "cut off":
         found.append(
-            "The log was cut off: the figures tell what happened until then, and nothing says what was left behind."
+            "The log was cut off: the figures describe the run until then, and it is not known what was left behind."
         )
     if num_unreadable:
         lines = "line of the log was" if num_unreadable == 1 else "lines of the log were"
@@ -71,8 +71,8 @@ def _of_the_set_up(summary: Summary) -> list[str]:
             else f"{dilation:g} times its CPU time"
         )
         found.append(
-            f"Time dilation {dilation:g} was in force: every compute segment was padded to {padded}, so that each rank "
-            "behaves like a device of its own. Compare the throughputs of this run with each other; they are not this "
+            f"Time dilation {dilation:g} was active: every compute segment was padded to {padded}, so that each rank "
+            "behaves like a device of its own. Compare throughputs within this run only; they are not this "
             "machine's speed."
         )
     found += _of_the_emulation(summary)
@@ -96,7 +96,7 @@ def _of_the_set_up(summary: Summary) -> list[str]:
         )
     if summary.data_parallel == 1:
         found.append(
-            "Data parallel is 1: no rank has a peer with the same layers, so nobody has a copy of a lost rank's state."
+            "Data parallel is 1: no rank has a peer with the same layers, so no copy of a lost rank's state exists."
         )
     return found
 
@@ -120,7 +120,7 @@ def _of_the_emulation(summary: Summary) -> list[str]:
     found = [
         f"Emulated: the {emulated.provenance} table {emulated.device_model} gave the times of {emulated.device} with "
         f"the model {emulated.model}, of computing, messages and state. A small model of as many layers did the "
-        f"arithmetic: the loss is that one's, and says nothing of {emulated.model}."
+        f"arithmetic: the loss is that of the small model, and says nothing about {emulated.model}."
     ]
     if any(summary.badput_seconds.get(cause) for cause in ("checkpoint", "restart")):
         found.append(
@@ -144,24 +144,24 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
     found: list[str] = []
     if summary.throughput_unit != WORK_UNITS[0]:
         found.append(
-            f"Throughput is in {summary.throughput_unit} per second: the script does not let us see its tokens"
-            f"{'' if summary.throughput_unit == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can tell them."
+            f"Throughput is in {summary.throughput_unit} per second: the script does not show its tokens"
+            f"{'' if summary.throughput_unit == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can report them."
         )
     if not timeline.steps_are_counted:
         found.append(
             "A later attempt's steps were counted from 1 again, since the optimizer keeps no count of its own (SGD and "
-            "others): whether it went on from a checkpoint is not known, and so neither is how many steps were lost or "
-            "done again. Steps and goodput count each number once. chaos.agent.step(number=...) tells."
+            "others): it is not known whether it resumed from a checkpoint, nor how many steps were lost or "
+            "recomputed. Steps and goodput count each number once. chaos.agent.step(number=...) tells."
         )
     if summary.job_outcome == "completed" and summary.steps_planned and timeline.last_step < summary.steps_planned:
         found.append(
-            f"The command ended by itself after step {timeline.last_step}; the experiment says that it makes "
-            f"{summary.steps_planned} steps. Its own end is what counts here."
+            f"The command ended by itself after step {timeline.last_step}; the experiment expects "
+            f"{summary.steps_planned} steps. The end of the command counts."
         )
     if timeline.twin.first and timeline.steps.first and timeline.twin.first[0].step != timeline.steps.first[0].step:
         found.append(
             f"The fault-free baseline began at step {timeline.twin.first[0].step}, and the job at "
-            f"{timeline.steps.first[0].step}: it went on from what the job had saved; --reset puts it back to its "
+            f"{timeline.steps.first[0].step}: it continued from what the job had saved; --reset puts it back to its "
             "beginning before each start."
         )
     return [*found, *_of_the_replicas(timeline)]
@@ -191,7 +191,7 @@ def _of_the_replicas(timeline: Timeline) -> list[str]:
     if replicas.last_step is not None and replicas.last_step < timeline.last_step:
         found.append(
             f"The replicas' state was last compared after step {replicas.last_step} of {timeline.last_step}: what "
-            "differed later was not seen."
+            "differed later is not known."
         )
     return found
 
@@ -202,7 +202,7 @@ def _of_the_restarts(timeline: Timeline | None) -> list[str]:
     return [
         "After the loss all ranks ended and were started again. They are forked from a process that has torch "
         "imported, the loss was noticed at once, and a repair that is due after so many steps came after as long as "
-        "those usually take: under a launcher of its own a job waits longer."
+        "those usually take: with an external launcher a job waits longer."
     ]
 
 
@@ -214,7 +214,7 @@ def _of_the_speed(summary: Summary) -> list[str]:
     if 0 < before < _FEW_STEPS:
         found.append(
             f"The throughput before the fault is a median over {count(before, 'step')} only (the first {WARM_UP_STEPS} "
-            "are left out where enough others remain): a fault at a later step gives a steadier one."
+            "are left out if enough others remain): a fault at a later step gives a more stable figure."
         )
     drop, noise = summary.throughput_drop_ratio, summary.throughput_noise_ratio
     if drop is not None and noise is not None and abs(drop) <= noise:
@@ -242,8 +242,8 @@ def _of_the_holds(summary: Summary, timeline: Timeline | None) -> list[str]:
     if not (summary.throughput_drop_ratio or 0.0) > 0.0 or not sum(held) > MUCH_HELD * sum(seconds):
         return []
     return [
-        f"Of the {name_seconds(sum(seconds))} under the fault this tool itself held ranks for "
-        f"{name_seconds(sum(held))}, to see its effect: that is a part of the drop, and of the recovery."
+        f"Of the {name_seconds(sum(seconds))} during the fault chaos itself held ranks for "
+        f"{name_seconds(sum(held))}, to verify its effect: this is part of the drop and of the recovery."
     ]
 
 
@@ -261,7 +261,7 @@ def _of_the_losses(summary: Summary, timeline: Timeline | None) -> list[str]:
                 "to do: --reset 'rm -rf ...' removes the checkpoint before each start"
             )
         if summary.twin_planned and summary.twin_outcome is None and summary.job_outcome != "completed":
-            why = "the fault-free baseline comes after the job, and the job did not complete"
+            why = "the fault-free baseline runs after the job, and the job did not complete"
         return [f"No loss deviation: {why}."] if summary.incidents or summary.twin_planned else []
     if summary.num_loss_steps is not None and summary.num_loss_steps < LOSS_STEPS:
         return [
@@ -277,15 +277,15 @@ def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
     if not left_out:
         return []
     whose = f"Step {left_out[0]} was" if len(left_out) == 1 else f"{len(left_out)} steps, from {left_out[0]} on, were"
-    return [f"{whose} left out as unfit: committed, but the model learned nothing from their samples."]
+    return [f"{whose} rejected: committed, but the model learned nothing from their samples."]
 
 
 def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     """Incidents that were planned by chance and are none of the run's, those that came too late for it left out."""
     found = [] if timeline is None else [due for due in timeline.not_due if not due[1].startswith("the job ended")]
-    shown = [f"Incident {number} was planned and did not fire: {reason}." for number, reason in found[:_MAX_NOT_FIRED]]
+    shown = [f"Incident {number} was planned and not injected: {reason}." for number, reason in found[:_MAX_NOT_FIRED]]
     if len(found) > len(shown):
-        shown.append(f"So it was with {count(len(found) - len(shown), 'more incident')}.")
+        shown.append(f"The same holds for {count(len(found) - len(shown), 'more incident')}.")
     return shown
 
 
@@ -302,7 +302,7 @@ def unplanned_words(loss: UnplannedLossSummary) -> str:
 
 def _of_the_unplanned(summary: Summary) -> list[str]:
     return [
-        f"{unplanned_words(loss)}. What it took is unplanned badput, and counts for no incident."
+        f"{unplanned_words(loss)}. Its cost is unplanned badput, and counts for no incident."
         for loss in summary.unplanned_losses
     ]
 
@@ -320,7 +320,7 @@ def _outlasted(timeline: Timeline) -> Iterator[tuple[int, str]]:
             steps = sum(one.injected <= step.committed_seconds <= until for step in timeline.steps.first)
             yield (
                 one.incident,
-                f"Incident {one.incident}: {one.fault} was to go on for {one.outlasted} and went on for "
+                f"Incident {one.incident}: {one.fault} was to last {one.outlasted} and went on for "
                 f"{count(steps, 'step')}, until its effect was seen.",
             )
 
@@ -332,20 +332,18 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
     for incident in summary.incidents:
         name = f"Incident {incident.incident}"
         if not incident.verified:
-            found.append(f"{name} ({incident.fault}) took no effect that was seen: it counts in no figure.")
+            found.append(f"{name} ({incident.fault}) had no verified effect: it counts in no figure.")
         elif incident.recovered and incident.phases_seconds["restore"] is None:
             slow.append(incident.incident)
         if incident.incident in outlasted:
             found.append(outlasted[incident.incident])
         if not incident.phase_order_valid:
-            found.append(f"{name}: the log tells its phases in an order that cannot be; do not trust their durations.")
+            found.append(f"{name}: its phases are in an impossible order in the log; do not trust their durations.")
     if slow:
         found.append(
             f"{name_numbers('Incident', slow)}: throughput did not come back to 95% over {RESTORED_STEPS} steps "
             "before the run ended."
         )
     if sum(incident.injected for incident in summary.incidents) > 1:
-        found.append(
-            "Badput between two incidents is put down to the earlier one, though both may have had a part in it."
-        )
+        found.append("Badput between two incidents is counted for the earlier one, though both may have caused it.")
     return found

@@ -40,12 +40,12 @@ def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
         parsed = Gate.parse(str(gate))
         if not has_twin and isinstance(parsed.metric, Metric) and parsed.metric.needs_twin:
             raise GateError(
-                f"'{parsed.expression}' could never be answered: {parsed.metric.name} needs the fault-free baseline "
+                f"'{parsed.expression}' could never be decided: {parsed.metric.name} needs the fault-free baseline "
                 "(--baseline-run), and this run has none"
             )
         if isinstance(gate, AbortingGate) and (reason := _why_not(parsed)):
             raise GateError(
-                f"'{parsed.expression}' cannot end a run early: {reason}. Only gates that can may be told to: "
+                f"'{parsed.expression}' cannot end a run early: {reason}. Use this only for gates that can: "
                 "--abort-unless EXPRESSION each, or in the file {gate: EXPRESSION, abort_on_fail: true}"
             )
 
@@ -59,16 +59,16 @@ def _why_not(gate: Gate) -> str | None:
     metric = gate.metric
     if isinstance(metric, Metric):
         if metric.name not in (*_GROWING_FIGURES, *_GROWING_PHASES):
-            return f"{metric.name} can rise and fall until the run is over"
+            return f"{metric.name} can rise and fall until the run has ended"
         if not gate.is_of_one_figure and gate.aggregate != "max":
             return f"the {gate.aggregate} of {metric.name} can still fall with a later incident; its max cannot"
         if gate.comparison not in (_GROWING if gate.is_of_one_figure else _GROWING[:2]):
             return f"{metric.name} only grows, and may still come to hold {gate.comparison!r}"
         return None
     if metric.of_step is None:
-        return f"{metric.name} is cut into stretches of time when the run is over"
+        return f"{metric.name} is cut into stretches of time when the run has ended"
     if gate.period is not None:
-        return f"which steps are {gate.period} the fault is known when the run is over"
+        return f"which steps are {gate.period} the fault is known when the run has ended"
     if not gate.fails_for_good:
         return f"of {metric.name} only 'max' with '<' or '<=' and 'min' with '>' or '>=' are certain before that"
     return None

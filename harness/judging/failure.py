@@ -31,7 +31,7 @@ def failure_of(summary: Summary) -> Failure | None:
         return None
     causes = {gate.expression for gate in summary.gates if gate.passed is False}
     if summary.diverged_units:
-        causes.add("state differs among its holders")
+        causes.add("state differs between the ranks that hold it")
     if summary.first_non_finite_loss_step is not None:
         causes.add("the loss is not finite")
     if any(reason.startswith("the job did not survive") for reason in summary.reasons):

@@ -177,7 +177,7 @@ def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence
     metric = gate.metric
     if isinstance(metric, Series):
         if recorded is None:
-            raise NoValue(f"the steps could not be made out, so {metric.name} has no value")
+            raise NoValue(f"the steps could not be determined, so {metric.name} has no value")
         return recorded.values(metric, gate.period, gate.said_unit)
     values = metric.values(summary)
     known = [value for value in values if value is not None]
@@ -303,7 +303,7 @@ def _aggregate_and_period(words: Sequence[str], metric: Metric | Series, express
         if name not in AGGREGATES and not _PERCENTILE.fullmatch(name):
             raise _unknown("aggregate", name, [*AGGREGATES, "p0 to p100", *PERIODS], f"{expression!r}: ")
     if len(names) > 1 or len(words) > len(names) + 1:
-        raise GateError(f"{expression!r}: one aggregate and one of {', '.join(PERIODS)} at most")
+        raise GateError(f"{expression!r}: at most one aggregate and one of {', '.join(PERIODS)} at most")
     if isinstance(metric, Series):
         if not names:
             raise GateError(
@@ -321,7 +321,7 @@ def _aggregate_and_period(words: Sequence[str], metric: Metric | Series, express
 def _number(text: str, expression: str) -> float:
     number = float(text)
     if not isfinite(number):
-        raise GateError(f"{expression!r}: {text} is no number that anything could be compared with")
+        raise GateError(f"{expression!r}: {text} is not a number to compare with")
     return number
 
 

@@ -16,8 +16,8 @@ _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
 
 
 _WHY_NOT_COUNTED = (
-    "the ranks were started again, and the optimizer keeps no count of its steps by which to tell whether the training "
-    "went on: chaos.agent.step(number=...) does"
+    "the ranks were restarted, and the optimizer keeps no count of its steps, so it is not known whether the training "
+    "resumed: chaos.agent.step(number=...) reports it"
 )
 
 
@@ -145,7 +145,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "throughput_after_tokens_per_second",
             "token_rate",
-            "median after the last lost rank was back",
+            "median after the last lost rank rejoined",
             ("throughput_tokens_per_second", "after"),
             better="higher",
             noise_of_speed="share",
@@ -180,7 +180,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "steps_committed",
             "number",
-            "steps that counted",
+            "committed steps",
             only_grows=True,
             better="higher",
             is_count=True,
@@ -189,7 +189,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "steps_lost",
             "number",
-            "planned steps never committed, and steps that were done again",
+            "planned steps never committed, and recomputed steps",
             why_missing=_WHY_NOT_COUNTED,
             only_grows=True,
             better="lower",
@@ -199,7 +199,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "steps_repeated",
             "number",
-            "committed steps that were done again",
+            "committed steps that were recomputed",
             why_missing=_WHY_NOT_COUNTED,
             only_grows=True,
             better="lower",
@@ -210,7 +210,11 @@ METRICS: Mapping[str, Metric] = {
             "samples_lost", "number", "samples missed or used twice", only_grows=True, better="lower", is_count=True
         ),
         Metric(
-            "diverged_units", "number", "layers whose holders ended with different state", better="lower", is_count=True
+            "diverged_units",
+            "number",
+            "layers with different state in different ranks at the end",
+            better="lower",
+            is_count=True,
         ),
         Metric(
             "unrecovered_incidents", "number", "faults after which no step was committed", better="lower", is_count=True
@@ -229,17 +233,27 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "unfit_steps",
             "number",
-            "steps computed again or left out because of their numbers",
+            "rejected steps: recomputed or skipped because of their values",
             only_grows=True,
             better="lower",
             is_count=True,
         ),
-        Metric("diagnosis_recall_ratio", "ratio", "share of what was struck that the job named", better="higher"),
-        Metric("diagnosis_precision_ratio", "ratio", "share of what the job named that was struck", better="higher"),
+        Metric(
+            "diagnosis_recall_ratio",
+            "ratio",
+            "share of the affected ranks and links that the job diagnosed",
+            better="higher",
+        ),
+        Metric(
+            "diagnosis_precision_ratio",
+            "ratio",
+            "share of the diagnosed ranks and links that were affected",
+            better="higher",
+        ),
         Metric(
             "false_accusations",
             "number",
-            "ranks and links that the job named for nothing",
+            "false positives: ranks and links named by the job but not affected",
             better="lower",
             is_count=True,
         ),
@@ -255,7 +269,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "productive_seconds",
             "seconds",
-            "time of the job that was no badput",
+            "time of the job without badput",
             exported="training_productive_seconds_total",
         ),
         Metric(
@@ -279,10 +293,10 @@ METRICS: Mapping[str, Metric] = {
         _phase("recovery_seconds", "fault to the first step begun and committed after it", is_membership=False),
         _phase("progress_seconds", "fault to the first new step committed after it", is_membership=False),
         _phase("detection_seconds", "fault to its detection by the job"),
-        _phase("diagnosis_seconds", "fault to the first naming of something struck"),
+        _phase("diagnosis_seconds", "fault to its first correct diagnosis by the job"),
         _phase(
             "verify_seconds",
-            "fault to its effect seen from outside",
+            "fault to the verification of its effect",
             "phases_seconds",
             "verify",
             is_membership=False,
@@ -291,11 +305,15 @@ METRICS: Mapping[str, Metric] = {
         _phase(
             "restore_seconds", "recovery to 95% of the throughput", "phases_seconds", "restore", is_membership=False
         ),
-        _phase("detect_seconds", "effect seen to detection", "phases_seconds", "detect"),
-        _phase("isolate_seconds", "detection until every survivor left the old epoch", "phases_seconds", "isolate"),
-        _phase("regroup_seconds", "isolation to the new epoch, without the transfer", "phases_seconds", "regroup"),
-        _phase("transfer_seconds", "moving parameters and optimizer state", "phases_seconds", "transfer"),
-        _phase("first_step_seconds", "regroup to the next committed step", "phases_seconds", "first_step"),
+        _phase("detect_seconds", "verification to detection", "phases_seconds", "detect"),
+        _phase(
+            "isolate_seconds", "detection until all survivors aborted the in-flight step", "phases_seconds", "isolate"
+        ),
+        _phase("regroup_seconds", "rebuilding process groups, without state transfer", "phases_seconds", "regroup"),
+        _phase("transfer_seconds", "transfer of parameters and optimizer state", "phases_seconds", "transfer"),
+        _phase(
+            "first_step_seconds", "rebuilt process groups to the next committed step", "phases_seconds", "first_step"
+        ),
         _phase("rejoin_seconds", "fault to the return of the lost ranks", "phases_seconds", "rejoin"),
         _phase("repair_wait_seconds", "fault to the start of the repair", "phases_seconds", "repair_wait", better=None),
         _phase(

@@ -71,7 +71,7 @@ class Recorded:
         if series.of_step is None:
             counted = f"{self._timeline.steps.unit}/s"
             if unit not in ("", counted):
-                raise NoValue(f"the job counts its throughput in {counted}, not in {unit}")
+                raise NoValue(f"the job reports its throughput in {counted}, not in {unit}")
             return self._throughput(self._intervals(steps, period))
         values = [(step.step, series.of_step(self, step)) for step in steps]
         known = [value for _, value in values if value is not None]
@@ -107,7 +107,7 @@ class Recorded:
             return timeline.baseline
         windows = windows_under_fault(timeline)
         if not windows:
-            raise NoValue(f"no fault was seen to take effect, so nothing is {period} it")
+            raise NoValue(f"no fault was verified, so nothing is {period} it")
         if period == "during":
             return [step for step in timeline.steps.first if is_within(step, windows)]
         return steps_after(timeline, windows[-1][1])[1:]

@@ -64,13 +64,15 @@ def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
     problems: list[str] = []
     if num_unreadable:
         # One of them may have told of a loss, or of something that was not undone.
-        problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, and may have said anything")
+        problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, so its content is unknown")
     state = state_of(events)
     num_runs = sum(1 for _ in state.of(RunStarted))
     if num_runs > 1:
         problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
     if state.num_unread:
-        problems.append(f"{count(state.num_unread, 'event')} of the log cannot be understood, and may say anything")
+        problems.append(
+            f"{count(state.num_unread, 'event')} of the log cannot be understood, so their content is unknown"
+        )
     is_told = not state.unread.keys() & _FIGURES_NEED
     times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
     figures = _figures(state, times, problems)

@@ -76,7 +76,7 @@ def judge(
         found += _divergence(state, summary) if timeline.replicas is None else _differing_replicas(timeline)
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
-        hold = f"all {len(gates)} gates passed" if len(gates) > 1 else "the only gate passed"
+        hold = f"all {len(gates)} gates passed" if len(gates) > 1 else "the gate passed"
         recovered = "every fault was verified and the job recovered"
         if timeline is not None and not timeline.incidents:
             recovered = "no fault was planned, and the job completed"
@@ -112,7 +112,7 @@ def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
             ]
             yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what is still there"
     elif state.num_injected:
-        yield "inconclusive", "no audit says whether anything was left behind"
+        yield "inconclusive", "the audit for leftovers is missing"
     undone = list(state.of(Undone))
     for failed in state.of(UndoFailed):
         later = (one for one in undone if one.monotonic_seconds >= failed.monotonic_seconds)
@@ -159,7 +159,7 @@ def _gate_reasons(gates: Sequence[GateResult], losses: Sequence[UnplannedLossSum
         if gate.passed is None:
             yield "inconclusive", f"gate '{gate.expression}' is undecided: {gate.reason}"
         elif not gate.passed and is_mixed:
-            yield "inconclusive", f"gate '{gate.expression}' failed, but not because of the faults alone: {gate.reason}"
+            yield "inconclusive", f"gate '{gate.expression}' failed, but not only because of the faults: {gate.reason}"
         elif not gate.passed:
             yield "fail", f"gate '{gate.expression}' failed: {gate.reason}"
 
@@ -236,7 +236,7 @@ def _left_out(timeline: Timeline) -> str:
         return f": its GradScaler skipped the next {count(timeline.steps_left_out, 'step')}"
     if timeline.spoilt_passes_left_out:
         passes = count(timeline.spoilt_passes_left_out, "pass")
-        return f": none of the next {passes} was finite, and the script took no step"
+        return f": none of the next {passes} was finite, and the script skipped its step"
     return ""
 
 

@@ -165,8 +165,8 @@ class NamespaceLinks(LinkQueries):
                     return
                 said = (await process.stderr.read()).decode().strip().splitlines()
         except TimeoutError:
-            said = [f"it did not begin within {TOOL_TIMEOUT_SECONDS:g} s"]
-        reason = said[-1] if said else "it ended at once"
+            said = [f"it did not start within {TOOL_TIMEOUT_SECONDS:g} s"]
+        reason = said[-1] if said else "it ended immediately"
         raise EnvironmentFailure(f"packets at {record.at} cannot be queued: {reason}")
 
     # ---- looking ----
@@ -269,4 +269,4 @@ def rules_for(chain: str, address: str, action: str, queue: int, comment: str) -
         case "shape":
             return [[*where, *marked, "-j", "NFQUEUE", "--queue-num", str(queue), "--queue-bypass"]]
         case _:
-            raise ValueError(f"there is no such thing as {action} to be done to a link")
+            raise ValueError(f"there is no operation {action} on a link")

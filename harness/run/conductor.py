@@ -334,9 +334,10 @@ class Conductor:
         self._finish("halted", text)
 
     def _on_watchdog_lost(self, text: str, is_replaced: bool) -> None:
-        self._emitter.emit("warning", message=f"{text}; {'another one watches now' if is_replaced else 'no other one'}")
+        next_one = "a new one was started" if is_replaced else "no new one could be started"
+        self._emitter.emit("warning", message=f"{text}; {next_one}")
         if not is_replaced:
-            self._finish("failed", f"{text}, and without one nothing is injected")
+            self._finish("failed", f"{text}, and without a watchdog nothing is injected")
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._emitter.emit("interrupted", signal=number.name)

@@ -185,8 +185,8 @@ def _check_machine(job: AnyConfig, experiment: Experiment) -> list[str]:
             )
         if num_ranks > _MANY_RANKS_PER_CORE * num_cores:
             return [
-                f"{count(num_ranks, 'rank')} will take turns on few cores, and {name_bytes(wanted_bytes)} of memory or "
-                f"more: {has}. Expect long steps, and silence that is taken for loss"
+                f"{count(num_ranks, 'rank')} share few cores, and {name_bytes(wanted_bytes)} of memory or "
+                f"more: {has}. Expect long steps, and timeouts that look like losses"
             ]
     return []
 
@@ -310,7 +310,7 @@ def _dilation_ratio(experiment: Experiment) -> float:
     uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
     if job.pacing == "off" and job.dilation not in ("auto", "off"):
         raise UsageError(
-            f"off: compute takes what it takes, and {setting('job.dilation')} {job.dilation:g} makes it slower",
+            f"off: compute is not padded, and {setting('job.dilation')} {job.dilation:g} makes it slower",
             key="job.pacing",
         )
     match "off" if job.pacing == "off" else job.dilation:

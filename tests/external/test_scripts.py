@@ -54,7 +54,7 @@ def test_a_script_runs_to_the_same_end_without_an_injector(tmp_path):
     assert with_us.lines == alone.lines == unreachable.lines
     assert (alone.hellos, alone.stderr) == ([], "")
     assert unreachable.exit_code == 0
-    assert unreachable.stderr.count("chaos: this process is not followed any more: ConnectionRefused") == 1
+    assert unreachable.stderr.count("chaos: this process is no longer observed: ConnectionRefused") == 1
 
 
 def test_the_death_of_the_injector_lets_go(tmp_path):

@@ -120,7 +120,7 @@ def test_a_script_with_a_package_of_our_name_keeps_it(tmp_path):
     (tmp_path / "train.py").write_text(script)
     job = run_job(tmp_path, [sys.executable, "train.py"])
     assert (job.exit_code, job.lines, job.hellos) == (0, ["theirs"], [])
-    assert job.stderr.count("chaos: this process is not followed: ImportError: the script has a package `chaos`") == 1
+    assert job.stderr.count("chaos: this process is not observed: ImportError: the script has a package `chaos`") == 1
 
 
 def test_a_module_run_by_name_is_followed_and_an_isolated_one_is_not(tmp_path):

@@ -63,7 +63,7 @@ def _watch(module: ModuleType) -> None:
         except Exception as error:
             # The script must not suffer; it is not followed then.
             told[:] = [lambda optimizer: None]
-            print(f"chaos: this process is not followed: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"chaos: this process is not observed: {type(error).__name__}: {error}", file=sys.stderr)
 
     module.Optimizer.__init__ = init
 

@@ -40,7 +40,7 @@ PHASES_OF: Mapping[Where, tuple[str, ...]] = {
 }
 
 
-TENSOR_DESCRIPTION = "a name or pattern, layer.3.*.weight; of activations, a module's; drawn if not said"
+TENSOR_DESCRIPTION = "a name or pattern, layer.3.*.weight; of activations, a module's; default: drawn by the seed"
 LAYER_DESCRIPTION = "only tensors of this layer"
 
 
@@ -58,16 +58,16 @@ class ElementParameters(TensorParameters):
     """Which elements of the tensor."""
 
     index: int | None = Field(
-        default=None, ge=0, description="the first element, counted row by row; drawn if not said"
+        default=None, ge=0, description="the first element, counted row by row; default: drawn by the seed"
     )
-    elements: int | None = Field(default=None, ge=1, le=1_000_000, description="how many of them; 1 if not said")
+    elements: int | None = Field(default=None, ge=1, le=1_000_000, description="number of elements; default: 1")
 
 
 class TensorFault(InsideFault[ParametersT]):
     """Begins an effect in each rank of the target, and judges what the ranks and the job's own judge say of it."""
 
     changes_values: ClassVar[bool] = True
-    undo_summary: ClassVar[str] = "nothing to undo: the wrong values stay, the job heals them or does not"
+    undo_summary: ClassVar[str] = "nothing to undo: the wrong values stay unless the job repairs them"
     has_undo: ClassVar[bool] = False
 
     def __init__(self, parameters: ParametersT) -> None:
@@ -111,8 +111,8 @@ class TensorFault(InsideFault[ParametersT]):
             case "left" | "unchanged" | "restored":
                 found = await self._judgement(int(told.get("step") or 0), is_healed=outcome == "restored")
                 if found is None:
-                    raise EffectNotSeen(f"{where}; {_NOT_USED[outcome]}, and nobody judged the step")
-                verdict = f"step {found.step} was judged unfit: {found.verdict} ({found.reason})"
+                    raise EffectNotSeen(f"{where}; {_NOT_USED[outcome]}, and no rank checked the step")
+                verdict = f"step {found.step} was rejected: {found.verdict} ({found.reason})"
                 judgement = {
                     "verdict": found.verdict,
                     "suspects": list(found.suspects),
@@ -135,11 +135,11 @@ class TensorFault(InsideFault[ParametersT]):
 
 
 _NOT_USED: Mapping[str, str] = {
-    "left": "the step was left before the optimizer consumed it",
+    "left": "the step was aborted before the optimizer used it",
     "unchanged": "the optimizer left the parameter as it was",
-    "restored": "it was overwritten before anything was seen to read it",
-    "otherwise": "the optimizer's step is not what it yields from the struck value",
-    "unused": "nothing downstream received it",
+    "restored": "it was overwritten before anything was observed to read it",
+    "otherwise": "the optimizer's step does not follow from the corrupted value",
+    "unused": "no later computation used it",
     "failed": "it could not be done",
 }
 
@@ -152,7 +152,7 @@ def affected_text(told: Mapping[str, Any]) -> str:
     """Which element of which tensor became what, of the first element."""
     affected = told.get("struck")
     if not affected:
-        return "nothing was struck"
+        return "no tensor was changed"
     first = affected["elements"][0]
     if "kept_step" in told:
         return (
@@ -174,8 +174,8 @@ def use_text(told: Mapping[str, Any]) -> str:
         update = told["update"]
         actual, clean = _texts(update["parameter_actual"], update["parameter_clean"])
         if told["outcome"] == "masked":
-            return f"the optimizer consumed it, and to the last place the parameter is the same: {actual}"
-        return f"the optimizer consumed it: the parameter became {actual} instead of {clean}"
+            return f"the optimizer used it, and the parameter did not change in any bit: {actual}"
+        return f"the optimizer used it: the parameter became {actual} instead of {clean}"
     if "output" in told:
         output = told["output"]
         return (

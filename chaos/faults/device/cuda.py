@@ -36,7 +36,7 @@ class DeviceAssert(InsideFault[NoParameters]):
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         if not told["is_sticky"]:
-            raise EffectNotSeen(f"rank {rank}: CUDA calls went on working after the assertion: {told['errors']}")
+            raise EffectNotSeen(f"rank {rank}: CUDA calls still worked after the assertion: {told['errors']}")
         return {"summary": f"rank {rank}: the assertion failed, and so did the next call: {told['errors'][1]}", **told}
 
 
@@ -55,8 +55,8 @@ class GpuHang(InsideFault[HangParameters]):
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         watched = f"{told['watched_seconds']:.2g} s"
         if not told["is_busy"]:
-            raise EffectNotSeen(f"rank {rank}: its stream was through within {watched}")
-        summary = f"rank {rank}: its stream did nothing else for {watched}, and will not for {told['seconds']:g} s"
+            raise EffectNotSeen(f"rank {rank}: its stream finished within {watched}")
+        summary = f"rank {rank}: its stream did no other work for {watched}, and is blocked for {told['seconds']:g} s"
         return {"summary": summary, **told}
 
 
@@ -68,7 +68,7 @@ class GpuOom(InsideFault[NoParameters]):
     needs: ClassVar[tuple[str, ...]] = ("cuda",)
     has_lifetime: ClassVar[bool] = True
     default_lifetime: ClassVar[Duration | None] = Duration(steps=1)
-    undo_summary: ClassVar[str] = "gives the memory back; it goes with the process, too"
+    undo_summary: ClassVar[str] = "frees the memory; it also ends with the process"
 
     def _effect(self) -> tuple[str, dict[str, Any]]:
         return "chaos.in_process.cuda:FillMemory", {}
@@ -77,4 +77,4 @@ class GpuOom(InsideFault[NoParameters]):
         if not told["taken_bytes"] or not told["error"]:
             raise EffectNotSeen(f"rank {rank}: no allocation failed, {told['taken_bytes']} bytes were taken")
         taken = f"{told['taken_bytes'] / 2**30:.1f} GiB"
-        return {"summary": f"rank {rank}: {taken} taken, then nothing more could be had: {told['error']}", **told}
+        return {"summary": f"rank {rank}: {taken} taken, then the next allocation failed: {told['error']}", **told}

@@ -23,8 +23,8 @@ class EccParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     xid: int = Field(default=48, ge=1, le=999, description="NVIDIA's error number; 48: double-bit ECC error")
-    ecc_sbe: int = Field(default=0, ge=0, le=1_000_000, description="single-bit ECC errors that are added")
-    ecc_dbe: int = Field(default=1, ge=0, le=1_000_000, description="double-bit ECC errors that are added")
+    ecc_sbe: int = Field(default=0, ge=0, le=1_000_000, description="number of single-bit ECC errors to add")
+    ecc_dbe: int = Field(default=1, ge=0, le=1_000_000, description="number of double-bit ECC errors to add")
 
 
 class EccTelemetry(Fault[EccParameters]):
@@ -55,7 +55,7 @@ class EccTelemetry(Fault[EccParameters]):
     async def apply(self, act: Act, context: FaultContext) -> None:
         """One record for each rank."""
         if context.emit is None:
-            raise InjectionError("this run keeps no records that a device's counters could be in")
+            raise InjectionError("this run records no telemetry of devices")
         log = context.run_folder / EVENTS_FILE
         self._log_position = log.stat().st_size if log.exists() else 0
         for rank in act.ranks:
@@ -77,7 +77,7 @@ class EccTelemetry(Fault[EccParameters]):
         said = ", ".join(f"{name} {value}" for name, value in counters.items())
         ranks = ", ".join(map(str, act.ranks))
         return {
-            "summary": f"recorded as telemetry of rank {ranks}: {said}; nothing happened to a device",
+            "summary": f"recorded as telemetry of rank {ranks}: {said}; the device itself was not touched",
             "seen_in": EVENTS_FILE,
             "ranks": list(act.ranks),
             **counters,

@@ -30,7 +30,7 @@ class FlipParameters(ElementParameters):
     """Which bit of each element, and whether it stays as it became."""
 
     bit: Annotated[int, Field(ge=0, le=HIGHEST_BIT)] | Part = Field(
-        default="drawn", description="a number from 0, the mantissa's lowest, or one drawn from all or from a part"
+        default="drawn", description="a number from 0, the mantissa's lowest, or one drawn from all bits or from a part"
     )
     sticky: bool = Field(default=False, description="whether the bit is set again in every step of the lifetime")
 
@@ -48,12 +48,14 @@ class FlipParameters(ElementParameters):
 class ShareParameters(ElementParameters):
     """Which elements of the tensor, or which share of all."""
 
-    share: float | None = Field(default=None, gt=0, le=1, description="instead of elements: this share of all, drawn")
+    share: float | None = Field(
+        default=None, gt=0, le=1, description="instead of elements: this share of all elements, drawn by the seed"
+    )
 
     @model_validator(mode="after")
     def _says_one(self) -> ShareParameters:
         if self.share is not None and self.elements is not None:
-            raise UsageError("share and elements contradict each other: say one of them", key="share")
+            raise UsageError("share and elements exclude each other: give one of them", key="share")
         return self
 
 
@@ -64,9 +66,9 @@ class ScaleParameters(ShareParameters):
         default=None,
         ge=1,
         le=1_000_000,
-        description="how many; all of the tensor if not said, nor index or share",
+        description="number of elements; default: the whole tensor",
     )
-    factor: float = Field(default=1000.0, allow_inf_nan=False, description="by which each element is multiplied")
+    factor: float = Field(default=1000.0, allow_inf_nan=False, description="factor for each element")
 
 
 class StaleParameters(BaseModel):
@@ -75,7 +77,7 @@ class StaleParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tensor: str | None = Field(
-        default=None, min_length=1, max_length=200, description="a name or pattern, layer.3.*.weight; all if not said"
+        default=None, min_length=1, max_length=200, description="a name or pattern, layer.3.*.weight; default: all"
     )
     layer: int | None = Field(default=None, ge=0, description=LAYER_DESCRIPTION)
 
@@ -109,7 +111,7 @@ class BitFlip(_ElementFault[FlipParameters]):
     how: ClassVar[str] = "flip"
     # Only when it is sticky: see `lasts`.
     has_lifetime: ClassVar[bool] = True
-    undo_summary: ClassVar[str] = "a stuck bit is let go; wrong values stay, the job heals them or does not"
+    undo_summary: ClassVar[str] = "a stuck bit is released; wrong values stay unless the job repairs them"
     Parameters: ClassVar[type[BaseModel]] = FlipParameters
 
     def lasts(self) -> bool:

@@ -26,8 +26,8 @@ class FlapParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    down: SecondsText = Field(default=1.0, description="how long it is down each time, first at once")
-    up: SecondsText = Field(default=2.0, description="how long it is up in between")
+    down: SecondsText = Field(default=1.0, description="duration of each down time; the first starts at once")
+    up: SecondsText = Field(default=2.0, description="duration of each up time")
 
     @field_validator("down", "up")
     @classmethod

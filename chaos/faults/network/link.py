@@ -51,7 +51,7 @@ class LinkFault(Fault[ParametersT]):
     scope: ClassVar[Scope] = "link"
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("links",)
-    undo_summary: ClassVar[str] = "the rules are removed from the links, by their records"
+    undo_summary: ClassVar[str] = "the rules are removed from the links, as recorded in the ledger"
     has_lifetime: ClassVar[bool] = True
     default_lifetime: ClassVar[Duration | None] = Duration(seconds=20.0)
     verify_timeout_seconds: ClassVar[float] = 60.0
@@ -95,7 +95,7 @@ class LinkFault(Fault[ParametersT]):
         for link, before in self._before.items():
             if before.is_cut:
                 raise InjectionError(
-                    f"link {name_of(link)} carries nothing before it is touched: nothing could be seen"
+                    f"link {name_of(link)} carried no probe before the fault, so an effect could not be measured"
                 )
         return await link_host(context).apply_rules(rules_of(act))
 
@@ -190,13 +190,13 @@ class ResetLink(LinkFault[NoParameters]):
         """After the rules, end the connections that there are: an idle one would not notice them before it is used."""
         took_effect = await super().apply(act, context)
         if not isinstance(context.links, ConnectionHost):
-            self._why_not = "connections cannot be listed here: an idle one notices when it is used"
+            self._why_not = "connections cannot be listed here: an idle one fails when it is next used"
             return took_effect
         try:
             for link in _links_of(act):
                 self._ended[link] = await context.links.end_connections(link, PROBE_TIMEOUT_SECONDS)
         except EnvironmentFailure as error:
-            self._why_not = f"an idle connection notices when it is used: {error}"
+            self._why_not = f"an idle connection fails when it is next used: {error}"
         return took_effect
 
     def _rule(self) -> dict[str, Any]:
@@ -220,17 +220,19 @@ class SlowLinkParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     delay: SecondsFromZeroText | None = Field(
-        default=None, description="of every packet, each way; 50ms where nothing else is said either"
+        default=None, description="delay of every packet, each way; default: 50ms if loss and bandwidth are not given"
     )
-    jitter: SecondsFromZeroText = Field(default=0.0, description="each delay varies by up to so much")
+    jitter: SecondsFromZeroText = Field(default=0.0, description="maximum variation of each delay")
     # More cannot be told from a cut link by counting packets.
-    loss: float = Field(default=0.0, ge=0, le=0.9, description="the share of packets that vanish")
-    bandwidth: RateText | None = Field(default=None, description="what the link carries at most, each way")
+    loss: float = Field(default=0.0, ge=0, le=0.9, description="share of packets that are dropped")
+    bandwidth: RateText | None = Field(default=None, description="maximum bandwidth of the link, each way")
 
     @model_validator(mode="after")
     def _does_something(self) -> SlowLinkParameters:
         if not (self.delay_seconds or self.loss or self.bandwidth):
-            raise UsageError("slow-link slows nothing: give it delay, such as 50ms, loss, such as 0.05, or bandwidth")
+            raise UsageError(
+                "slow-link has no effect as written: give it delay, such as 50ms, loss, such as 0.05, or bandwidth"
+            )
         if self.jitter > self.delay_seconds:
             message = f"{self.jitter:g}s is more than the delay: choose at most {self.delay_seconds:g}s"
             raise UsageError(message, key="jitter")
@@ -263,8 +265,8 @@ class SlowLink(LinkFault[SlowLinkParameters]):
             for link in _links_of(act):
                 carried = await self._carried(link, link_host(context))
                 if 8 * carried <= rate:
-                    found = f"{8 * carried:.3g} bit/s before it is touched"
-                    raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} is no limit to it")
+                    found = f"{8 * carried:.3g} bit/s before the fault"
+                    raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} does not limit it")
                 self._rate_before[link] = carried
         return await super().apply(act, context)
 

@@ -21,7 +21,7 @@ class PartitionParameters(BaseModel):
 
     groups: str = Field(
         examples=["0,1|2,3", "0,1,coordinator|2,3"],
-        description="who reaches each other; every rank is in exactly one, and all reach a coordinator that is in none",
+        description="groups of ranks; every rank is in one, and all reach a coordinator that is in none",
     )
 
     @field_validator("groups")

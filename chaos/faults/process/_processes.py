@@ -48,7 +48,7 @@ def send(owned: OwnedProcess, number: signal.Signals) -> bool:
         NotOurs: it is the process that we are.
     """
     if owned.process.pid == os.getpid():
-        raise NotOurs("the target is this very process")
+        raise NotOurs("the target is chaos itself")
     return owned.process.signal(number)
 
 
@@ -109,7 +109,7 @@ async def see_exits(
 def ending(code: int | None) -> str:
     """How a process ended, in words."""
     if code is None:
-        return "nobody told its exit code"
+        return "its exit code is unknown"
     return f"exit code {code}" if code >= 0 else f"ended by {signal_name(-code)}"
 
 

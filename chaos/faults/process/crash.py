@@ -67,11 +67,11 @@ class _Crash(ProcessFault[ParametersT]):
         wrong = [owned for owned in act.processes if not self._is_wanted(owned, codes[owned.process], context)]
         if wrong:
             ends = ", ".join(f"{owned}: {ending(codes[owned.process])}" for owned in wrong)
-            raise EffectNotSeen(f"gone, but not by {self._what()}: {ends}")
+            raise EffectNotSeen(f"ended, but not by {self._what()}: {ends}")
         told = [self._told(owned, codes[owned.process], context) for owned in act.processes]
         names = ", ".join(f"{owned}: {words}" for owned, words in zip(act.processes, told, strict=True))
         return {
-            "summary": f"{self._what()} on the training thread; gone from the process table: {names}",
+            "summary": f"{self._what()} on the training thread; process exit confirmed: {names}",
             "seen_in": "process table, and its exit code",
             "seconds": round(seconds, 6),
             "processes": [{**owned.to_dict(), "exit": codes[owned.process]} for owned in act.processes],
@@ -142,7 +142,7 @@ class ExitParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    code: int = Field(default=1, ge=0, le=255, description="the exit code; 0 looks like success to a launcher")
+    code: int = Field(default=1, ge=0, le=255, description="exit code; 0 looks like success to a launcher")
 
 
 class Exit(_Crash[ExitParameters]):
@@ -160,7 +160,7 @@ class Exit(_Crash[ExitParameters]):
         return f"_exit({self.parameters.code})"
 
     def _why_alive(self, alive: list[OwnedProcess]) -> str:
-        return "it was not let go to its end"
+        return "it was not allowed to end"
 
 
 def _exception_name(name: object) -> str:
@@ -188,7 +188,7 @@ class RaiseParameters(BaseModel):
     exception: Annotated[str, AfterValidator(said(_exception_name))] = Field(
         default="RuntimeError", description="a class of Python's own, or a.module.ItsError"
     )
-    message: str = Field(default="injected by chaos", max_length=200, description="what it says")
+    message: str = Field(default="injected by chaos", max_length=200, description="message of the exception")
 
 
 class Raise(_Crash[RaiseParameters]):
@@ -232,7 +232,7 @@ class Raise(_Crash[RaiseParameters]):
         others = tuple(owned for owned in act.processes if owned.rank not in handled)
         rest = await super().verify(Act(others, act.undo_record), context, timeout_seconds) if others else {}
         went_on = ", ".join(
-            f"rank {rank} went on with {told['handled_at'][1]} of step {told['handled_at'][0]}"
+            f"rank {rank} continued with {told['handled_at'][1]} of step {told['handled_at'][0]}"
             for rank, told in sorted(handled.items())
         )
         summary = f"{self._what()} raised on the training thread, and the script caught it: {went_on}"
@@ -251,7 +251,7 @@ class Raise(_Crash[RaiseParameters]):
         return f"{self.parameters.exception}({self.parameters.message!r})"
 
     def _why_alive(self, alive: list[OwnedProcess]) -> str:
-        return "the script caught it, or has not come to its end of it"
+        return "the script caught it, or has not ended yet"
 
     def _is_wanted(self, owned: OwnedProcess, code: int | None, context: FaultContext) -> bool:
         # A script with an excepthook of its own, or that trains in a thread, ends otherwise: its log tells.
@@ -260,7 +260,7 @@ class Raise(_Crash[RaiseParameters]):
     def _told(self, owned: OwnedProcess, code: int | None, context: FaultContext) -> str:
         log = self._log(owned, context)
         if not log.exists():
-            return f"{ending(code)} (it keeps no log here that could name the exception)"
+            return f"{ending(code)} (its log is not available here, so the exception cannot be confirmed)"
         if line := self._line(log):
             return f"{ending(code)}, and the log has '{line}'"
         if log.name != _own_log(owned):

@@ -33,14 +33,18 @@ class KillWorkerParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    worker: int | None = Field(default=None, ge=0, description="the rank's first is 0; drawn if not said")
+    worker: int | None = Field(
+        default=None, ge=0, description="number of the worker, from 0 in each rank; default: drawn by the seed"
+    )
     signal: SignalText = Field(default=signal.SIGKILL, description="by name or number")
 
 
 class SlowWorkerParameters(SlowParameters):
     """How slow it gets, and which worker."""
 
-    worker: int | None = Field(default=None, ge=0, description="the rank's first is 0; all of them if not said")
+    worker: int | None = Field(
+        default=None, ge=0, description="number of the worker, from 0 in each rank; default: all"
+    )
 
 
 def data_workers(rank: OwnedProcess) -> list[OwnedProcess]:
@@ -61,7 +65,7 @@ def _workers_of(target: ResolvedTarget, context: FaultContext) -> dict[int, list
     idle = [rank for rank, workers in by_rank.items() if not workers]
     if idle or not by_rank:
         names = ", ".join(map(str, idle)) or str(target)
-        raise TargetNotFound(f"rank {names} has no DataLoader worker now: its loader has num_workers=0, or is through")
+        raise TargetNotFound(f"rank {names} has no DataLoader worker now: its loader has num_workers=0, or has ended")
     return by_rank
 
 
@@ -78,7 +82,7 @@ class KillDataWorker(ProcessFault[KillWorkerParameters]):
     brief: ClassVar[str] = "kill a DataLoader worker"
     scope: ClassVar[Scope] = "rank"
     needs: ClassVar[tuple[str, ...]] = ("data-workers",)
-    undo_summary: ClassVar[str] = "nothing to undo; whether it is started again is the script's affair"
+    undo_summary: ClassVar[str] = "nothing to undo; the script decides whether it restarts the worker"
     has_undo: ClassVar[bool] = False
     Parameters: ClassVar[type[BaseModel]] = KillWorkerParameters
     verify_timeout_seconds: ClassVar[float] = GONE_SECONDS

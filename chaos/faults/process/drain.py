@@ -32,7 +32,8 @@ class NoticeParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     grace: SecondsText = Field(
-        default=30.0, description="so long after the notice the node is killed, or as soon as its ranks have left"
+        default=30.0,
+        description="time from the notice until the node is killed; it is killed earlier when its ranks have left",
     )
 
 
@@ -103,7 +104,7 @@ class DrainNode(_Kill[NoticeParameters]):
         kept = sorted({owned.rank for owned in ranks if owned.rank is not None} - self._given_up)
         if stayed or kept:
             who = ", ".join(map(str, stayed or ranks))
-            raise EffectNotSeen(f"the job did not let the node go within {grace_seconds:g} s of the notice: {who}")
+            raise EffectNotSeen(f"the job did not release the node within {grace_seconds:g} s of the notice: {who}")
         return {
             **evidence,
             "summary": f"{evidence['summary']}; its ranks had left the job {self._left_seconds:.2f} s after the notice",

@@ -38,7 +38,7 @@ class HangParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    at_most: SecondsText = Field(default=300.0, description="after this the kernel ends it, whatever became of chaos")
+    at_most: SecondsText = Field(default=300.0, description="after this time the kernel ends it, even if chaos is dead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class HangGil(ProcessFault[HangParameters]):
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = 10.0
-    undo_summary: ClassVar[str] = "opens the gate on which the rank waits; ends with chaos, too, and by itself"
+    undo_summary: ClassVar[str] = "opens the FIFO on which the rank waits; also ends by itself, or when chaos ends"
     Record: ClassVar[type[UndoRecord]] = HangRecord
     Parameters: ClassVar[type[BaseModel]] = HangParameters
 
@@ -95,7 +95,7 @@ class HangGil(ProcessFault[HangParameters]):
                 # Held open for writing by us alone: our end is the end of the wait.
                 self._gates.append(os.open(gate, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
             except OSError as error:
-                raise EnvironmentFailure(f"cannot make the gate {gate}: {error.strerror}") from error
+                raise EnvironmentFailure(f"cannot create the FIFO {gate}: {error.strerror}") from error
             assert owned.rank is not None
             arguments = {"gate": str(gate), "at_most_seconds": self.parameters.at_most}
             self._handles[owned.rank], _ = await context.inside.begin(owned.rank, EFFECT, arguments)
@@ -110,18 +110,18 @@ class HangGil(ProcessFault[HangParameters]):
             for owned in act.processes:
                 pulse, since = _pulse(owned.process), seen[owned.process][1]
                 if pulse is None:
-                    raise EffectNotSeen(f"{owned} is gone, or has no witness: nothing hangs in it")
+                    raise EffectNotSeen(f"{owned} has ended, or has no watching thread: it does not hang")
                 if pulse != seen[owned.process][0]:
                     num_changes += 1
                     seen[owned.process] = (pulse, now)
                 elif now - since >= SILENT_SECONDS and STOPPED in thread_states(owned.process).values():
-                    raise EffectNotSeen(f"{owned} is stopped by a signal: that is no hang")
+                    raise EffectNotSeen(f"{owned} is stopped by a signal, which is not a hang")
             silent_seconds = min(now - since for _, since in seen.values())
             if silent_seconds >= SILENT_SECONDS:
                 break
             if now - began > timeout_seconds:
                 raise EffectNotSeen(
-                    f"other Python threads went on for {timeout_seconds:g} s: witnesses pulsed {num_changes} times"
+                    f"other Python threads ran for {timeout_seconds:g} s: witnesses pulsed {num_changes} times"
                 )
             await asyncio.sleep(TABLE_POLL_SECONDS)
         names = ", ".join(map(str, act.processes))
@@ -155,7 +155,7 @@ class HangGil(ProcessFault[HangParameters]):
             _open(gate)
             _see_alive(one.process)
             gate.unlink(missing_ok=True)
-        return {"undone": "no gate is left, and nothing hangs", "pids": [one.pid for one in processes]}
+        return {"undone": "no FIFO is left, and no thread hangs", "pids": [one.pid for one in processes]}
 
 
 def _gate(run_folder: Path, owned: OwnedProcess) -> Path:

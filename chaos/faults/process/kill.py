@@ -81,7 +81,7 @@ class GraceParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     grace: SecondsText | None = Field(
-        default=None, description="SIGTERM first, and SIGKILL so much later for those that are still there"
+        default=None, description="time between SIGTERM and SIGKILL for processes that have not ended"
     )
 
 
@@ -104,7 +104,7 @@ class _Kill(ProcessFault[KillParametersT]):
             for owned in act.processes
         )
         return {
-            "summary": f"{sent}; gone from the process table, by pid and start time: {names}",
+            "summary": f"{sent}; process exit confirmed (pid and start time): {names}",
             "seen_in": "process table, by pid and start time",
             "seconds": round(seconds, 6),
             "processes": [
@@ -211,7 +211,7 @@ class KillNode(_Kill[GraceParameters]):
         had_to_be = ", ".join(map(str, killed)) or "nobody"
         return {
             **evidence,
-            "summary": f"{evidence['summary']}; went by itself: {by_itself}; had to be killed: {had_to_be}",
+            "summary": f"{evidence['summary']}; ended by themselves: {by_itself}; ended by SIGKILL: {had_to_be}",
             "signal": "SIGTERM",
             "grace_seconds": self.parameters.grace,
             "went_by_themselves": [owned.process.pid for owned in went],
@@ -247,7 +247,7 @@ class KillJob(_KillAtOnce):
     brief: ClassVar[str] = "SIGKILL to all ranks at once"
     scope: ClassVar[Scope] = "all-ranks"
     affects: ClassVar[str] = "every rank"
-    undo_summary: ClassVar[str] = "nothing to undo; the job starts again by itself where its state is kept"
+    undo_summary: ClassVar[str] = "nothing to undo; the job restarts by itself if its state was saved"
 
 
 class KillSmp(_KillAtOnce):

@@ -40,11 +40,11 @@ class LeakParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limit: BytesText = Field(default=512 * 2**20, description="at how much more than it has now it is ended")
-    block: BytesText = Field(default=16 * 2**20, description="what it leaks at a time")
+    limit: BytesText = Field(default=512 * 2**20, description="memory above its present use at which it is ended")
+    block: BytesText = Field(default=16 * 2**20, description="size of each allocation")
     by: Literal["auto", "cgroup", "rlimit"] = Field(
         default="auto",
-        description="cgroup: the out-of-memory killer; rlimit: its allocations fail; auto: the first that can be had",
+        description="cgroup: the out-of-memory killer; rlimit: its allocations fail; auto: the first that works here",
     )
 
 
@@ -98,7 +98,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
         if (free_bytes := memory_limit.available_bytes()) < wanted_bytes:
             raise TargetNotFound(
                 f"there are {free_bytes // 2**20} MiB of memory left on this machine, and {wanted_bytes // 2**20} are "
-                "needed to leak so much without danger to others: choose a smaller limit"
+                "needed to leak this much without danger to others: choose a smaller limit"
             )
         self._check_groups(act.processes)
         try:
@@ -128,7 +128,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
             if room_bytes[group] < wanted_bytes:
                 raise TargetNotFound(
                     f"{max(0, room_bytes[group]) >> 20} MiB are left to all that is in the control group {group}, and "
-                    f"{wanted_bytes >> 20} are needed: it would come to its own limit first, and end whom it likes. "
+                    f"{wanted_bytes >> 20} are needed: the group would reach its own limit first. "
                     "Choose a smaller limit, or raise that of the group (--node-memory, if it is a node's container)"
                 )
 
@@ -155,7 +155,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                     most[owned.process] = max(most[owned.process], resident_bytes(owned.process) or 0)
                 if time.monotonic() - began > timeout_seconds:
                     grown = ", ".join(f"{o} by {(most[o.process] - first[o.process]) >> 20} MiB" for o in alive)
-                    raise EffectNotSeen(f"not ended of its memory within {timeout_seconds:g} s; it grew: {grown}")
+                    raise EffectNotSeen(f"not ended by its memory limit within {timeout_seconds:g} s; it grew: {grown}")
                 await asyncio.sleep(TABLE_POLL_SECONDS)
             seconds = time.monotonic() - began
             await exits.wait(ENDING_SECONDS)
@@ -171,16 +171,16 @@ class LeakMemory(ProcessFault[LeakParameters]):
             how = (
                 "ended by the out-of-memory killer of its own control group"
                 if limit.by == "cgroup"
-                else "ended of a failed allocation at its resource limit (no control group could be made here)"
+                else "ended by a failed allocation at its resource limit (no control group could be made here)"
                 if self.parameters.by == "auto"
-                else "ended of a failed allocation at its resource limit"
+                else "ended by a failed allocation at its resource limit"
             )
             sentences.append(f"{owned} grew by {grown_bytes >> 20} MiB and was {how}: {ending(codes[owned.process])}")
             found.append({**owned.to_dict(), "exit": codes[owned.process], "grown_bytes": grown_bytes})
             found[-1] |= {"limited_by": limit.by, "oom_kills": oom_kills}
         return {
             "summary": f"limit {bytes_text(self.parameters.limit)} above what it used: {'; '.join(sentences)}",
-            "seen_in": "its memory and its exit, from outside",
+            "seen_in": "its memory use and its exit",
             "fidelity": "real" if all(item["limited_by"] == "cgroup" for item in found) else "shaped",
             "seconds": round(seconds, 3),
             "processes": found,
@@ -193,9 +193,9 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 f"{self.parameters.limit >> 20}"
             )
         if by == "cgroup" and not oom_kills:
-            raise EffectNotSeen(f"{name} ended ({ending(code)}), but its control group tells of no out-of-memory kill")
+            raise EffectNotSeen(f"{name} ended ({ending(code)}), but its control group reports no out-of-memory kill")
         if by == "rlimit" and code in (None, 0):
-            raise EffectNotSeen(f"{name} ended, but not of a failed allocation: {ending(code)}")
+            raise EffectNotSeen(f"{name} ended, but not by a failed allocation: {ending(code)}")
 
     async def lift(self, act: Act, context: FaultContext) -> None:
         """Where it has not ended: have the rank give back what it holds."""
@@ -208,4 +208,4 @@ class LeakMemory(ProcessFault[LeakParameters]):
         limits = LeakRecord.from_json(record).limits
         for limit in limits:
             memory_limit.lift(limit)
-        return {"undone": "no limit is left", "limits": len(limits)}
+        return {"undone": "no memory limit is left", "limits": len(limits)}

@@ -40,7 +40,7 @@ class DelayParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     delay: SecondsText = Field(default=0.2, description="how long it sleeps each time")
-    jitter: SecondsFromZeroText = Field(default=0.0, description="each sleep varies by up to so much, by the seed")
+    jitter: SecondsFromZeroText = Field(default=0.0, description="maximum variation of each sleep, drawn by the seed")
 
     @model_validator(mode="after")
     def _fits(self) -> DelayParameters:
@@ -65,7 +65,7 @@ class _Delay(Fault[DelayParameters]):
 
     scope: ClassVar[Scope] = "rank"
     fidelity: ClassVar[Fidelity] = "shaped"
-    undo_summary: ClassVar[str] = "the rank stops sleeping, also by itself when this tool is gone"
+    undo_summary: ClassVar[str] = "the rank stops sleeping, also when chaos has ended"
     has_lifetime: ClassVar[bool] = True
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class _Delay(Fault[DelayParameters]):
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Gather the sleeps of some steps from every rank, and hold them against the steps that the job committed."""
         if not self._handles:
-            raise EffectNotSeen("the delay was begun in no rank: 0 sleeps")
+            raise EffectNotSeen("the delay started in no rank: 0 sleeps")
         ranks = sorted(self._handles)
         told = await asyncio.gather(*(self._sleeps(rank, context, timeout_seconds) for rank in ranks))
         sleeps = dict(zip(ranks, told, strict=True))
@@ -124,7 +124,7 @@ class _Delay(Fault[DelayParameters]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Nothing outside of the ranks was changed, and they end it when their connection to us ends."""
-        return {"undone": "the ranks sleep no more", "ranks": list(DelayRecord.from_json(record).ranks)}
+        return {"undone": "the ranks no longer sleep", "ranks": list(DelayRecord.from_json(record).ranks)}
 
     async def _sleeps(self, rank: int, context: FaultContext, timeout_seconds: float) -> list[dict[str, Any]]:
         return [await context.inside.report(rank, self._handles[rank], timeout_seconds) for _ in range(self.num_steps)]

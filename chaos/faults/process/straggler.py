@@ -54,12 +54,20 @@ class SlowParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    factor: float = Field(default=2.0, ge=1.1, le=20, allow_inf_nan=False, description="seconds that one takes now")
-    jitter: float = Field(
-        default=0.0, ge=0, le=1, allow_inf_nan=False, description="by up to which share of itself each stop varies"
+    factor: float = Field(
+        default=2.0,
+        ge=1.1,
+        le=20,
+        allow_inf_nan=False,
+        description="how many times as long the compute of the rank takes",
     )
-    period: SecondsText = Field(default=0.05, description="of running and stopping, once each")
-    seed: int = Field(default=0, ge=0, lt=2**32, description="of the jitter; not the experiment's")
+    jitter: float = Field(
+        default=0.0, ge=0, le=1, allow_inf_nan=False, description="maximum variation of each stop, as a share of it"
+    )
+    period: SecondsText = Field(default=0.05, description="length of one cycle of running and stopping")
+    seed: int = Field(
+        default=0, ge=0, lt=2**32, description="seed of the jitter; independent of the seed of the experiment"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +87,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = SLOW_SECONDS
-    undo_summary: ClassVar[str] = "ends the cycle, which ends with chaos, too; SIGCONT"
+    undo_summary: ClassVar[str] = "ends the cycle, and sends SIGCONT; the cycle also ends with chaos"
     Record: ClassVar[type[UndoRecord]] = CycleRecord
     Parameters: ClassVar[type[BaseModel]] = SlowParameters
 
@@ -100,7 +108,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     async def apply(self, act: Act, context: FaultContext) -> None:
         """More padding first, while the ranks are held; then the cycle."""
         if any(owned.process.pid == os.getpid() for owned in act.processes):
-            raise NotOurs("the target is this very process")
+            raise NotOurs("the target is chaos itself")
         await self._pad(act, context)
         self._steps_before = list(context.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
         parameters = self.parameters
@@ -123,7 +131,7 @@ class SlowRank(ProcessFault[SlowParameters]):
         except (OSError, TimeoutError) as error:
             raise EnvironmentFailure(f"the process that stops and resumes the rank does not start: {error}") from error
         if not began:
-            raise EnvironmentFailure("the process that stops and resumes the rank ended at once")
+            raise EnvironmentFailure("the process that stops and resumes the rank ended immediately")
         self._applied_seconds = time.monotonic()
 
     async def _pad(self, act: Act, context: FaultContext) -> None:
@@ -147,7 +155,7 @@ class SlowRank(ProcessFault[SlowParameters]):
                 )
         steps = self._judge_steps(context)
         names = ", ".join(f"{owned} for {share:.0%} of the time" for owned, share in shares.items())
-        padding = f"; compute padded to {self._padded_ratio:g} x its CPU time is padded so much more, too"
+        padding = f"; compute padded to {self._padded_ratio:g} x its CPU time is padded by the same factor"
         return {
             "summary": f"stopped (factor {self.parameters.factor:g} asks for {asked_ratio:.0%}; {num_samples} looks at "
             f"the process table): {names}; {steps['summary']}{padding if self._padded_ratio > 1 else ''}",
@@ -172,7 +180,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             states = {owned: owned.process.state() for owned in act.processes}
             gone = [owned for owned, state in states.items() if state == "gone"]
             if gone:
-                raise EffectNotSeen(f"{', '.join(map(str, gone))}: gone before it could be seen to be slow")
+                raise EffectNotSeen(f"{', '.join(map(str, gone))}: ended before its slowdown could be measured")
             looks.append((time.monotonic(), {owned: state == STOPPED for owned, state in states.items()}))
             await asyncio.sleep(rng.uniform(*SAMPLE_SECONDS))
         return looks
@@ -232,12 +240,12 @@ class SlowRank(ProcessFault[SlowParameters]):
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End the cycle, SIGCONT, and a look for longer than a period: nobody stops them any more."""
+        """End the cycle, SIGCONT, and a look for longer than a period: they are no longer stopped."""
         known = CycleRecord.from_json(record)
         processes = known.ids
         _end_cycles(processes)
         resume(processes, still_seconds=STILL_PERIODS * known.period_seconds)
-        return {"undone": "nothing stops them any more", "pids": [process.pid for process in processes]}
+        return {"undone": "no longer stopped periodically", "pids": [process.pid for process in processes]}
 
 
 def _end_cycles(processes: Sequence[ProcessId]) -> None:

@@ -87,7 +87,7 @@ def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> Sa
         largest = max(files, key=lambda file: file.stat().st_size)
         return SavedCheckpoint(largest, (largest,), step)
     raise TargetNotFound(
-        "no checkpoint was seen that is there now (torch.save, safetensors and torch.distributed.checkpoint are seen): "
+        "no existing checkpoint was observed (torch.save, safetensors and torch.distributed.checkpoint are seen): "
         "choose a step some way after the first save, or name the folder with --checkpoint-folder"
     )
 

@@ -47,14 +47,14 @@ class UnitParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     unit: str | None = Field(
-        default=None, description="embedding, layer.3 or head; of a script's checkpoint a file; drawn if not said"
+        default=None, description="embedding, layer.3 or head; of a script: a file; default: drawn by the seed"
     )
 
 
 class TruncateParameters(UnitParameters):
     """Which file is affected, and how much of it is left."""
 
-    keep_ratio: float = Field(default=0.5, ge=0, lt=1, description="the share of its bytes that is left")
+    keep_ratio: float = Field(default=0.5, ge=0, lt=1, description="share of its bytes that remain")
 
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
@@ -78,7 +78,7 @@ class _CheckpointFault(Fault[ParametersT]):
         try:
             refusal = await asyncio.wait_for(asyncio.to_thread(refusal_of, checkpoint), timeout_seconds)
         except TimeoutError:
-            raise EffectNotSeen(f"the reader was not through with {checkpoint} in {timeout_seconds:g} s") from None
+            raise EffectNotSeen(f"the reader did not finish {checkpoint} in {timeout_seconds:g} s") from None
         if refusal is None:
             raise EffectNotSeen(f"the runtime's reader still takes {checkpoint} for whole: {record.num_files} files")
         if affected != refusal.path and affected not in refusal.path.parents:
@@ -108,7 +108,7 @@ FileParametersT = TypeVar("FileParametersT", bound=UnitParameters)
 class _FileFault(_CheckpointFault[FileParametersT]):
     """Damages one data file of a unit."""
 
-    undo_summary: ClassVar[str] = "the file is put back from a copy in the run's folder, while its checkpoint is there"
+    undo_summary: ClassVar[str] = "the file is restored from a copy in the run's folder, if its checkpoint still exists"
     Record: ClassVar[type[UndoRecord]] = DamagedFile
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
@@ -190,7 +190,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
                 return "read back: it is not there"
             raise EffectNotSeen(f"{path} is not there any more: the job has removed it") from None
         if found != record.damaged:
-            raise EffectNotSeen(f"{path} is not what it was made: the job has written it anew")
+            raise EffectNotSeen(f"{path} is not what the fault made of it: the job has rewritten it")
         return f"read back: {found.num_bytes} bytes, CRC-32 {found.crc32:08x} instead of {record.crc32:08x}"
 
     def _damaged(self, path: Path, details: Mapping[str, Any]) -> FileRecord | None:
@@ -211,7 +211,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Put the file back, unless the job has removed or replaced its checkpoint meanwhile."""
-        return put_back(_file_of(record)) if record else {"undone": "there was nothing"}
+        return put_back(_file_of(record)) if record else {"undone": "there was nothing to undo"}
 
     @abstractmethod
     def _draw(self, num_bytes: int) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
     # Permissions would not do: root, as whom jobs run in containers, reads whatever they forbid.
     kind: ClassVar[str] = "hide-checkpoint"
     brief: ClassVar[str] = "make the newest unreadable"
-    undo_summary: ClassVar[str] = "the folder is put back in its place"
+    undo_summary: ClassVar[str] = "the folder is moved back"
     Record: ClassVar[type[UndoRecord]] = HiddenFolder
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
@@ -340,7 +340,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
             # A link to itself.
             if error.errno == errno.ELOOP:
                 return f"read back: {error.strerror}"
-        raise EffectNotSeen(f"{path} can still be opened: the job has written it anew, or removed what hid it")
+        raise EffectNotSeen(f"{path} can still be opened: the job has rewritten it, or removed what hid it")
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Move the folder aside, and leave the link in its place."""
@@ -359,7 +359,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Put the folder back in its place."""
         if not record:
-            return {"undone": "there was nothing"}
+            return {"undone": "there was nothing to undo"}
         known = HiddenFolder.from_json(record)
         folder, hidden = Path(known.folder), Path(known.hidden)
         try:

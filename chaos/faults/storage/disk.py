@@ -40,8 +40,8 @@ class FillParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    size: BytesText = Field(default=64 * 2**20, description="of the small disk that is put over the folder")
-    max_filesystem: BytesText = Field(default=2**30, description="a filesystem of up to this size is filled itself")
+    size: BytesText = Field(default=64 * 2**20, description="size of the small disk that is mounted over the folder")
+    max_filesystem: BytesText = Field(default=2**30, description="a filesystem up to this size is filled directly")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,9 @@ class FillDisk(Fault[FillParameters]):
     affects: ClassVar[str] = "the disk of the checkpoints"
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
-    undo_summary: ClassVar[str] = "the ballast and the small disk go; checkpoints written to it come to the folder"
+    undo_summary: ClassVar[str] = (
+        "the filler file and the small disk are removed; checkpoints written to it are moved to the folder"
+    )
     # The small disk lies over the folder.
     covers: ClassVar[bool] = True
     has_lifetime: ClassVar[bool] = True
@@ -182,7 +184,7 @@ class FillDisk(Fault[FillParameters]):
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Remove ballast and small disk, bring what was written to it to the folder, then write a byte there."""
         if not record:
-            return {"undone": "there was nothing"}
+            return {"undone": "there was nothing to undo"}
         known = FullDiskRecord.from_json(record)
         ballast, disk = Path(known.ballast), known.disk
         returned: list[str] = []

@@ -34,8 +34,8 @@ class FlipParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    unit: str | None = Field(default=None, description="embedding, layer.3 or head; drawn if not said")
-    bits: int = Field(default=1, ge=1, le=64, description="how many bits are flipped, all in one part")
+    unit: str | None = Field(default=None, description="embedding, layer.3 or head; default: drawn by the seed")
+    bits: int = Field(default=1, ge=1, le=64, description="number of bits to flip, all in one part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class FlipSnapshotBit(Fault[FlipParameters]):
     has_lifetime: ClassVar[bool] = True
     # Ranks that are held do not begin a snapshot in the very buffer.
     acts_inside: ClassVar[bool] = True
-    undo_summary: ClassVar[str] = "the bits are flipped back, unless the next snapshot was begun there"
+    undo_summary: ClassVar[str] = "the bits are flipped back, unless the next snapshot has begun there"
     Parameters: ClassVar[type[BaseModel]] = FlipParameters
     Record: ClassVar[type[UndoRecord]] = FlippedMemory
 
@@ -170,13 +170,13 @@ class FlipSnapshotBit(Fault[FlipParameters]):
             with _memory(part.process, part.descriptor, f"the memory of node {part.node}'s snapshot process") as memory:
                 is_changed, is_there = _are(memory, part.bits, is_flipped=True), _stands(memory, part)
             if not is_there:
-                raise EffectNotSeen(f"{part}: the next snapshot was begun there before anybody could be asked")
+                raise EffectNotSeen(f"{part}: the next snapshot was begun there before its reader could be checked")
             if not is_changed:
                 raise EffectNotSeen(f"{part}: the bits are as they were")
             wanted = {"step": part.step, "lineage": part.lineage, "unit": part.unit, "share": list(part.share)}
             refused = (await context.inside.ask(part.node, PART, wanted))["refused"]
             if refused is None or "is damaged" not in refused:
-                how = "gives it all the same" if refused is None else f"refuses it for something else: {refused}"
+                how = "still delivers it" if refused is None else f"rejects it for another reason: {refused}"
                 raise EffectNotSeen(f"{part}: the process {how}")
             seen.append({**part.to_json(), "still_there": is_there, "refused": refused})
             said.append(f"{part}; refused: {refused}")
@@ -188,13 +188,13 @@ class FlipSnapshotBit(Fault[FlipParameters]):
         parts = FlippedMemory.from_json(record).parts if record else ()
         ends = {f"node {part.node}": _flip_back(part) for part in parts}
         if not ends:
-            return {"undone": "there was nothing"}
+            return {"undone": "there was nothing to undo"}
         return {"undone": "; ".join(f"{node}: {how}" for node, how in ends.items())}
 
 
 def _flip_back(part: FlippedPart) -> str:
     if not part.process.is_running():
-        return "gone with its process"
+        return "ended with its process"
     try:
         with _memory(part.process, part.descriptor, f"the memory of node {part.node}'s snapshot process") as memory:
             if not _stands(memory, part):
@@ -205,7 +205,7 @@ def _flip_back(part: FlippedPart) -> str:
             if not _are(memory, part.bits, is_flipped=False):
                 raise HealError(f"the bits in the memory of node {part.node} are still flipped")
     except TargetNotFound:
-        return "gone with its memory"
+        return "ended with its memory"
     except InjectionError as error:
         raise HealError(str(error)) from error
     return f"flipped back: the snapshot of step {part.step} was still there"

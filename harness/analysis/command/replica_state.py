@@ -65,10 +65,10 @@ def compare_replicas(
     before = [look for look in looks if look.at_seconds < injected_seconds]
     after = [look for look in looks if look.at_seconds >= injected_seconds]
     if not looks:
-        return ReplicaComparison(unknown="no two ranks told what they hold after the same step")
+        return ReplicaComparison(unknown="no two ranks reported their state after the same step")
     if not before:
         return ReplicaComparison(
-            unknown="the fault came before the state of the ranks was looked at: let it come at a later step"
+            unknown="the fault came before the first checksum of the ranks' state: choose a later step"
         )
     groups = _held_in_common(before)
     last = after[-1].step if after else None
@@ -77,7 +77,7 @@ def compare_replicas(
             last_step=last, unknown="no two ranks hold the same tensors, as where a model is sharded over all of them"
         )
     if not after:
-        return ReplicaComparison(unknown="the state of the ranks was not looked at after the fault")
+        return ReplicaComparison(unknown="the ranks' state was not checked after the fault")
     return ReplicaComparison(tuple(_differences(after, groups, struck)), last)
 
 

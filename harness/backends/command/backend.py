@@ -75,7 +75,7 @@ class CommandBackend:
         self.jobs.append(running)
         if self._networked is not None:
             await running.make_networks(self._networked)
-            message = "the command's ranks have networks of their own, from which nothing outside can be reached"
+            message = "the command's ranks have separate networks, from which nothing outside can be reached"
             self._emitter.emit("warning", message=message)
         return running
 

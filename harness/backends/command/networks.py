@@ -115,7 +115,7 @@ class CommandLinks(NamespaceLinks):
             raise TargetNotFound(f"the network of rank {rank} cannot be found: {error}") from error
         if not is_inside:
             raise InjectionError(
-                f"rank {rank} (pid {owned.process.pid}) is not in the network made for it, where nothing touches it. "
+                f"rank {rank} (pid {owned.process.pid}) is not in the network made for it, so faults cannot reach it. "
                 "A rank moves there as its Python starts, and must have RANK in its environment by then, as torchrun "
                 "sets it"
             )

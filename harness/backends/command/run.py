@@ -168,7 +168,9 @@ class CommandRun(EndingJob, ABC):
         rank, node = int(hello["rank"]), int(hello["node"])
         attempt = max(int(hello["attempt"]), self._rank_attempts.get(rank, 0) + 1)
         if environment_of(process.pid).get(RUN_VARIABLE) != self._run_id:
-            self._emitter.emit("warning", message=f"rank {rank} (pid {process.pid}) carries no mark of this run")
+            self._emitter.emit(
+                "warning", message=f"rank {rank} (pid {process.pid}) is not marked as a process of this run"
+            )
             return attempt
         self._rank_attempts[rank] = attempt
         self._lost.pop(rank, None)
@@ -183,8 +185,8 @@ class CommandRun(EndingJob, ABC):
         if self._attempt == 0 and is_other:
             self._emitter.emit(
                 "warning",
-                message=f"the job has {count(world_size, 'rank')}, and the plan counted on {num_ranks}: "
-                "say how many with --nodes and --gpus-per-node",
+                message=f"the job has {count(world_size, 'rank')}, and the plan expected {num_ranks}: "
+                "give the numbers with --nodes and --gpus-per-node",
             )
         if self._others_train_on(rank):
             self._coming_back[process.pid] = rank
@@ -299,7 +301,7 @@ class CommandRun(EndingJob, ABC):
         rank, code = next(iter(lost.items()))
         how = f"was {exit_text(code)}" if code < 0 else f"ended with {exit_text(code)}"
         hint = "in a pipe, the shell tells the last program's exit code only, unless `set -o pipefail` is there"
-        said = "the command ended with exit code 0, but none of its ranks came to its end"
+        said = "the command ended with exit code 0, but none of its ranks completed"
         reason = f"{said}: rank {rank} {how} ({hint})"
         self._emitter.emit("job_failed", reason=reason)
         return True

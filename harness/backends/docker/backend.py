@@ -241,7 +241,7 @@ class DockerBackend:
             if known is not None and known.is_running:
                 return known
             if self._is_closing:
-                raise EnvironmentFailure("the run is over")
+                raise EnvironmentFailure("the run has ended")
             if self._spec.has_links and not name.startswith(HOLDER_PREFIX):
                 await self._ready(HOLDER_PREFIX + name)
             began_seconds = asyncio.get_running_loop().time()
@@ -366,7 +366,7 @@ class DockerBackend:
 
     def _on_taken_out(self, name: str, network: str) -> None:
         part = name.removeprefix(HOLDER_PREFIX)
-        message = f"somebody took {part} out of the run's network {network}: it reaches nobody"
+        message = f"{part} was removed from the run's network {network}: it reaches no other node"
         self._emitter.emit("warning", message=message)
 
     def _on_end(self, name: str) -> None:

@@ -117,8 +117,8 @@ class ContainerCommand(CommandRun):
             self._has_warned = True
             self._emitter.emit(
                 "warning",
-                message=f"rank {rank} is on node {node}, and the plan counted on node {cluster.node_of(rank)}: a fault "
-                "of a node strikes the ranks that are on it, and one of a link the nodes that the plan counted on",
+                message=f"rank {rank} is on node {node}, and the plan expected node {cluster.node_of(rank)}: a fault "
+                "of a node hits the ranks that are on it, and one of a link the nodes that the plan expected",
             )
         return super().on_agent(hello, process)
 

@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.2
 
 # What of its refusals can be mended, and how; else its own words have to do.
 _REMEDIES = {
-    "no space left on device": "its disk is full: `docker system df` says of what",
+    "no space left on device": "its disk is full: `docker system df` shows why",
     "could not select device driver": "install the NVIDIA Container Toolkit, and restart the engine",
 }
 

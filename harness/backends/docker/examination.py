@@ -34,8 +34,8 @@ DEFAULT_SOCKET = Path("/var/run/docker.sock")
 
 SDK = Check("Docker SDK", "--backend docker", ("docker",))
 ENGINE = Check("Docker engine", "--backend docker", ("docker",))
-IMAGE = Check("image", "what nodes run in, with the same code as here", ("docker",))
-ADDRESS_RANGE = Check("container network", "every run makes one, and removes it", ("docker",))
+IMAGE = Check("image", "image of the nodes, with the same code as here", ("docker",))
+ADDRESS_RANGE = Check("container network", "each run creates one, and removes it", ("docker",))
 GPU_RUNTIME = Check("GPUs in containers", "--backend docker with ranks on CUDA devices")
 
 
@@ -113,16 +113,16 @@ def no_engine(error: BaseException, url: str) -> Finding:
     place = url or f"unix://{DEFAULT_SOCKET}"
     if PermissionError in kinds or any("Permission denied" in text for text in texts):
         return ENGINE.wrong(
-            f"this user may not use {place}",
+            f"this user has no permission for {place}",
             "sudo usermod -aG docker $USER, and log in again; or an engine of your own (rootless Docker)",
         )
     if FileNotFoundError in kinds or any("No such file" in text for text in texts):
         return ENGINE.missing(f"there is no {place}", _how_to_start(url))
     if ConnectionRefusedError in kinds or any("Connection refused" in text for text in texts):
-        return ENGINE.missing(f"nobody answers at {place}: it is not running", _how_to_start(url))
+        return ENGINE.missing(f"nothing answers at {place}: it is not running", _how_to_start(url))
     chosen = [name for name in _VARIABLES if os.environ.get(name)]
     remedy = (
-        f"unset {', '.join(chosen)} to use this machine's own engine" if chosen else "`docker version` may say more"
+        f"unset {', '.join(chosen)} to use this machine's own engine" if chosen else "`docker version` may show more"
     )
     return ENGINE.wrong(f"{place}: {texts[0]}", remedy)
 
@@ -162,13 +162,13 @@ def _engine(client: DockerClient, url: str) -> Finding:
     told = f"{said['Version']}, API {said['ApiVersion']},{rootless} cgroup v{info.get('CgroupVersion', '1')}"
     if url and not url.startswith("unix://"):
         return ENGINE.wrong(
-            f"{told}, at {url}: another machine's, where faults cannot reach",
+            f"{told}, at {url}: it is on another machine, which faults cannot reach",
             "unset DOCKER_HOST to use this machine's engine, or run chaos over there",
         )
     if said.get("KernelVersion") != os.uname().release:
         return ENGINE.wrong(
             f"{told}, in a virtual machine (kernel {said.get('KernelVersion')}), where faults cannot reach",
-            "use an engine that runs on this very system, not Docker Desktop's",
+            "use an engine that runs on this system, not Docker Desktop's",
         )
     if tuple(int(part) for part in said["ApiVersion"].split(".")) < OLDEST_API:
         return ENGINE.wrong(told, f"needs API {'.'.join(map(str, OLDEST_API))} (engine 20.10) or newer")
@@ -208,7 +208,7 @@ def _network(client: DockerClient) -> Finding:
     if not free:
         return ADDRESS_RANGE.wrong(
             f"all of {ADDRESSES} is taken by the engine's networks and this machine's routes",
-            "docker network ls shows them: remove those that nobody uses (docker network rm NAME)",
+            "docker network ls shows them: remove unused ones (docker network rm NAME)",
         )
     Random().shuffle(free)
     name = f"mecefo-chaos-doctor-{secrets.token_hex(4)}"

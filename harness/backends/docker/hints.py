@@ -13,15 +13,15 @@ _HINTS = (
     (r"ModuleNotFoundError: No module named (\S+)", f"where the image has no module {{0}}, {_BUILD}"),
     (
         r"Read-only file system: (\S+)",
-        "in a container it may write to {folder} and /tmp alone: have it write {0} there",
+        "a container may write only to {folder} and /tmp: write {0} there",
     ),
     (
         r"(?:FileNotFoundError|No such file or directory): (['\"]/\S+)",
-        "of this machine a container sees {folder} alone: what it needs has to be in there",
+        "a container sees only {folder} of this machine: put what it needs there",
     ),
     (
         r"Temporary failure in name resolution|Name or service not known|Network is unreachable",
-        "a container reaches the other nodes alone: what it would download has to be in {folder}, or in the image",
+        "a container reaches only the other nodes: put what it would download into {folder}, or in the image",
     ),
 )
 

@@ -128,7 +128,7 @@ class Holder(asyncio.DatagramProtocol):
                 is_ready = bool(await process.stdout.readline())
         except TimeoutError:
             is_ready = False
-        return {} if is_ready else {"error": "the process that delays packets did not begin; see the container's log"}
+        return {} if is_ready else {"error": "the process that delays packets did not start; see the container's log"}
 
 
 async def _count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -46,6 +46,6 @@ class MemoryWatch:
             if (num_new := num_kills - self._told[name]) > 0:
                 self._told[name] = num_kills
                 self._on_kill(
-                    f"{name} came to the limit of its memory, {self._limit}: the kernel ended "
+                    f"{name} reached its memory limit, {self._limit}: the kernel ended "
                     f"{count(num_new, 'process')} of it. Raise --node-memory"
                 )

@@ -60,7 +60,7 @@ def make_network(
             continue
         return network, addresses
     raise EnvironmentFailure(
-        f"there is no free range of addresses for the network {name}: {refused}. Remove networks that nobody uses "
+        f"there is no free range of addresses for the network {name}: {refused}. Remove unused networks "
         "(docker network ls; docker network rm NAME)"
     )
 
@@ -116,7 +116,7 @@ class NetworkWatch:
             self._network.reload()
         except docker.errors.NotFound as error:
             raise EnvironmentFailure(
-                f"the run's network {self._network.name} is gone: somebody removed it from the Docker engine"
+                f"the run's network {self._network.name} is gone: it was removed from the Docker engine"
             ) from error
         except (docker.errors.DockerException, requests.RequestException, OSError):
             # An engine that does not answer says nothing of the network.

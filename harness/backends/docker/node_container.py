@@ -70,7 +70,7 @@ class NodeContainer:
             self._process = ProcessId.of(pid)
             self._descriptor = os.pidfd_open(pid)
         except (OSError, ValueError) as error:
-            raise self._failure("it ended at once") from error
+            raise self._failure("it ended immediately") from error
         # It may have reported already, where the engine was slow to say that it runs.
         self._owe("report")
         asyncio.get_running_loop().add_reader(self._descriptor, self._on_end)

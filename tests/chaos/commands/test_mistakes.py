@@ -35,7 +35,10 @@ MISTAKES = {
     "role that there is not": (("run", *KILL, "--on", "role=store"), ["--on", "store", "coordinator"]),
     "lifetime of what has none": (("run", *KILL, "--for", "3s"), ["--for", "kill-node has no lifetime", "repair"]),
     "rate that is none": (("run", "kill-node", "--rate", "5"), ["--rate", "0.5/min"]),
-    "period and rate": (("run", "kill-node", "--every", "5s", "--rate", "1/min"), ["every", "rate", "contradict"]),
+    "period and rate": (
+        ("run", "kill-node", "--every", "5s", "--rate", "1/min"),
+        ["every", "rate", "contradict"],
+    ),
     "count of what fires once": (("run", *KILL, "--count", "3"), ["--count", "--every or --rate"]),
     "unknown parameter": (("run", *KILL, "-p", "dely=3"), ["--param dely", "unknown key"]),
     "parameter that is none": (
@@ -111,7 +114,7 @@ MISTAKES = {
     ),
     "share and elements": (
         ("run", "set-nan", "--at", "step=5", "-p", "share=0.5", "-p", "elements=2"),
-        ["--param share", "contradict"],
+        ["--param share", "exclude each other"],
     ),
     "unit that no model has": (
         ("run", "remove-checkpoint-shard", "--at", "step=5", "--checkpoint-every", "4", "-p", "unit=layer.4"),
@@ -142,11 +145,11 @@ MISTAKES = {
     "parameter with an empty value": (("run", *KILL, "-p", "grace="), ["--param grace: has no value"]),
     "gate of a twin that there is none of": (
         ("run", *KILL, "--no-twin", "--gate", "loss_deviation < 3%"),
-        ["--gate: 'loss_deviation < 3%' could never be answered", "this run has none"],
+        ["--gate: 'loss_deviation < 3%' could never be decided", "this run has none"],
     ),
     "gate of a twin of somebody else's job": (
         ("run", "raise", "--at", "step=5", "--gate", "twin_loss < 3", "--", sys.executable, "train.py"),
-        ["--gate: 'twin_loss < 3' could never be answered"],
+        ["--gate: 'twin_loss < 3' could never be decided"],
     ),
     "gate of a percentile that is none": (
         ("run", *KILL, "--gate", "recovery_seconds p200 < 3"),

@@ -217,11 +217,11 @@ def test_a_fault_that_outlasts_its_lifetime_to_be_seen_is_told(tmp_path, verify_
     with stage.ledger:
         asyncio.run(run())
     warned = [fields["message"] for kind, _, fields in stage.events if kind == "warning"]
-    longer = "note-acts on rank=2 was to go on for 0.01s: it took longer than that to see its effect"
+    longer = "note-acts on rank=2 was to last 0.01s: verifying its effect took longer"
     assert warned == ([longer] if is_longer else [])
 
 
-NOT_THERE = "rank=2 was not in the job when it came to step=5,phase=backward, or has no such phase in that step"
+NOT_THERE = "rank=2 was not in the job when the job reached step=5,phase=backward, or has no such phase in that step"
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ class TestRefusal:
         healed = heal(left)
         assert not healed.is_clean and healed.problems
         left.ledger.unlink()
-        with pytest.raises(HealError, match="ledger is gone"):
+        with pytest.raises(HealError, match="ledger is missing"):
             refuse_if_unclean()
         assert heal(left).is_clean, "whoever removes the ledger has looked"
         refuse_if_unclean()

@@ -72,8 +72,8 @@ def test_why_nothing_is_known():
     alone = {step: {0: (step, step), 1: (step + 1, step + 1)} for step in range(1, 10)}
     assert "no two ranks hold the same" in compared(alone).unknown
     assert "the fault came before" in compared(same([6, 7])).unknown
-    assert "not looked at after" in compared(same([1, 2])).unknown
-    assert "no two ranks told" in compared({step: {0: (1, 1)} for step in range(9)}).unknown
+    assert "not checked after" in compared(same([1, 2])).unknown
+    assert "no two ranks reported" in compared({step: {0: (1, 1)} for step in range(9)}).unknown
 
 
 @given(

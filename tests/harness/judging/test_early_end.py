@@ -102,7 +102,7 @@ def test_what_only_grows_or_only_falls_may_end_a_run(gate: str):
 @pytest.mark.parametrize(
     ("gate", "why"),
     [
-        ("throughput_drop <= 40%", "throughput_drop_ratio can rise and fall until the run is over"),
+        ("throughput_drop <= 40%", "throughput_drop_ratio can rise and fall until the run has ended"),
         ("goodput > 90%", "goodput_ratio can rise and fall"),
         ("unrecovered_incidents == 0", "can rise and fall"),
         ("recovery p95 < 5", "the p95 of recovery_seconds can still fall"),
@@ -114,8 +114,8 @@ def test_what_only_grows_or_only_falls_may_end_a_run(gate: str):
         ("step_seconds < 3", "step_seconds can rise and fall"),
         ("step_seconds p95 < 3", "of step_seconds only 'max' with '<'"),
         ("step_seconds max > 3", "of step_seconds only 'max' with '<'"),
-        ("step_seconds max during < 3", "which steps are during the fault is known when the run is over"),
-        ("throughput min > 3", "throughput is cut into stretches of time when the run is over"),
+        ("step_seconds max during < 3", "which steps are during the fault is known when the run has ended"),
+        ("throughput min > 3", "throughput is cut into stretches of time when the run has ended"),
     ],
 )
 def test_what_is_not_certain_before_the_end_is_refused_with_a_sentence(gate: str, why: str):

@@ -73,7 +73,7 @@ def test_gates_are_read(text: str, metric: str, aggregate_name: str, comparison:
         ("recovery < 5h", "cannot be measured in 'h'"),
         ("throughput_drop <= 4ms", "cannot be measured in 'ms'"),
         ("throughput_drop <= 4.18", "did you mean 4.18%?"),
-        ("steps_lost < 1e400", "1e400 is no number"),
+        ("steps_lost < 1e400", "1e400 is not a number"),
     ],
 )
 def test_what_is_no_gate_is_refused_with_a_hint(text: str, message: str):
@@ -349,7 +349,7 @@ def test_only_committed_steps_of_the_main_job_halt():
         ("training_loss", "is no halt condition"),
         ("training_loss is low", "is no halt condition"),
         ("training_loss ! 3", "is no halt condition"),
-        ("training_loss > 1e400", "1e400 is no number"),
+        ("training_loss > 1e400", "1e400 is not a number"),
         ("trainin_loss > 3", "did you mean 'training_loss'"),
     ],
 )

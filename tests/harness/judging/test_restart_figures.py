@@ -131,7 +131,7 @@ def test_a_restart_that_never_comes_to_a_step_lasts_to_the_end():
 
 
 def test_the_caveat_says_what_is_quicker_here():
-    assert any("under a launcher of its own a job waits longer" in caveat for caveat in summarized(log())["caveats"])
+    assert any("with an external launcher a job waits longer" in caveat for caveat in summarized(log())["caveats"])
 
 
 def test_who_takes_over_loses_no_step_but_those_that_nobody_living_had():

@@ -137,7 +137,7 @@ def test_a_standstill_is_a_time_without_work():
 
 def test_throughput_in_another_unit_than_the_job_counts_in_is_open():
     assert judged("throughput mean > 1 samples/s", run()).reason == (
-        "the job counts its throughput in tokens/s, not in samples/s"
+        "the job reports its throughput in tokens/s, not in samples/s"
     )
 
 
@@ -163,7 +163,7 @@ def test_a_value_that_is_no_number_never_passes(loss: float, gate: str):
 def test_without_an_effect_there_is_no_during_and_no_after(name: str, period: str):
     for events in (run(faults=()), run(faults=(Fault(verified=False),))):
         result = judged(f"{name} max {period} > 0", events)
-        assert (result.passed, result.reason) == (None, f"no fault was seen to take effect, so nothing is {period} it")
+        assert (result.passed, result.reason) == (None, f"no fault was verified, so nothing is {period} it")
 
 
 def test_no_step_leaves_every_series_open():
@@ -182,7 +182,7 @@ def test_a_log_that_was_cut_off_decides_only_what_is_certain():
 
 def test_without_a_timeline_a_series_is_open():
     (result, *_) = evaluate_all(["step_seconds max < 1"], summarize(run()))
-    assert (result.passed, result.reason) == (None, "the steps could not be made out, so step_seconds has no value")
+    assert (result.passed, result.reason) == (None, "the steps could not be determined, so step_seconds has no value")
 
 
 def test_every_metric_is_described():

@@ -121,7 +121,7 @@ def test_not_applied_it_is_not_verified(fault):
         wanted = create(fault)
         await wanted.verify(wanted.prepare(TARGET, context(Inside(CONSUMED))), context(Inside(CONSUMED)), 1.0)
 
-    with pytest.raises(EffectNotSeen, match="nothing was begun"):
+    with pytest.raises(EffectNotSeen, match="was not started inside"):
         asyncio.run(run())
 
 
@@ -135,7 +135,7 @@ def test_what_the_optimizer_took_in_is_evidence():
     inside = Inside(CONSUMED)
     evidence = inject(create(BitFlip, bit=24), context(inside))
     assert evidence["summary"] == (
-        "rank 2: layer.1.up.weight[0, 3], bit 24: 1 -> 4; the optimizer consumed it: the parameter became 0.25 "
+        "rank 2: layer.1.up.weight[0, 3], bit 24: 1 -> 4; the optimizer used it: the parameter became 0.25 "
         "instead of 0.5"
     )
     assert evidence["ranks"][0]["outcome"] == "consumed"
@@ -152,14 +152,14 @@ def test_what_changed_by_little_is_shown_to_have_changed():
 def test_a_step_that_the_job_found_rejected_is_evidence(outcome, verdict):
     on = context(Inside(affected(outcome=outcome)))
     evidence = inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(rejected(5, verdict)))
-    assert f"step 5 was judged unfit: {verdict} (the gradient is not finite)" in evidence["summary"]
+    assert f"step 5 was rejected: {verdict} (the gradient is not finite)" in evidence["summary"]
     assert evidence["ranks"][0]["judgement"]["suspects"] == [2]
 
 
 @pytest.mark.parametrize("outcome", ["left", "unchanged"])
 def test_a_step_that_was_left_without_a_judgement_is_none(outcome):
     on = context(Inside(affected(outcome=outcome)))
-    with pytest.raises(EffectNotSeen, match="nobody judged the step"):
+    with pytest.raises(EffectNotSeen, match="no rank checked the step"):
         inject(create(SetNan), on, meanwhile=lambda: on.watch.feed(rejected(4)))
 
 
@@ -294,7 +294,7 @@ def test_what_needs_a_gpu_says_so_and_is_refused_inside_a_rank_that_has_none(fau
     ("fault", "told", "said"),
     [
         (DeviceAssert, {"errors": ["device-side assert", "again"], "is_sticky": True}, "so did the next call: again"),
-        (GpuHang, {"is_busy": True, "watched_seconds": 0.2, "seconds": 10.0}, "will not for 10 s"),
+        (GpuHang, {"is_busy": True, "watched_seconds": 0.2, "seconds": 10.0}, "is blocked for 10 s"),
         (GpuOom, {"taken_bytes": 3 << 30, "error": "CUDA out of memory."}, "3.0 GiB taken"),
     ],
 )
@@ -334,7 +334,7 @@ def recorder(folder, *, writes=True):
 def test_telemetry_is_in_the_log(tmp_path):
     on = context(Inside(), tmp_path, emit=recorder(tmp_path))
     evidence = inject(create(EccTelemetry, xid=94, ecc_sbe=3), on, target=ResolvedTarget(ranks=(0, 2)))
-    assert evidence["ranks"] == [0, 2] and "nothing happened to a device" in evidence["summary"]
+    assert evidence["ranks"] == [0, 2] and "the device itself was not touched" in evidence["summary"]
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()[1:]]
     assert [line["kind"] for line in lines] == ["telemetry"] * 2
     assert [(f["rank"], f["xid"], f["ecc_sbe"], f["ecc_dbe"]) for f in (line["fields"] for line in lines)] == [

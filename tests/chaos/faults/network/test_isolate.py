@@ -217,7 +217,7 @@ def test_where_connections_cannot_be_ended_it_is_said_when_an_idle_one_notices()
     target = ResolvedTarget(ranks=(0, 2), links=((0, 2),))
     for links in (FakeLinks(), ListedLinks("a:1-b:2", refusal="not supported")):
         (told,) = inject(new(ResetLink), target, links)["links"]
-        assert "an idle one notices when it is used" in told["summary"] or "not supported" in told["summary"]
+        assert "an idle one fails when it is next used" in told["summary"] or "not supported" in told["summary"]
         assert "connections_reset" not in told
 
 

@@ -61,7 +61,7 @@ def test_an_effect_that_does_nothing_is_not_verified(tmp_path, monkeypatch, faul
 def test_another_end_is_not_verified(tmp_path):
     setup = "import chaos.in_process.crash as c\nc.Segfault.released = c.Abort.released"
     run = OneRank(tmp_path, Segfault, setup=setup).play()
-    assert "gone, but not by a read from address 0" in run.reason()
+    assert "ended, but not by a read from address 0" in run.reason()
     assert "SIGABRT" in run.reason()
 
 
@@ -70,7 +70,7 @@ def test_an_exception_that_the_script_catches_was_raised_and_handled(tmp_path):
     run.play(then=lambda: run.watch.last_step > 10)
     evidence = run.evidence()
     assert evidence["handled_ranks"] == [0]
-    assert "and the script caught it: rank 0 went on with " in evidence["summary"]
+    assert "and the script caught it: rank 0 continued with " in evidence["summary"]
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -69,14 +69,14 @@ def test_a_node_whose_ranks_have_left_in_order_is_taken_away_at_once(children) -
 
 def test_a_job_that_does_not_answer_is_no_drain_and_the_node_is_gone_all_the_same(children) -> None:
     context = create_context(children)
-    with pytest.raises(EffectNotSeen, match=r"did not let the node go within 0.05 s"):
+    with pytest.raises(EffectNotSeen, match=r"did not release the node within 0.05 s"):
         asyncio.run(drain(context, 0.05))
     assert not running(context)
 
 
 def test_ranks_that_end_without_a_word_of_the_job_are_no_drain(children) -> None:
     context = create_context(children)
-    with pytest.raises(EffectNotSeen, match="did not let the node go"):
+    with pytest.raises(EffectNotSeen, match="did not release the node"):
         asyncio.run(drain(context, 0.3, *(rank.kill for rank in children[1:3])))
 
 

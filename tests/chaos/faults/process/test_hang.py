@@ -47,7 +47,7 @@ def test_without_the_lock_held_it_is_not_verified(tmp_path, monkeypatch, setup):
     monkeypatch.setattr(HangGil, "verify_timeout_seconds", 2.0)
     run = OneRank(tmp_path, HangGil, lifetime="1s", setup=setup)
     run.play(then=lambda: run.watch.last_step > 10)
-    assert "other Python threads went on for 2 s" in run.reason()
+    assert "other Python threads ran for 2 s" in run.reason()
     assert gates(tmp_path) == []
 
 

@@ -137,7 +137,7 @@ def test_applied_it_is_verified_with_evidence(fault, context):
         apply(wanted, act)
         evidence = verify(wanted, act, context)
         assert json.loads(json.dumps(evidence)) == evidence
-        assert "SIGKILL; gone" in evidence["summary"]
+        assert "SIGKILL; process exit confirmed" in evidence["summary"]
         assert {p["pid"] for p in evidence["processes"]} == {owned.process.pid for owned in act.processes}
         assert all(owned.process.is_running() for owned in set(context.processes.all()) - done)
         fault.undo(act.undo_record)

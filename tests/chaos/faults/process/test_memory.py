@@ -81,7 +81,7 @@ def test_a_leak_that_does_not_leak_is_not_verified_and_the_limit_is_lifted(tmp_p
         return run.watch.last_step > 10
 
     run.play(then=look)
-    assert "not ended of its memory within 0.5 s" in run.reason()
+    assert "not ended by its memory limit within 0.5 s" in run.reason()
     assert limits[-1] == resource.getrlimit(resource.RLIMIT_DATA)
     (limit,) = record(tmp_path)["limits"]
     assert not Path(limit.get("group", "/nowhere")).exists()

@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_no_evidence(reports, events, reason):
 
 
 def test_not_begun_it_is_not_verified():
-    with pytest.raises(EffectNotSeen, match="begun in no rank"):
+    with pytest.raises(EffectNotSeen, match="started in no rank"):
         play(SlowData(DelayParameters()), SLEEPS, USUAL + SLOW, begins=False)
 
 

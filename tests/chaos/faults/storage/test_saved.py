@@ -35,7 +35,7 @@ def test_a_checkpoint_is_found_however_much_the_run_has_logged_since(tmp_path):
 
 def test_what_was_written_before_the_run_is_not_its_own(tmp_path):
     record = saved(tmp_path / "checkpoint.pt", BEGAN_SECONDS - 5)
-    with pytest.raises(TargetNotFound, match="no checkpoint was seen"):
+    with pytest.raises(TargetNotFound, match="no existing checkpoint was observed"):
         newest_saved(context(tmp_path, [record]))
 
 

@@ -140,7 +140,7 @@ def test_a_flip_that_the_process_does_not_notice_is_not_seen(node) -> None:
         node.region.sequence(0), place, PARTS, tuple(map(checksums_of, node.shelf.written(node.number, 0, PARTS)))
     )
     node.shelf.store(node.number, 0, snapshot)
-    with pytest.raises(EffectNotSeen, match="gives it all the same"):
+    with pytest.raises(EffectNotSeen, match="still delivers it"):
         verify(fault, act, node)
 
 
@@ -196,10 +196,10 @@ def test_memory_that_is_gone_or_of_somebody_else_is_not_touched(node, tmp_path) 
     act = strike(fault_of(), node)
     (part,) = FlippedMemory.from_json(act.undo_record).parts
     gone = FlippedMemory(parts=(replace(part, start_ticks=part.start_ticks - 1),))
-    assert FlipSnapshotBit.undo(gone.to_json()) == {"undone": "node 1: gone with its process"}
+    assert FlipSnapshotBit.undo(gone.to_json()) == {"undone": "node 1: ended with its process"}
     with (tmp_path / "file").open("wb+") as file:
         other = FlippedMemory(parts=(replace(part, descriptor=file.fileno()),))
-        assert FlipSnapshotBit.undo(other.to_json()) == {"undone": "node 1: gone with its memory"}
+        assert FlipSnapshotBit.undo(other.to_json()) == {"undone": "node 1: ended with its memory"}
 
 
 def test_where_there_is_nothing_to_flip_it_says_so(node) -> None:

@@ -17,10 +17,10 @@ FOLDER = Path("/home/me/training")
             "ModuleNotFoundError: No module named 'datasets'\nChildFailedError",
             "where the image has no module 'datasets'",
         ),
-        ("OSError: [Errno 30] Read-only file system: '/etc/own'", "may write to /home/me/training and /tmp alone"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x'", "sees /home/me/training alone"),
+        ("OSError: [Errno 30] Read-only file system: '/etc/own'", "may write only to /home/me/training and /tmp"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x'", "sees only /home/me/training"),
         ("chaos: the command 'x' cannot be started in the container: No such file or directory", "no such program"),
-        ("gaierror: [Errno -3] Temporary failure in name resolution", "reaches the other nodes alone"),
+        ("gaierror: [Errno -3] Temporary failure in name resolution", "reaches only the other nodes"),
     ],
 )
 def test_what_is_missed_is_told(tmp_path, text, said):

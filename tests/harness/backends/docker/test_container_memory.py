@@ -48,7 +48,7 @@ def test_processes_that_the_kernel_ended_are_told_once(tmp_path, monkeypatch, wa
         counted.write_text(text.format(num_kills))
         watch.look()
     first, second = told
-    assert first.startswith("node-1 came to the limit of its memory, 300MiB: the kernel ended 2 processes of it")
+    assert first.startswith("node-1 reached its memory limit, 300MiB: the kernel ended 2 processes of it")
     assert "the kernel ended 1 process of it" in second and "--node-memory" in second
     # Its group goes with it, and whoever comes in its place has another.
     counted.unlink()
