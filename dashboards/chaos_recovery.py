@@ -45,7 +45,7 @@ def _state(dashboard: build.Dashboard) -> None:
     dashboard.with_row(panels.row("State"))
     for panel in (
         number(
-            "Faults in force",
+            "Active faults",
             "From the injection until the repair, the undo or the recovery.",
             f"sum by (experiment, instance) ({of_run('chaos_fault_active')})",
             unit="none",
@@ -53,7 +53,7 @@ def _state(dashboard: build.Dashboard) -> None:
         ),
         number(
             "Undo pending",
-            "Incidents of which something is still to be undone. Other than 0 after the run: `chaos heal` on its "
+            "Incidents with a pending undo. Other than 0 after the run: `chaos heal` on its "
             "machine. Other than 0 in it for longer than the faults were to last: stop it first.",
             of_run("chaos_undo_pending"),
             unit="none",
@@ -96,14 +96,14 @@ def _faults(dashboard: build.Dashboard) -> None:
     dashboard.with_row(panels.row("Faults"))
     dashboard.with_panel(
         states(
-            "In force",
+            "Active",
             "Which fault, and for how long. One that outlives its lifetime was not undone.",
             query(f"sum by (fault) ({of_run('chaos_fault_active')})", "{{fault}}"),
-            meaning={0: ("no", GREY), 1: ("in force", RED), 2: ("two in force", "dark-red")},
+            meaning={0: ("no", GREY), 1: ("active", RED), 2: ("two active", "dark-red")},
         )
     )
     outcomes = chart(
-        "Incidents by what came of them",
+        "Incidents by outcome",
         "verified: its effect was seen. unverified: it was not, find out why before you trust the run. not_due: the "
         "job ended before its time came, or a limit forbade it.",
         query(f"sum by (outcome) ({of_run('chaos_faults_total')})", "{{outcome}}"),

@@ -42,14 +42,14 @@ def new_dashboard(uid: str, title: str, description: str, *, shown: str, refresh
 
 
 def faults_in_force() -> build.AnnotationQuery:
-    """Marks the time for which a fault is in force, and one that was over between two scrapes at its verification."""
+    """Marks the time for which a fault is active, and one that was over between two scrapes at its verification."""
     labels = "experiment, instance, fault"
     verified = _grown(of_run("chaos_faults_total", outcome="verified"))
     return _annotation(
         "Faults",
         f"{_above_zero(of_run('chaos_fault_active'), labels)} or sum by ({labels}) ({verified}) > 0",
         title="{{fault}}",
-        text="in force in {{experiment}} ({{instance}})",
+        text="active in {{experiment}} ({{instance}})",
         labels="fault,experiment",
         color=RED,
     )

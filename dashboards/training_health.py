@@ -38,15 +38,15 @@ def _now(dashboard: build.Dashboard) -> None:
     for panel in (
         number(
             "Step",
-            "The newest committed step. Does it stand still? Look at the time since the last commit.",
+            "The newest committed step. Is it stalled? Look at the time since the last commit.",
             of_run("training_step"),
             unit="locale",
             thresholds=steps(BLUE),
         ),
         number(
             "Since the last commit",
-            "While the job runs. More than ten steps' time: training stands still; look at the ranks and at the faults "
-            "in force. No value: no job runs now (before its start, after its end, during the fault-free baseline).",
+            "While the job runs. More than ten steps' time: training has stalled; look at the ranks and at the active "
+            "faults. No value: no job runs now (before its start, after its end, during the fault-free baseline).",
             since,
             unit="s",
             thresholds=steps(GREEN, (10, YELLOW), (60, RED)),

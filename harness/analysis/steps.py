@@ -60,7 +60,7 @@ class CommittedStep:
 
     @property
     def duration_seconds(self) -> float:
-        """From the commit of the step before to this one's."""
+        """Time from the previous commit to this one."""
         return self.committed_seconds - self.previous_seconds
 
     @property

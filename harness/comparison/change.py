@@ -137,7 +137,7 @@ def _change(figure: Metric, now: Sample, base: Sample, is_deciding: bool, tolera
     difference = float(known["now"]) - float(known["base"])
     is_none = abs(difference) <= max(band or 0.0, least_change(figure, float(known["base"]), tolerance_ratio))
     if band is None and not is_none:
-        return Change(**known, band=None, word="cannot tell", why="too few runs: nothing tells how much it varies")
+        return Change(**known, band=None, word="cannot tell", why="too few runs: its variation is not known")
     if is_none or figure.better is None:
         return Change(**known, band=band, word="within noise" if is_none else "cannot tell", why=_neither(is_none))
     is_better = (difference < 0) == (figure.better == "lower")
@@ -145,7 +145,7 @@ def _change(figure: Metric, now: Sample, base: Sample, is_deciding: bool, tolera
 
 
 def _neither(is_none: bool) -> str:
-    return "" if is_none else "it changed, and neither way is better"
+    return "" if is_none else "it changed, and neither direction is better"
 
 
 def _noise_within(now: Sample, base: Sample) -> float | None:

@@ -8,11 +8,11 @@ from harness.judging.metrics import METRICS
 from harness.judging.summary import Summary
 
 HEADLINE: Mapping[str, str] = {
-    "throughput_drop_ratio": "speed drop under the fault",
-    "throughput_drop_whole_run_ratio": "speed drop over the whole run",
-    "paid_capacity_ratio": "capacity paid for that trained",
-    "recovery_seconds": "recovery: fault to the next step",
-    "progress_seconds": "recovery: fault to the next new step",
+    "throughput_drop_ratio": "throughput drop during the fault",
+    "throughput_drop_whole_run_ratio": "throughput drop over the whole run",
+    "paid_capacity_ratio": "share of the paid capacity that trained",
+    "recovery_seconds": "recovery: fault to next committed step",
+    "progress_seconds": "recovery: fault to next new step",
     "steps_lost": "steps lost or recomputed",
     "goodput_ratio": "goodput: productive share of the time",
     "loss_deviation_ratio": "loss deviation from the fault-free baseline",

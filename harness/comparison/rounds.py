@@ -43,7 +43,7 @@ def check_repeatable(experiment: Experiment) -> None:
     """
     checkpoint = experiment.job.checkpoint if isinstance(experiment.job, Job) else None
     if checkpoint is not None and checkpoint.folder is not None:
-        message = "one run would go on from another's checkpoints: leave it out, and each has its own"
+        message = "a run would resume from the checkpoints of another: leave it out, and each run has its own"
         raise UsageError(message, key="job.checkpoint.folder")
     check(experiment)
 

@@ -168,7 +168,7 @@ class RunSet:
             NoSet: it is none, or of another version.
         """
         if raw.get("format") != FORMAT:
-            raise NoSet(f"it is no set of runs that this version knows: its format is not {FORMAT}")
+            raise NoSet(f"this version cannot read this set of runs: its format is not {FORMAT}")
         try:
             samples = [
                 Sample(

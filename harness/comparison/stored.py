@@ -73,7 +73,7 @@ def _read(path: Path) -> list[Sample]:
         try:
             return [sample_of(Summary.from_json(document), {}, {}, None)]
         except (AttributeError, TypeError, ValueError) as error:
-            message = f"is no summary of a run ({type(error).__name__}: {error})"
+            message = f"is not a summary of a run ({type(error).__name__}: {error})"
             raise UsageError(message, path=str(path)) from error
     try:
         return list(RunSet.from_dict(document if isinstance(document, Mapping) else {}).samples)

@@ -63,17 +63,17 @@ def notes(found: RunSet) -> list[str]:
     for label in restarting:
         experiment = next(sample.experiment for sample in found.samples if sample.label == label)
         said.append(
-            f"{label} really ends all ranks and starts them again from {_goes_back_to(experiment)}. They are "
-            "forked from a process that has torch imported: under a launcher of its own a restart takes longer."
+            f"{label} ends all ranks and restarts them from {_goes_back_to(experiment)}. They are "
+            "forked from a process that has torch imported: with an external launcher a restart takes longer."
         )
     if restarting:
         said.append(
-            f"The speed drop of {' and '.join(restarting)} under the fault is near 100%, because that ends when the "
-            "job is where it was; what a failure costs in all, the whole run's drop and the goodput say."
+            f"The throughput drop of {' and '.join(restarting)} during the fault is near 100%, because it ends "
+            "when the job is back at its step; the whole run's drop and the goodput show the total cost."
         )
     ratio = next((sample.machine.get("dilation") for sample in found.samples if sample.machine), None)
     if isinstance(ratio, int | float) and ratio > 1:
-        said.append(f"Time dilation {ratio:g} was in force: compare these figures with each other only.")
+        said.append(f"Time dilation {ratio:g} was active: compare these figures only with each other.")
     overruns = [run.dilation_overrun_ratio or 0.0 for sample in found.samples for run in sample.runs]
     if (overrun := max(overruns, default=0.0)) > MUCH_OVERRUN:
         said.append(
@@ -89,7 +89,7 @@ def _goes_back_to(experiment: Mapping[str, Any]) -> str:
     found = []
     if snapshots:
         every = snapshots.get("every", 1)
-        often = {1: "every step", "auto": "as often as pays"}.get(every, f"every {every} steps")
+        often = {1: "every step", "auto": "at the cheapest interval"}.get(every, f"every {every} steps")
         found.append(f"snapshots in the nodes' memory ({often}, protection {snapshots.get('protection')})")
     if checkpoint:
         found.append(f"checkpoints (every {checkpoint.get('every_steps')} steps)")
@@ -110,7 +110,7 @@ def against_lines(found: Against, what: str, baseline: str) -> Iterator[str]:
         yield from (_change(change) for change in changes if change.is_deciding)
         others = [change for change in changes if not change.is_deciding and not change.now is change.base is None]
         if others:
-            yield "  these decide nothing:"
+            yield "  not decisive:"
         yield from (_change(change) for change in others)
 
 

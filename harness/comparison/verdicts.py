@@ -89,8 +89,8 @@ def judge_repetition(found: RunSet) -> SetVerdict:
         if gate.passed is not True:
             outcomes.append(("fail" if gate.passed is False else "inconclusive", gate.reason))
     if found.status == "partial":
-        outcomes.append(("halted", f"interrupted: {len(sample.runs)} of {found.num_rounds} runs were begun"))
-    return _verdict(outcomes, f"all {len(sample.runs)} runs came through, and every gate holds for the median", gates)
+        outcomes.append(("halted", f"interrupted: {len(sample.runs)} of {found.num_rounds} runs were started"))
+    return _verdict(outcomes, f"all {len(sample.runs)} runs completed, and every gate passed for the median", gates)
 
 
 def judge_comparison(found: RunSet) -> SetVerdict:
@@ -105,7 +105,7 @@ def judge_comparison(found: RunSet) -> SetVerdict:
     if found.status == "partial":
         broke_down = any(run.error and run.verdict != REFUSED for sample in found.samples for run in sample.runs)
         outcomes.append(("halted", f"{'ended early' if broke_down else 'interrupted'}: {what_ran(found)}"))
-    return _verdict(_once(outcomes), "every strategy was run in every round", ())
+    return _verdict(_once(outcomes), "every strategy ran in every round", ())
 
 
 def what_ran(found: RunSet) -> str:
@@ -134,7 +134,7 @@ def judge_against(
     for now, base in pairs:
         if other := _other_experiment(now, base):
             if not anyway:
-                outcomes.append(("inconclusive", f"{other}; --anyway compares them nevertheless"))
+                outcomes.append(("inconclusive", f"{other}; --anyway compares them anyway"))
                 continue
             notes.append(other)
         if now.machine and base.machine and now.machine != base.machine:
@@ -146,7 +146,7 @@ def judge_against(
         if exit_code(changes) == EXIT_CODES["inconclusive"]:
             gone = [c.figure.name for c in changes if _is(c, "no data") and c.base is not None]
             suspect = [change.figure.name for change in changes if change.is_deciding and change.may_be_worse]
-            what = "no figure that decides is there"
+            what = "no decisive figure is available"
             if suspect:
                 listed = ", ".join(suspect)
                 what = f"worse, or chance? {listed}: too few runs to tell; --repeat 3 on both sides does"
@@ -155,7 +155,7 @@ def judge_against(
             if useless := [*_without_figures(now, "here"), *_without_figures(base, "in the baseline")]:
                 what = "; ".join(useless)
             outcomes.append(("inconclusive", f"{name}{what}"))
-    fine = "no figure that decides got worse than the noise and the tolerance"
+    fine = "no decisive figure got worse by more than the noise and the tolerance"
     return Against(tuple(judged), _verdict(outcomes, fine, ()), tuple(dict.fromkeys(notes)))
 
 
@@ -211,7 +211,7 @@ def _median_gate(expression: str, answers: Sequence[GateResult]) -> MedianGate:
     values = [answer.value for answer in answers if answer.value is not None]
     unknown = next((answer for answer in answers if answer.value is None), None)
     if unknown is not None:
-        return MedianGate(expression, None, None, f"gate '{expression}' has no answer in every run: {unknown.reason}")
+        return MedianGate(expression, None, None, f"gate '{expression}' is undecided in every run: {unknown.reason}")
     value = float(median(values))
     try:
         gate = Gate.parse(expression)

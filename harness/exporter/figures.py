@@ -160,7 +160,7 @@ class Figures:
 
     @property
     def transfer_bytes(self) -> int:
-        """State that the slowest rank of each regroup had to move."""
+        """State that the slowest rank of each regroup transferred."""
         return sum(record.transfer_bytes or 0 for record in self.state.of(Regrouped))
 
     # ---- time ----

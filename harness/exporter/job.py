@@ -121,7 +121,7 @@ class JobExporter:
         if served[-1] >= self._judged_seconds or time.monotonic() >= deadline:
             return
         try:
-            stream.write("waiting for Prometheus to read the verdict (Ctrl-C: do not)\n")
+            stream.write("waiting for Prometheus to read the verdict (Ctrl-C: stop waiting)\n")
             stream.flush()
             while served[-1] < self._judged_seconds and time.monotonic() < deadline:
                 time.sleep(_LAST_READ_POLL_SECONDS)

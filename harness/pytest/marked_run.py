@@ -136,7 +136,7 @@ def said_by(item: pytest.Item) -> dict[str, Any]:
     for marker in reversed(list(item.iter_markers("chaos"))):
         own = dict(marker.kwargs)
         if len(marker.args) > 1 or (marker.args and "fault" in own):
-            _refuse("one fault stands without a name, all else is NAME=VALUE")
+            _refuse("give one fault without a name, and everything else as NAME=VALUE")
         if marker.args:
             own["fault"] = marker.args[0]
         gate = own.pop("gate", [])
@@ -155,7 +155,7 @@ def experiment_of(item: pytest.Item, said: Mapping[str, Any]) -> Experiment:
     if not isinstance(said.get("check", True), bool):
         _refuse(f"check must be True or False, not {shown(said['check'])}")
     if "fault" in said and "experiment" in said:
-        _refuse("it says both fault and experiment")
+        _refuse("it has both a fault and an experiment")
     subject = said.get("fault")
     if "experiment" in said:
         beside = item.path.parent / str(said["experiment"])
@@ -265,7 +265,7 @@ def _chaos(arguments: Sequence[str], started_in: Path, timeout_seconds: float) -
         raise
     # Out here, or pytest would tell of the other exception first.
     tail = "\n".join(log.splitlines()[-_LOG_LINES:])
-    pytest.fail(f"chaos run took longer than {timeout_seconds:g} s and was ended:\n{tail}", pytrace=False)
+    pytest.fail(f"chaos run took longer than {timeout_seconds:g} s and was stopped:\n{tail}", pytrace=False)
 
 
 def _end(process: subprocess.Popen[str]) -> str:

@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 
 _MARKER = (
     "chaos(fault, at=..., gate=[...], ...): make a run with the options of `chaos run` before the test, as chaos_run; "
-    "the test fails unless the verdict is pass. With check=False it takes the run as it is"
+    "the test fails unless the verdict is pass. With check=False the test judges the run itself"
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options for what a marker does not say."""
     group = parser.getgroup("resilience", "resilience (tests marked with chaos)")
-    group.addoption("--resilience-out", metavar="DIR", help="where runs are kept. Default: chaos-runs")
+    group.addoption("--resilience-out", metavar="DIR", help="folder of the runs. Default: chaos-runs")
     for name, metavar, what in (
-        ("backend", "NAME", "where nodes run"),
+        ("backend", "NAME", "backend of the nodes"),
         ("nodes", "N", "nodes"),
         ("gpus-per-node", "N", "ranks per node"),
         ("steps", "N", "training steps"),
         ("seed", "N", "seed of everything random"),
-        ("strategy", "NAME", "who takes over lost layers"),
+        ("strategy", "NAME", "takeover strategy"),
     ):
         kind = int if metavar == "N" else str
-        group.addoption(f"--resilience-{name}", metavar=metavar, type=kind, help=f"{what}, where a marker says nothing")
+        group.addoption(f"--resilience-{name}", metavar=metavar, type=kind, help=f"{what}, unless the marker sets it")
     group.addoption(
         "--resilience-timeout",
         metavar="SECONDS",
         type=float,
         default=1800.0,
-        help="a run that takes longer is ended, and its test fails. Default: %(default)g",
+        help="a run that takes longer is stopped, and its test fails. Default: %(default)g",
     )
     group.addoption(
         "--resilience-overlap",
         action="store_true",
-        help="let runs of several workers (pytest-xdist) go on at the same time; they share the machine's cores then",
+        help="let runs of several workers (pytest-xdist) run at the same time; they then share the machine's cores",
     )
     group.addoption("--resilience-skip", action="store_true", help="skip the tests that are marked with chaos")
 
@@ -88,7 +88,7 @@ def chaos_run(request: pytest.FixtureRequest) -> MarkedRun:
     from harness.pytest.marked_run import MarkedRun
 
     if request.node.get_closest_marker("chaos") is None:
-        pytest.fail("chaos_run is for tests that are marked: @pytest.mark.chaos(fault=..., at=...)", pytrace=False)
+        pytest.fail("chaos_run needs a marked test: @pytest.mark.chaos(fault=..., at=...)", pytrace=False)
     run = MarkedRun()
     request.node.stash[_RUN] = run
     return run

@@ -179,7 +179,7 @@ def _legend_items(curves: Curves, history: History) -> list[tuple[str, str]]:
     if any(piece.layers is None and piece.attempt is None for piece in pieces):
         items.append(("part-gone", "not in the job"))
     if any(one.ranks for one in history.affected):
-        items.append(("part-struck", "struck, until the fault was over or the rank was back"))
+        items.append(("part-struck", "affected, until the fault ended or the rank rejoined"))
     return items
 
 
@@ -188,10 +188,10 @@ def _lanes_text(curves: Curves, history: History) -> str:
     for one in history.affected[:8]:
         if one.ranks:
             said.append(
-                f"{name_ranks(one.ranks).capitalize()}: struck by incident {one.incident} ({one.fault}) from "
+                f"{name_ranks(one.ranks).capitalize()}: affected by incident {one.incident} ({one.fault}) from "
                 f"{name_seconds(one.since_seconds)} to {name_seconds(one.until_seconds)}."
             )
     degraded = [rank for rank, lane in curves.lanes.items() if any(piece.degraded for piece in lane)]
     if degraded:
-        said.append(f"{name_ranks(degraded).capitalize()} approximated some of their layers for a time.")
+        said.append(f"{name_ranks(degraded).capitalize()} approximated some of their layers temporarily.")
     return " ".join(said)

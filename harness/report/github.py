@@ -119,7 +119,7 @@ def workflow_commands(summary: Summary) -> list[str]:
     verdict = summary.verdict
     gates = summary.gates
     errors = [(f"{name}: gate failed", _gate_sentence(gate)) for gate in gates if gate.passed is False]
-    warnings = [(f"{name}: gate has no answer", _gate_sentence(gate)) for gate in gates if gate.passed is None]
+    warnings = [(f"{name}: gate undecided", _gate_sentence(gate)) for gate in gates if gate.passed is None]
     rest = [reason for reason in summary.reasons if not reason.startswith("gate ")]
     if verdict != "pass":
         reasons = "\n".join(one_line(reason) for reason in rest) or wording.headline(summary)

@@ -136,7 +136,7 @@ def _steps(summary: Summary) -> Iterator[str]:
 def _faults(summary: Summary) -> Iterator[str]:
     incidents = summary.incidents
     if not incidents:
-        yield "No fault was applied."
+        yield "No fault was injected."
     elif len(incidents) <= _TOLD_ONE_BY_ONE:
         for incident in incidents:
             yield from _fault(incident)

@@ -105,7 +105,7 @@ class _Report:
             if diagnosis := wording.diagnosis_words(incident):
                 self._paragraph(diagnosis, indent=4)
         if not summary.incidents:
-            self._paragraph("No fault was applied.")
+            self._paragraph("No fault was injected.")
 
     @property
     def _has_many_incidents(self) -> bool:

@@ -211,7 +211,7 @@ def how_it_recovered(incident: IncidentSummary) -> str | None:
         )
     if attempt == incident.attempt:
         return "It continued in the surviving processes."
-    how = {None: "continued, at a step that nothing counts", 1: "started from step 1 again"}.get(
+    how = {None: "continued, at an unknown step", 1: "started from step 1 again"}.get(
         incident.recovery_step, f"continued from step {incident.recovery_step}"
     )
     words = f"Its launcher restarted it (attempt {attempt}), and it {how}."

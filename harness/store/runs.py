@@ -167,7 +167,7 @@ def find_run(out: Path, reference: str) -> Path:
     if closed is not None:
         raise closed
     for folder in (*named, *(path for path in (Path(reference), out / reference) if path in folders)):
-        raise RunNotFound(f"{folder} has no event log ({EVENTS_FILE}), so nothing is known of that run")
+        raise RunNotFound(f"{folder} has no event log ({EVENTS_FILE}), so nothing is known about that run")
     raise RunNotFound(_not_found(out, reference, folders))
 
 
@@ -247,9 +247,11 @@ def _point_latest(out: Path, folder: Path) -> None:
 def _not_found(out: Path, reference: str, folders: list[Path]) -> str:
     with contextlib.suppress(OSError, ValueError):
         if Path(reference).exists():
-            return f"{reference!r} is there, but it is no run: a run is a folder with an events.jsonl in it"
+            return f"{reference!r} exists, but is not a run: a run is a folder with an events.jsonl"
     if not folders:
-        return f"there is no run {reference!r}: {out} holds no runs yet. `chaos run kill-node --at step=100` makes one"
+        return (
+            f"there is no run {reference!r}: {out} holds no runs yet. `chaos run kill-node --at step=100` creates one"
+        )
     newest_first = [f"{folder.parent.name}/{folder.name}" for folder in reversed(folders)]
     names = list(dict.fromkeys(folder.parent.name for folder in reversed(folders)))
     nearest = difflib.get_close_matches(reference, [*names, *newest_first], n=3, cutoff=0.5) or newest_first[:3]
@@ -265,7 +267,7 @@ def _explain(path: Path, error: OSError | ValueError, *, writing: bool = True) -
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"cannot {'write to' if writing else 'read'} {path} ({reason}): change its permissions, or {elsewhere}"
     if number in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path} cannot be a folder, because a file is in its way: {elsewhere}"
+        return f"{path} cannot be a folder, because a file has that name: {elsewhere}"
     return f"cannot use {path} ({reason}): {elsewhere}"
 
 

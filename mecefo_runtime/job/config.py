@@ -201,7 +201,9 @@ class SnapshotConfig:
 
     def __str__(self) -> str:
         """How often, and what protects them."""
-        often = {1: "every step", "auto": "as often as pays"}.get(self.every_steps, f"every {self.every_steps} steps")
+        often = {1: "every step", "auto": "at the cheapest interval"}.get(
+            self.every_steps, f"every {self.every_steps} steps"
+        )
         groups = "in pairs of nodes" if self.protection == "copy" else f"in groups of {self.group_size} nodes"
         return f"{often}, {'unprotected' if self.protection == 'none' else f'protected by {self.protection} {groups}'}"
 

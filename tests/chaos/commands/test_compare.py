@@ -56,7 +56,7 @@ def stored(tmp_path):
         (("--strategies", "checkpoint", *KILL, "--repair", "none"), "would wait for ever"),
         (
             ("--strategies", "ndb", *KILL, "--checkpoint-every", "9", "--checkpoint-folder", "x"),
-            "go on from another's checkpoints",
+            "resume from the checkpoints of another",
         ),
         (("latest", "latest", "--steps", "5"), "--steps: it is of an experiment that is run"),
         (("nothing", "nothing"), "holds no runs yet"),

@@ -190,7 +190,7 @@ MISTAKES = {
     "backend that is none": (("run", *KILL, "--backend", "dokcer"), ["--backend", "did you mean 'docker'"]),
     "metrics at no address": (("run", *KILL, "--metrics", "x"), ["--metrics", "'x' is no port"]),
     "baseline that is not there": (("run", *KILL, "--baseline", "nope"), ["there is no run 'nope'"]),
-    "device instead of a run": (("report", "/dev/null"), ["'/dev/null' is there, but it is no run"]),
+    "device instead of a run": (("report", "/dev/null"), ["'/dev/null' exists, but is not a run"]),
     "junit without a name": (("run", *KILL, "--junit", ""), ["--junit", "name a file"]),
     "junit into nowhere": (("run", *KILL, "--junit", "nowhere/junit.xml"), ["--junit", "nowhere"]),
 }

@@ -86,7 +86,7 @@ def test_of_who_starts_again_it_is_said_from_what():
     in_memory = "snapshots in the nodes' memory (every step, protection xor)"
     assert f"the newest of its {in_memory}." in said("reft", snapshots=snapshots)
     both = said("reft", snapshots={**snapshots, "every": "auto"}, checkpoint=checkpoint)
-    assert "(as often as pays, protection xor) and checkpoints (every 20 steps)." in both
+    assert "(at the cheapest interval, protection xor) and checkpoints (every 20 steps)." in both
 
 
 def test_a_set_that_broke_down_was_not_interrupted():

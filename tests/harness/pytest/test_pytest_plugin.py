@@ -125,9 +125,9 @@ MISTAKES = [
     ('"kill-node", at="step=10", abort_on_fail=True', ["abort_on_fail: there is no gate"]),
     ('"slow-rank", at="step=10", param="factor=3"', ["param is a mapping"]),
     ('"slow-rank", at="step=10", param={"fctor": 3}', ["param fctor", "unknown key", "factor"]),
-    ('"kill-node", "step=10"', ["one fault stands without a name"]),
-    ('"kill-node", fault="kill-node", at="step=10"', ["one fault stands without a name"]),
-    ('"kill-node", experiment="x.yaml"', ["both fault and experiment"]),
+    ('"kill-node", "step=10"', ["give one fault without a name"]),
+    ('"kill-node", fault="kill-node", at="step=10"', ["give one fault without a name"]),
+    ('"kill-node", experiment="x.yaml"', ["both a fault and an experiment"]),
     ('experiment="nowhere.yaml"', ["nowhere.yaml", "cannot read the file"]),
     ('at="step=10"', ["which fault?"]),
     ('"kill-node", at="step=10", check="no"', ["check must be True or False"]),
@@ -162,7 +162,7 @@ def test_fixture_without_a_marker(chaos_run): pass
     )
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(["*@pytest.mark.chaos: there is no fault 'kill-nod'*"])
-    result.stdout.fnmatch_lines(["*chaos_run is for tests that are marked*"])
+    result.stdout.fnmatch_lines(["*chaos_run needs a marked test*"])
     result.stdout.no_fnmatch_line("*it must not come to this*")
 
 

@@ -52,7 +52,7 @@ def test_a_failed_gate_is_an_error_and_an_open_one_a_warning():
     raw = summary(verdict="fail", gates=[FAILED, OPEN], reasons=["gate 'goodput >= 90%' failed: ..."])
     assert commands(raw) == [
         ("error", "synthetic: gate failed", "goodput >= 90%: goodput_ratio is 75.00%"),
-        ("warning", "synthetic: gate has no answer", "loss_deviation < 2%: loss_deviation_ratio has no value"),
+        ("warning", "synthetic: gate undecided", "loss_deviation < 2%: loss_deviation_ratio has no value"),
     ]
 
 

@@ -202,8 +202,8 @@ def test_time_that_does_not_add_up_is_said():
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_run_with_next_to_nothing_is_still_a_page(raw, steps):
     events = [e for e in synthetic.run(steps=1, faults=[], twin=False) if steps or e.kind != "step_committed"]
-    assert "No fault was applied." in page(raw, events).text
-    assert "No fault was applied." in page(raw, []).text
+    assert "No fault was injected." in page(raw, events).text
+    assert "No fault was injected." in page(raw, []).text
 
 
 def pictures(html):

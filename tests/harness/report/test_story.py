@@ -64,7 +64,7 @@ def test_of_a_command_it_is_told_how_often_it_was_started():
 
 
 def test_nothing_known_is_nothing_made_up():
-    assert story(Summary()) == ["The job committed an unknown number of steps.", "No fault was applied."]
+    assert story(Summary()) == ["The job committed an unknown number of steps.", "No fault was injected."]
     assert "None" not in told(EMPTY)
     assert about(Summary(), []) == []
 

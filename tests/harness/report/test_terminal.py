@@ -239,7 +239,7 @@ def test_what_the_run_says_is_text_and_no_markup():
 def test_an_empty_run_is_reported_without_a_stumble():
     report = text(EMPTY)
     assert "run: INCONCLUSIVE" in report
-    assert "No fault was applied." in report
+    assert "No fault was injected." in report
     assert "None" not in report
     nobody_knows = text(replace(EMPTY, steps_committed=None, steps_planned=7))
     assert "None" not in nobody_knows and "committed an unknown number of steps" in nobody_knows

@@ -112,10 +112,10 @@ class TestNewRunFolder:
 
     def test_a_file_in_the_way_is_told(self, tmp_path):
         (tmp_path / "out").write_text("a file")
-        with pytest.raises(StoreError, match="a file is in its way"):
+        with pytest.raises(StoreError, match="a file has that name"):
             new_run_folder(tmp_path / "out", "a")
         (tmp_path / "a").write_text("a file")
-        with pytest.raises(StoreError, match="a file is in its way"):
+        with pytest.raises(StoreError, match="a file has that name"):
             new_run_folder(tmp_path, "a")
 
 
@@ -289,7 +289,7 @@ class TestListRuns:
 
     def test_a_store_that_cannot_be_read_is_told(self, tmp_path):
         (tmp_path / "out").write_text("a file")
-        with pytest.raises(StoreError, match="a file is in its way"):
+        with pytest.raises(StoreError, match="a file has that name"):
             list_runs(tmp_path / "out")
 
 
