@@ -90,7 +90,7 @@ class Stage:
         """Everything that a fault may have changed, to be compared with what it was."""
         names = [str(owned) for owned in self.owned()]
         found = {name: _look_at(process) for name, process in zip(names, self.processes, strict=True)}
-        # Before its first step, nothing is in force in it.
+        # Before its first step, nothing is active in it.
         found["in force in the rank"] = in_force(self.folder) or [0, 1.0]
         if self.is_loss and found[names[0]] is None:
             found |= {name: self.before[name] for name in (names[0], "in force in the rank")}
@@ -164,7 +164,7 @@ def heal_trial(stage: Stage, kind: str, point: str) -> tuple[Trial, bool]:
     began = time.monotonic()
     heal(run)
     while what_is_left(stage, run):
-        # A rank that was let go ends what is in force in it at its next phase.
+        # A rank that was let go ends what is active in it at its next phase.
         if time.monotonic() - began > CLEAN_WITHIN_SECONDS:
             return Trial(kind, point, True, math.inf), was_left
         time.sleep(_POLL_SECONDS)

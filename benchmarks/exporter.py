@@ -1,9 +1,9 @@
 """What does it cost a job to be read by Prometheus? `python -m benchmarks.exporter [--json] [--quick]`.
 
-One run of a job without faults. While it goes on, its job endpoint and all its ranks are read in turn not at all, once
-a second, not at all, and 50 times a second, by a process of its own. The CPU time that the ranks and the conductor
-take in each window is compared with what their steps take in the windows without readers; the windows with many
-readers tell what one answer costs. Beside it stand the step times of the same windows, which the machine's noise is in.
+One run of a job without faults. While it continues, its job endpoint and all its ranks are read in turn not at all,
+once a second, not at all, and 50 times a second, by a process of its own. The CPU time that the ranks and the conductor
+take in each window is compared with what their steps take in the windows without readers; the windows with many readers
+tell what one answer costs. Beside it stand the step times of the same windows, which the machine's noise is in.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a loss costs before training goes on."""
+    """What a loss costs before training continues."""
 
     recovery: Recovery
     transfer_bytes_per_second: float

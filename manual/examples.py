@@ -52,7 +52,7 @@ def _of_loader(fault: str) -> Example:
 
 
 def _damaged(fault: str) -> Example:
-    """A damaged checkpoint is noticed by a job that needs it: every rank of a stage dies two steps later."""
+    """A damaged checkpoint is detected by a job that needs it: every rank of a stage dies two steps later."""
     text = f"""\
         name: damaged-checkpoint
         job: {{nodes: 2, steps: 60, checkpoint: {{every_steps: 8}}}}
@@ -65,7 +65,7 @@ def _damaged(fault: str) -> Example:
 
 
 def _flipped_snapshot() -> Example:
-    """A damaged snapshot is noticed by a job that needs it: every rank dies in the same moment."""
+    """A damaged snapshot is detected by a job that needs it: every rank dies in the same moment."""
     text = """\
         name: damaged-snapshot
         job: {nodes: 2, steps: 60, snapshots: {every: 1, protection: xor}}

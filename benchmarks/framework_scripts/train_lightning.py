@@ -37,7 +37,7 @@ class Stamps(Callback):
         self.stamps = log
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """Tells where it goes on from."""
+        """Tells where it continues from."""
         if trainer.global_step:
             self.stamps.resumed(trainer.global_step)
 

@@ -32,7 +32,7 @@ class Stamps(TrainerCallback):
         self.log = log
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:  # noqa: ANN001, ANN003
-        """Tells where it goes on from."""
+        """Tells where it continues from."""
         if state.global_step:
             self.log.resumed(state.global_step)
 

@@ -137,7 +137,7 @@ def read_round(summary: Summary, log: Path, folder: Path) -> Round:
 
 
 def what_happened(summary: Summary) -> str:
-    """The summary in a few words: how the job went on, how it ended, and what was wrong with it."""
+    """The summary in a few words: how the job continued, how it ended, and what was wrong with it."""
     incident = summary.incidents[0] if summary.incidents else None
     parts = []
     if incident is None or not incident.injected:

@@ -17,7 +17,7 @@ from harness.analysis.steps import CommittedStep, baseline, median_step_seconds
 class Attempt:
     """One rank's attempt at one step. Times are CLOCK_MONOTONIC seconds, the same for all processes of a machine.
 
-    `restart` counts how often the rank's process has been started anew. `committed_seconds` is when its optimizer had
+    `restart` counts how often the rank's process has been started again. `committed_seconds` is when its optimizer had
     stepped, None where the peer gave the attempt up. `num_ranks` shared the gradients; `loss` is the mean over the
     rank's own tokens.
     """

@@ -366,7 +366,7 @@ class Driver:
             self._job.repair_rank(rank)
 
     async def _wake(self) -> None:
-        """Let hung processes go on."""
+        """Let hung processes continue."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             now = time.monotonic()

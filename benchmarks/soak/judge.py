@@ -21,7 +21,7 @@ from mecefo_runtime.system.job_records import RankFinished
 # Sums of float32 in another order; 1.4e-7 has been seen.
 MAX_LOSS_DEVIATION_RATIO = 1e-5
 KILLED = -9
-# A rank that is told that the job cannot go on.
+# A rank that is told that the job cannot continue.
 STOPPED = 1
 
 

@@ -37,7 +37,7 @@ RatioText = Annotated[float, PlainValidator(said(_ratio)), WithJsonSchema(_RATIO
 class Limits(Said):
     """How much may be affected at once: nodes and ranks at most, and the share of ranks that is left alone at least.
 
-    A rank counts while a fault is in force on it: until it is repaired, or for the fault's lifetime. Its node counts
+    A rank counts while a fault is active on it: until it is repaired, or for the fault's lifetime. Its node counts
     with it, and a link with the ranks at both of its ends.
     """
 

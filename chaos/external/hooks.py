@@ -76,7 +76,7 @@ class Observer(Protocol):
         ...
 
     def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
-        """The call that began then (CLOCK_MONOTONIC) has returned `result`: a future, where it goes on.
+        """The call that began then (CLOCK_MONOTONIC) has returned `result`: a future, where it continues.
 
         It saved to `path`, where that can be told.
         """

@@ -380,7 +380,7 @@ class PhaseTracker:
                 self._report.emit("rank_finished", **left_out)
 
     def stop(self) -> None:
-        """Follow no further; the script goes on."""
+        """Follow no further; the script continues."""
         self._is_over = True
         self._agent = self._report = None
         self.hooks.detach()
@@ -388,7 +388,7 @@ class PhaseTracker:
         self._stall_reason.end()
 
     def _guard(self, act: Callable[..., None], *arguments: object) -> None:
-        """Whatever goes wrong on our side, the script goes on; it is said once."""
+        """Whatever goes wrong on our side, the script continues; it is said once."""
         try:
             act(*arguments)
         except Exception as error:

@@ -25,7 +25,7 @@ COLLECT_SECONDS = 0.02
 
 
 class Report:
-    """One rank's events. A collector that is gone, or takes nothing, is given up: training goes on."""
+    """One rank's events. A collector that is gone, or takes nothing, is given up: training continues."""
 
     def __init__(self, address: str, token: str, identity: Identity, job: str = MAIN_JOB) -> None:
         sock = connect(address, CONNECT_TIMEOUT_SECONDS)
@@ -103,7 +103,7 @@ class Report:
             time.sleep(COLLECT_SECONDS)
 
     def abandon(self) -> None:
-        """Give up this process's copy of the connection, after a fork: the parent goes on with it."""
+        """Give up this process's copy of the connection, after a fork: the parent continues with it."""
         sock, self._socket = self._socket, None
         if sock is not None:
             os.close(sock.detach())

@@ -24,7 +24,7 @@ ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
 
 class InsideFault(Fault[ParametersT]):
-    """Begins `_effect` in each rank of the target; it is verified by what the ranks report of it when they go on."""
+    """Begins `_effect` in each rank of the target; it is verified by what the ranks report of it when they continue."""
 
     scope: ClassVar[Scope] = "rank"
     fidelity: ClassVar[Fidelity] = "real"
@@ -83,5 +83,5 @@ class InsideFault(Fault[ParametersT]):
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """What is in force inside a rank ends with the connection to the injector, or with the process."""
+        """What is active inside a rank ends with the connection to the injector, or with the process."""
         return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}

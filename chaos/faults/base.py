@@ -265,14 +265,14 @@ class Fault(ABC, Generic[ParametersT]):
     Record: ClassVar[type[UndoRecord]] = UndoRecord
     # Whether the ranks that it affects are gone until they are repaired.
     is_loss: ClassVar[bool] = False
-    # Whether what others did to the same ground cannot be reached while it is in force: they are undone after it.
+    # Whether what others did to the same ground cannot be reached while it is active: they are undone after it.
     covers: ClassVar[bool] = False
     # Whether it goes on for a time (`for`), and for how long where the user does not say: None is the job's end.
     has_lifetime: ClassVar[bool] = False
     default_lifetime: ClassVar[Duration | None] = None
     # Whether it acts inside the rank, which must then be held for it, also when it is to come at a time.
     acts_inside: ClassVar[bool] = False
-    # Whether the effect shows only when the held ranks go on: they are let go before `verify`.
+    # Whether the effect shows only when the held ranks continue: they are let go before `verify`.
     shows_when_released: ClassVar[bool] = False
     # Whether it is said before anything is lost, and the job has time to let its ranks go.
     gives_notice: ClassVar[bool] = False
@@ -351,7 +351,7 @@ class Fault(ABC, Generic[ParametersT]):
         """End the effect as far as only the living run can: before `undo`, which works from the record alone.
 
         What is applied inside a rank is lifted here; without us the rank lifts it when its connection ends. Returns
-        when it was in force no longer (CLOCK_MONOTONIC seconds), where that was before all checks that follow.
+        when it was active no longer (CLOCK_MONOTONIC seconds), where that was before all checks that follow.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""What the job does while faults are in force, as its events tell it: for faults whose effect shows in the job."""
+"""What the job does while faults are active, as its events tell it: for faults whose effect shows in the job."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> MemoryLimi
 
 
 def impose(limit: MemoryLimit) -> None:
-    """Put the planned limit in force.
+    """Put the planned limit active.
 
     Raises:
         EnvironmentFailure: the machine refuses.

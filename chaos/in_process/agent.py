@@ -84,7 +84,7 @@ class Agent:
             effect.exposed(subject)
 
     def abandon(self) -> None:
-        """Give up this process's copy of the connection, after a fork: the parent goes on with it."""
+        """Give up this process's copy of the connection, after a fork: the parent continues with it."""
         connection, self._connection = self._connection, None
         self._holds, self._open_holds, self._is_alert = set(), {}, False
         if connection is not None:

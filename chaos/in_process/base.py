@@ -52,7 +52,7 @@ class InProcessFault(ABC):
         self.report = report
 
     def exposed(self, subject: Subject) -> None:
-        """From now on the rank trains with `subject`: what is in force is in force there."""
+        """From now on the rank trains with `subject`: what is active is active there."""
         self.subject = subject
 
     @abstractmethod
@@ -68,7 +68,7 @@ class InProcessFault(ABC):
         return
 
     def announced(self, step: int, phase: str) -> None:
-        """The rank is about to enter `phase` of `step`; called as long as the effect is in force."""
+        """The rank is about to enter `phase` of `step`; called as long as the effect is active."""
         return
 
     def lift(self) -> dict[str, Any]:

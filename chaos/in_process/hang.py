@@ -1,4 +1,4 @@
-"""A rank whose training thread keeps Python's interpreter lock: it is there, and nothing in it goes on."""
+"""A rank whose training thread keeps Python's interpreter lock: it is there, and nothing in it continues."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from mecefo_runtime.system.events import Event
 
 
 def may_fire(affected: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> str | None:
-    """Why `incident` must not fire while faults are in force on the ranks `affected`; None if it may."""
+    """Why `incident` must not fire while faults are active on the ranks `affected`; None if it may."""
     ranks = frozenset(incident.target.ranks)
     if not ranks:
         return None
@@ -19,7 +19,7 @@ def may_fire(affected: Iterable[int], incident: Incident, limits: Limits, cluste
 
 
 class ActiveRanks:
-    """The ranks on which faults are in force now: for their lifetime, and of losses until they are back."""
+    """The ranks on which faults are active now: for their lifetime, and of losses until they are back."""
 
     def __init__(self) -> None:
         self._in_force: dict[int, frozenset[int]] = {}

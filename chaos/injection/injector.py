@@ -2,7 +2,7 @@
 
 The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
 verify; emit; release; at the end of the lifetime undo, verify the undo, close the record. Where the effect shows only
-in ranks that go on, they are released before it is verified.
+in ranks that continue, they are released before it is verified.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAST_WORDS_SECONDS = 0.5
 class Injector:
     """Fires the incidents of one run, each once, whatever restarts.
 
-    `may_fire` says why an incident must not fire while faults are in force on the ranks that it is given.
+    `may_fire` says why an incident must not fire while faults are active on the ranks that it is given.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Injector:
         try:
             await asyncio.wait({verification, over}, return_when=asyncio.FIRST_COMPLETED)
             if not verification.done() and fault.lasts():
-                # What is still in force must not wait; but of a job that just ended the last words are on their way.
+                # What is still active must not wait; but of a job that just ended the last words are on their way.
                 await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
                 if not verification.done():
                     raise EffectNotSeen("the run ended before its effect was verified")

@@ -10,7 +10,7 @@ from chaos.faults.base import Fault
 
 
 class UndoOrder:
-    """What is in force in one run, in the order in which it was applied."""
+    """What is active in one run, in the order in which it was applied."""
 
     def __init__(self) -> None:
         self._in_force: list[tuple[Fault[Any], asyncio.Event]] = []
@@ -29,7 +29,7 @@ class UndoOrder:
         """Until nothing that came later keeps what `fault` has changed out of reach.
 
         Nobody waits for what came earlier, so that they never wait for each other; nor may a rank be held meanwhile,
-        without which the job's steps would not go on: `release` is called before.
+        without which the job's steps would not continue: `release` is called before.
         """
         since = next(index for index, (other, _) in enumerate(self._in_force) if other is fault)
         for other, is_over in self._in_force[since + 1 :]:

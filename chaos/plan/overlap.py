@@ -1,4 +1,4 @@
-"""Which incidents are in force at once, as far as that is known before the run, and what of that cannot be.
+"""Which incidents are active at once, as far as that is known before the run, and what of that cannot be.
 
 Moments in steps and in seconds are not compared: how long a step takes is known only when it is over.
 """
@@ -40,7 +40,7 @@ class Interval:
 
 
 def interval_of(trigger: Trigger, length: Duration | Literal["moment"] | None) -> Interval | None:
-    """When something is known to be in force that begins at `trigger` and lasts `length` (None: to the job's end).
+    """When something is known to be active that begins at `trigger` and lasts `length` (None: to the job's end).
 
     None: its begin is not known beforehand. Where only its end is not known, because one is in steps and the other
     in seconds, the first moment stands for all. The last step counts in full: the repair begins when it is committed.
@@ -62,7 +62,7 @@ def interval_of(trigger: Trigger, length: Duration | Literal["moment"] | None) -
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An incident, the key of the experiment that it comes from, and when it is in force."""
+    """An incident, the key of the experiment that it comes from, and when it is active."""
 
     incident: Incident
     key: str

@@ -69,7 +69,7 @@ class _Draft:
 
     @property
     def interval(self) -> Interval | None:
-        """When it is in force, as far as that is known."""
+        """When it is active, as far as that is known."""
         if self.kind.is_loss:
             return interval_of(self.trigger, self.repair)
         return interval_of(self.trigger, self.lifetime if self.kind.has_lifetime else "moment")

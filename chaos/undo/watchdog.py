@@ -1,4 +1,4 @@
-"""The watchdog: a process apart that undoes what is in force when `chaos` dies or is silent for longer than its lease.
+"""The watchdog: a process apart that undoes what is active when `chaos` dies or is silent for longer than its lease.
 
 It has a session of its own and ignores what a terminal sends, knows only the ledger, and imports no torch. It is told
 of life by a byte a second over a socket, and of death by the kernel. It ends when told that nothing is left to do, or
@@ -82,7 +82,7 @@ class Watchdog:
                 deadline = time.monotonic() + (self._lease_seconds if is_done else _HEAL_RETRY_SECONDS)
 
     def _lapse(self) -> bool:
-        """Undo what is in force, leaving it pending; returns whether all of it could be."""
+        """Undo what is active, leaving it pending; returns whether all of it could be."""
         pending = {entry.incident for entry in read_ledger(self._run.ledger).pending}
         if pending <= self._lapsed:
             return True

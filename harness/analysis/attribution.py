@@ -92,7 +92,7 @@ class Effect:
             return False
         returned = 0.0 if self.detected is None else inf if self.returned is None else self.returned
         if self.is_loss:
-            # Between its recovery and its repair the job goes on steadily, with fewer ranks.
+            # Between its recovery and its repair the job continues steadily, with fewer ranks.
             is_in_repair = self.repair_started is not None and self.repair_started <= at <= returned
             return at <= self._over or is_in_repair
         return at <= max(self._over, returned)

@@ -44,7 +44,7 @@ class Diagnoses:
     """Of all verified incidents that affected somebody. Ratios are None where there is nothing to count.
 
     `recall_ratio`: share of the affected that was named. `precision_ratio`: share of the named that was affected;
-    `num_false` namings came before any fault, or named somebody whom no fault in force had affected.
+    `num_false` namings came before any fault, or named somebody whom no fault active had affected.
     """
 
     by_incident: Mapping[int, Diagnosis]

@@ -51,8 +51,8 @@ class MeasuredIncident:
     the model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step
     committed after it that had not been committed before, later than `committed` in a job that had gone back.
     `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
-    and that are in none of its memberships since. `restore` says where the state came from with which it went on, of
-    several regroups that which went back the furthest. `outlasted` is how long it was to be in force, where it was for
+    and that are in none of its memberships since. `restore` says where the state came from with which it continued, of
+    several regroups that which went back the furthest. `outlasted` is how long it was to be active, where it was for
     longer, until its effect was seen.
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
@@ -105,7 +105,7 @@ class MeasuredIncident:
 
     @property
     def is_in_force(self) -> bool:
-        """Whether it goes on, as far as the log has come: until the repair, the undo or, of an instant, the recovery.
+        """Whether it continues, as far as the log has come: until the repair, the undo or, of an instant, the recovery.
 
         The end of the job ends it too; of that nothing is known here.
         """
@@ -135,7 +135,7 @@ class MeasuredIncident:
 
     @property
     def detection_seconds(self) -> float | None:
-        """Injected -> detected: a fault can be noticed by the job before the injector has verified it."""
+        """Injected -> detected: a fault can be detected by the job before the injector has verified it."""
         return None if self.gives_notice else _difference(self.injected, self.detected)
 
     @property

@@ -21,9 +21,10 @@ LOSS_STEPS = 10
 class LossComparison:
     """Cross-entropy in nats per token. None: no such step, no twin, or a loss that is not a finite number.
 
-    `final` and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a twin:
-    the main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest such
-    ratio of any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or infinite.
+    `final` and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a
+    baseline: the main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest
+    such ratio of any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or
+    infinite.
     """
 
     final: float | None
@@ -35,7 +36,7 @@ class LossComparison:
 
 
 def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> LossComparison:
-    """The main job's losses and how far they are from the twin's."""
+    """The main job's losses and how far they are from the baseline's."""
     ours = {step.step: step.loss for step in main if step.loss is not None}
     theirs = {step.step: step.loss for step in twin if step.loss is not None}
     both = sorted(ours.keys() & theirs.keys())

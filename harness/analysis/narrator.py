@@ -293,7 +293,7 @@ class Narrator:
     def _tell_job_ended(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.add(event.job)
         if event.job == MAIN_JOB:
-            # The twin may now be ended and begun again.
+            # The baseline may now be ended and begun again.
             self._ending.add(TWIN_JOB)
         return f"job {fields.get('outcome')} with {count(fields.get('steps_committed') or 0, 'step')} committed"
 

@@ -1,4 +1,4 @@
-"""When training stood still, and where the state came from with which it went on; the times without a coordinator."""
+"""When training stood still, and where the state came from with which it continued; the times without a coordinator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNGS = ("peer", "snapshot", "parity", "checkpoint", "start")
 
 @dataclass(frozen=True, slots=True)
 class StateRestore:
-    """Where the state came from with which training went on after a loss.
+    """Where the state came from with which training continued after a loss.
 
     `rung` is the lowest of `RUNGS` that was needed; by rung `sources` has the `pieces` and `num_bytes` that all ranks
     got and the `seconds` of the slowest one (of logs that do not tell it nothing), and `passed_over` why it could not
@@ -51,9 +51,9 @@ class Stall:
     """From the first sign of a change of membership (a detection, or the layout of a rejoin) to the end of its regroup.
 
     One stall holds several epochs when a second loss comes before the first regroup is done. `regrouped_seconds` is
-    None when the stall ended otherwise: training went on without a regroup, or the job ended. `is_loss` tells a loss
+    None when the stall ended otherwise: training continued without a regroup, or the job ended. `is_loss` tells a loss
     from a mere rejoin; `is_restart` one after which all ranks were started again. `restore` says where the state came
-    from with which training went on after a loss, as far as the log tells.
+    from with which training continued after a loss, as far as the log tells.
     """
 
     began_seconds: float

@@ -73,7 +73,7 @@ class CommittedStep:
 class Steps:
     """The steps of one job: `first` record of each in the order of commit, and `redone`, those committed again.
 
-    A step is redone when a later epoch commits it anew: the job had gone back behind it. `unit` is one of WORK_UNITS.
+    A step is redone when a later epoch commits it again: the job had gone back behind it. `unit` is one of WORK_UNITS.
 
     `cuts` are numbers of steps at whose last commit no later step of `first` was under way: what lies between two of
     them (a block) can be looked at by itself. `memo` keeps what was found out about whole blocks while steps are only
@@ -131,7 +131,7 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
     The first `WARM_UP_STEPS` of the job are left out when at least as many others remain.
     """
     end = num_committed(steps, until_seconds)
-    # By their order, not by their numbers: a job that goes on from a checkpoint warms up, too.
+    # By their order, not by their numbers: a job that continues from a checkpoint warms up, too.
     begin = WARM_UP_STEPS if end >= 2 * WARM_UP_STEPS else 0
     return tuple(steps[max(begin, end - BASELINE_STEPS) : end])
 

@@ -171,13 +171,13 @@ class Timeline:
         return incident.recovered(self.is_over, self.is_complete)
 
     def is_degraded(self, step: CommittedStep) -> bool:
-        """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was in force."""
+        """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was active."""
         if self.num_ranks is not None and self.members_of.get(step.epoch, self.num_ranks) < self.num_ranks:
             return True
         return self.is_under_fault(step)
 
     def is_under_fault(self, step: CommittedStep) -> bool:
-        """Whether `step` ran while a fault on its ranks or links came or was in force."""
+        """Whether `step` ran while a fault on its ranks or links came or was active."""
         injected, lifted = self._in_force
         num_before = bisect_left(injected, step.committed_seconds)
         return num_before > 0 and step.began_seconds < lifted[num_before - 1]
@@ -212,7 +212,7 @@ class Timeline:
 
     @cached_property
     def _in_force(self) -> tuple[list[float], list[float]]:
-        """When verified faults on ranks or links were injected, and until when one of those up to each was in force."""
+        """When verified faults on ranks or links were injected, and until when one of those up to each was active."""
         faults = sorted(
             (incident.injected, self.ended_seconds if incident.lifted is None else incident.lifted)
             for incident in self.incidents

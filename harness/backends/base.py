@@ -32,7 +32,7 @@ class RunningJob(ProcessHost, Protocol):
         """Learn from an event which processes there are."""
 
     async def ended(self) -> Outcome:
-        """Wait until the job has completed or cannot go on."""
+        """Wait until the job has completed or cannot continue."""
 
     def repair_node(self, node: int) -> None:
         """Start a node again, with all of its ranks. Does nothing while the node is up."""

@@ -14,7 +14,7 @@ class EndingJob:
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     async def ended(self) -> Outcome:
-        """Wait until the job has completed or cannot go on.
+        """Wait until the job has completed or cannot continue.
 
         Raises:
             EnvironmentFailure: nothing runs processes any more (its fork server or engine is gone).

@@ -152,7 +152,7 @@ class ControlServer:
     ) -> None:
         listener = self.agents
         if listener is None:
-            # Without an injector nobody is held: training goes on when the connection ends.
+            # Without an injector nobody is held: training continues when the connection ends.
             writer.write(encode(to_wire(Holds())))
             return
 

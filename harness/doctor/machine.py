@@ -16,7 +16,7 @@ from harness.backends.finding import EVERY_BACKEND, Check, Finding
 from mecefo_runtime.system.process import ProcessId
 
 OLDEST_PYTHON = (3, 11)
-# The default job and its twin, 8 ranks each one after the other, take 0.6 GB (measured); other models take more.
+# The default job and its baseline, 8 ranks each one after the other, take 0.6 GB (measured); other models take more.
 MIN_MEMORY_BYTES = 1 << 30
 MIN_DISK_BYTES = 1 << 30
 # What NCCL and loaders of data easily take; a container is given 64 MiB unless told otherwise.

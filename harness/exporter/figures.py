@@ -36,9 +36,9 @@ _OTHER = "other"
 
 
 class Figures:
-    """A run as it is served. A figure is what the summary of the log so far says, but for two of a run that goes on.
+    """A run as it is served. A figure is what the summary of the log so far says, but for two of a run that continues.
 
-    `goodput_ratio` goes on with the clock, and `told_seconds` waits for news that may change it (see there).
+    `goodput_ratio` continues with the clock, and `told_seconds` waits for news that may change it (see there).
     """
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class Figures:
 
     @property
     def active(self) -> dict[str, int]:
-        """How many incidents are in force, by fault; 0 for what is planned and is not, and when the job is over."""
+        """How many incidents are active, by fault; 0 for what is planned and is not, and when the job is over."""
         active = dict.fromkeys([*self.planned, *self.newest], 0)
         for kind, one in self._labelled():
             if one.injected is not None and self.timeline.is_running:

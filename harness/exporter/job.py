@@ -33,8 +33,8 @@ _LAST_READ_POLL_SECONDS = 0.05
 class JobExporter:
     """Takes in the events of a run and serves what they come to, from `publish` on while it is entered.
 
-    `where`, said with `option`, is `auto`, PORT or HOST:PORT. `is_live` tells a run that goes on from one that is only
-    looked at. What cannot be served or written is never the run's trouble once it has begun.
+    `where`, said with `option`, is `auto`, PORT or HOST:PORT. `is_live` tells a run that continues from one that is
+    only looked at. What cannot be served or written is never the run's trouble once it has begun.
     """
 
     def __init__(self, where: str, *, option: str = "--metrics", is_live: bool = True) -> None:

@@ -126,7 +126,7 @@ def owner_of(process: ProcessId) -> str:
 
 
 def _is_of_another(group: Mapping[str, Any], owner: str) -> bool:
-    """Whether the entry is another run's that goes on, as far as can be seen from here."""
+    """Whether the entry is another run's that continues, as far as can be seen from here."""
     theirs = group["labels"].get(OWNER_LABEL, "")
     if theirs == owner:
         return False

@@ -50,7 +50,7 @@ class Bamboo:
         return self._ratings[key]
 
     def change(self, before: frozenset[int], after: frozenset[int]) -> Change:
-        """Nothing moves: whoever takes over has the state. One that is back is filled while the others go on."""
+        """Nothing moves: whoever takes over has the state. One that is back is filled while the others continue."""
         return Change(is_lost=self.rating(after) is None)
 
     def _rate(self, lost: tuple[Stages, ...]) -> Rating | None:

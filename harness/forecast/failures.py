@@ -125,7 +125,7 @@ def _rest(
 def _losses_of_units(
     failures: Failures, units: list[tuple[int, ...]], horizon_seconds: float, generator: np.random.Generator
 ) -> Iterator[Loss]:
-    """Each unit by itself: it lives for a Weibull time, is repaired, and begins anew.
+    """Each unit by itself: it lives for a Weibull time, is repaired, and begins again.
 
     A failure with a follower is followed by that of a unit drawn from those that live.
     """

@@ -3,7 +3,7 @@
 **When the same layout serves for many.** Replicas are alike, so only matters which stages of how many replicas are
 lost: replicas are relabelled, those that were hit first, and a plan is made once for every such pattern. That is exact
 but for one thing: where a step's microbatches cannot be shared evenly, the planners give what is left over to the
-first replicas, and which these are depends on the labels. For `mecefo`, which splits a replica anew over its
+first replicas, and which these are depends on the labels. For `mecefo`, which splits a replica again over its
 survivors, only their number matters, not which stages they had; a tie between layouts of equal speed aside.
 
 What has to move goes with the number of stages that each replica lost. It is planned for the first change of that kind

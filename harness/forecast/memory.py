@@ -2,7 +2,7 @@
 
 Nothing is stepped through: a snapshot is begun after every so many steps and complete so long after, so the newest one
 follows from when the steps were committed. A version is lost with the nodes that lose their memory after it was copied,
-or after it was protected anew, if a group of nodes lacks more of them than its code can bear; groups are the runtime's
+or after it was protected again, if a group of nodes lacks more of them than its code can bear; groups are the runtime's
 own (`job.protection`).
 """
 
@@ -89,7 +89,7 @@ class Memory:
         self._runs: list[_Run] = []
         self._lost: list[_Lost] = []
         self._groups: dict[frozenset[int], tuple[Group, ...]] = {}
-        # After the loss of nodes the others protect what is left of the newest version anew, once they train again.
+        # After the loss of nodes the others protect what is left of the newest version again, once they train again.
         self._resumed_seconds: float | None = None
         self._is_to_protect = False
 

@@ -43,7 +43,8 @@ class Rates(Protocol):
 class _Stall:
     """Training stands still for `seconds`, by `cause`; what `saver` saves is safe then.
 
-    In the first `drain_seconds` those that do not know of a loss yet go on with their step; `kept_ratio` of it counts.
+    In the first `drain_seconds` those that do not know of a loss yet continue with their step; `kept_ratio` of it
+    counts.
     """
 
     cause: str
@@ -160,7 +161,7 @@ class _Job:
         self._queue: list[_Stall | _Steps] = [_Steps(rates.free, frozenset())]
         self._lost_seconds = dict.fromkeys(CAUSES, 0.0)
         self._work = Work()
-        # From the loss of state until training goes on; and as long as ranks are lacking for it.
+        # From the loss of state until training continues; and as long as ranks are lacking for it.
         self._is_down = self.is_waiting = False
         self._restore_seconds = 0.0
         self._unrecovered: list[float] = []

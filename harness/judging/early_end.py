@@ -33,7 +33,8 @@ def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
     """Let those gates pass that can be understood, answered and, where they are to end the run, can do so.
 
     Raises:
-        GateError: one of them is no gate, is of a figure that needs the twin where there is none, or whether it fails
+        GateError: one of them is no gate, is of a figure that needs the baseline where there is none, or whether it
+        fails
             is not known before the end.
     """
     for gate in gates:

@@ -114,7 +114,7 @@ class Gate:
     def fails_for_good(self) -> bool:
         """Whether it must fail as soon as it does: no value that comes later takes back that it was beyond."""
         worst = {"max": ("<", "<="), "min": (">", ">=")}
-        # Which steps are before or after the faults, and how time is cut into stretches, changes as the run goes on.
+        # Which steps are before or after the faults, and how time is cut into stretches, changes as the run continues.
         may_shift = self.period in ("before", "after") or (
             isinstance(self.metric, Series) and self.metric.of_step is None
         )
@@ -211,8 +211,8 @@ def evaluate_all(
 ) -> list[GateResult]:
     """The gates of a run and the built-in ones. One that cannot be evaluated is inconclusive, with the reason.
 
-    `ended_by` tells that the run was aborted: the gate that it names failed while the run went on. What it says counts
-    where the analysis has no value.
+    `ended_by` tells that the run was aborted: the gate that it names failed while the run continued. What it says
+    counts where the analysis has no value.
     """
     asked = list(dict.fromkeys(expressions))
     results: list[GateResult] = []

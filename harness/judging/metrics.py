@@ -29,7 +29,7 @@ class Metric:
     `summary.json`; empty: it has its own name there. Of a list it is the length. With `is_per_incident` it
     starts at each entry of `incidents`.
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
-    `only_grows` marks what never becomes smaller while the job goes on, `is_of_before` what is known for good once
+    `only_grows` marks what never becomes smaller while the job continues, `is_of_before` what is known for good once
     the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed,
     `needs_twin` what has no value without one.
 

@@ -259,7 +259,7 @@ def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | N
 
 
 def _steps_from_scratch(times: Timeline) -> int:
-    """How many steps were done again by starts of an external job that began the whole training anew."""
+    """How many steps were done again by starts of an external job that began the whole training again."""
     anew = {one.number for one in times.attempts if one.began_anew}
     return sum(step.epoch in anew for step in times.steps.redone)
 

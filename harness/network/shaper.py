@@ -58,7 +58,7 @@ class Lane:
     last_seconds: float = field(default=0.0)
 
     def release_seconds(self, now_seconds: float, num_bytes: int) -> float | None:
-        """When a packet that came now may go on; None: never."""
+        """When a packet that came now may continue; None: never."""
         said = self.settings
         if self.draw.random() < said.loss_ratio:
             return None

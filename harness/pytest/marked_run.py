@@ -35,7 +35,7 @@ from mecefo_runtime.system.events import Event
 
 DEFAULT_OUT = "chaos-runs"
 MARKER = "@pytest.mark.chaos"
-# Of a run that is told to end: it undoes what is in force, stops its processes, and judges itself.
+# Of a run that is told to end: it undoes what is active, stops its processes, and judges itself.
 END_SECONDS = 60.0
 _LOG_LINES = 20
 _WIDTH = "100"

@@ -134,7 +134,7 @@ def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[int
 
 
 def differences(main: Sequence[StepPoint], twin: Sequence[StepPoint], max_points: int) -> tuple[tuple[int, float], ...]:
-    """(step, loss over the twin's less 1) of the steps that both know, thinned as `thin_losses`."""
+    """(step, loss over the baseline's less 1) of the steps that both know, thinned as `thin_losses`."""
     others = {point.step: point.loss for point in twin if point.loss}
     known = [
         (point.step, point.loss / other - 1.0)
@@ -198,7 +198,7 @@ def _marks(state: RunState, curves: Curves) -> tuple[Mark, ...]:
 
 
 def _layer_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
-    """What each rank held, by the layouts that came to be in force: a layout is from its regroup to the next layout."""
+    """What each rank held, by the layouts that came to be active: a layout is from its regroup to the next layout."""
     layouts = [(told, Layout.from_dict(told.layout)) for told in state.of(LayoutTold) if told.layout]
     if not layouts:
         return {}

@@ -1,4 +1,4 @@
-"""One run from start to verdict: start the job, fire the incidents, repair, run the twin, leave nothing behind.
+"""One run from start to verdict: start the job, fire the incidents, repair, run the baseline, leave nothing behind.
 
 The conductor writes the event log and decides nothing about the verdict: that is computed from the log afterwards.
 """
@@ -44,7 +44,7 @@ from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, 
 from mecefo_runtime.system.run_records import Injected
 from mecefo_runtime.system.wire import new_token
 
-# What is in force when the job ends is undone before its processes are killed; what only their end lifts takes longer.
+# What is active when the job ends is undone before its processes are killed; what only their end lifts takes longer.
 UNDO_FIRST_SECONDS = 2.0
 
 
@@ -329,7 +329,7 @@ class Conductor:
         raise _Ended(self._end.result(), self._end_message)
 
     def _on_lapse(self, text: str) -> None:
-        # What was undone behind the injector's back was not in force for as long as it should have been.
+        # What was undone behind the injector's back was not active for as long as it should have been.
         self._emitter.emit("halted", step=self._main.committed_steps or None, condition=text)
         self._finish("halted", text)
 

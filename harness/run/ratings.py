@@ -1,7 +1,7 @@
 """Ratings of an earlier run for the next one, so that the two differ by the method alone.
 
 What a machine was rated at once is kept beside the runs, `OUT/ratings.json`: measured again a minute later it comes out
-otherwise by several percent, and every figure with it. Without the file it is measured anew.
+otherwise by several percent, and every figure with it. Without the file it is measured again.
 """
 
 from __future__ import annotations

@@ -15,18 +15,18 @@ from mecefo_runtime.system.process import leave_idle_priority
 
 # Idle ranks are silent for as long as others compute. Nobody is lost who is: no fault is meant for them.
 _IDLE_TIMEOUT_SECONDS = 600.0
-# One that has come this far when the main job ends goes on as it is, else it is sooner done from the beginning.
+# One that has come this far when the main job ends continues as it is, else it is sooner done from the beginning.
 _WORTH_KEEPING_RATIO = 0.5
 _STARVED = "no idle CPU time for the fault-free baseline beside the job: it restarts after the job, at normal priority"
 
 
 class Twin:
-    """The twin of `job`, which runs it as `run_of` says; its losses are all that is looked at."""
+    """The baseline of `job`, which runs it as `run_of` says; its losses are all that is looked at."""
 
     def __init__(
         self, job: JobConfig, run_of: Callable[[JobConfig], JobRun], emitter: Emitter, *, can_run_beside: bool
     ) -> None:
-        """`can_run_beside`: faults of the main job reach nothing that the twin shares with it.
+        """`can_run_beside`: faults of the main job reach nothing that the baseline shares with it.
 
         What is not dilated has no time to spare, and a GPU knows no idle priority.
         """

@@ -107,13 +107,13 @@ def newest(root: Path, identity: Identity | None = None) -> Checkpoint | None:
     """The newest complete checkpoint in `root`, None when there is none.
 
     Raises:
-        CheckpointMismatch: it is not of `identity`. To begin anew beside it would be the wrong guess.
+        CheckpointMismatch: it is not of `identity`. To begin again beside it would be the wrong guess.
         OSError: `root` is no folder, or cannot be listed.
     """
     while True:
         looked_at = step_folders(root)
         checkpoint = next(complete(root), None)
-        # Who finds nothing begins anew: make sure that what was there did not go while a newer one came.
+        # Who finds nothing begins again: make sure that what was there did not go while a newer one came.
         if checkpoint is not None or step_folders(root) == looked_at:
             break
     if checkpoint is not None and identity is not None:

@@ -76,7 +76,7 @@ class CheckpointFolder:
         return cls(path, stamp, manifests)
 
     def require(self, identity: Identity) -> None:
-        """Refuse to let a job of `identity` go on from here unless it is the same model on the same data.
+        """Refuse to let a job of `identity` continue from here unless it is the same model on the same data.
 
         Raises:
             CheckpointMismatch: it is not; the message names the difference.

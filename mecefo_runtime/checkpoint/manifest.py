@@ -56,7 +56,7 @@ class DataOrder:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint is of. `data` is None where no data has been used yet: then any job may go on from it."""
+    """What a checkpoint is of. `data` is None where no data has been used yet: then any job may continue from it."""
 
     model: ModelConfig
     data: DataOrder | None

@@ -56,7 +56,7 @@ def write_unit(folder: Path, unit: str, stamp: Stamp, tensors: Mapping[str, Tens
 
     Raises:
         OSError: disk full, no permission, something in the way. Nothing is left of the attempt.
-        RuntimeError: the same, noticed by torch.
+        RuntimeError: the same, detected by torch.
     """
     place = folder / unit
     existing = _whole(place, unit, stamp)

@@ -1,7 +1,7 @@
 """A rank's side of membership: the control connection, and what the coordinator last called for.
 
 One thread reads the connection and one sends signs of life; the training thread never waits on the network here
-without a deadline. Without a coordinator training goes on, and the connection is made again as soon as one is back.
+without a deadline. Without a coordinator training continues, and the connection is made again as soon as one is back.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class CoordinatorClient:
         return {rank: address for rank, address in addresses.items() if rank != self._first_hello.rank}
 
     def _progress(self) -> tuple[object, ...]:
-        """What changes as long as anything goes on."""
+        """What changes as long as anything continues."""
         return self.epoch, self._is_parked, self._participant.committed_step
 
     def _report_lost(self, unreachable: list[int]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from mecefo_runtime.comm.probe import find_unreachable
 from mecefo_runtime.comm.stalls import find_stalled
 
-# Of the patience, how often it is looked whether anything goes on.
+# Of the patience, how often it is looked whether anything continues.
 _LOOKS = 4
 # So many times its patience nothing goes on before a peer that can be reached is held to be at the end of a bad link.
 STALLED_AFTER = 3

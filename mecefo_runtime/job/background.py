@@ -1,4 +1,4 @@
-"""State that moves while training goes on: who keeps a unit up to date before computing with it, and from when.
+"""State that moves while training continues: who keeps a unit up to date before computing with it, and from when.
 
 A *shadow* of a unit is a rank that takes part in its reduction, with nothing to add, and in its optimizer step. So it
 holds the unit as its holders do, and a later layout can give it the unit at a step boundary without anything to move.

@@ -208,7 +208,7 @@ class SnapshotConfig:
         return f"{often}, {'unprotected' if self.protection == 'none' else f'protected by {self.protection} {groups}'}"
 
 
-# The exit code of a coordinator whose job cannot go on; any other but 0 is a crash, after which it is started again.
+# The exit code of a coordinator whose job cannot continue; any other but 0 is a crash, after which it is started again.
 JOB_FAILED = 3
 
 
@@ -220,19 +220,18 @@ class JobConfig:
     `degraded_share_limit`: at most this share of a step's samples goes through degraded layers.
     `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `sharded_optimizer`: each
     holder of a unit has the moments of its share alone (ZeRO-1, arXiv 1910.02054). `takeover`: whether
-    training waits for state that has to move (`direct`), goes on with fewer replicas meanwhile (`background`), or does
-    what costs less (`auto`). `redundancy`: how many replicas hold each shard of a step where the strategy places them,
-    None: as many as SPARe's closed form has it; `stack_offsets` says which. `rank_memory_bytes`: what a rank may use
-    for state and activations, None: no limit.
-    `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast); parameters, gradients and optimizer state
-    stay in fp32. `device`: what each rank computes on; `auto` is a GPU where the rank has one. `dilation_ratio` pads
-    CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether a compute segment is padded to what
-    such segments cost by ratings on which all ranks agree at the start, or to what this execution took; `off` goes
-    with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in them; None: the ranks measure.
-    `links`: what moves between ranks takes as long as on these, None: as long as it takes. `emulation`: what device the
-    ratings and links are of, None: this one. `priority`: `idle` ranks have what all others leave of the CPU.
-    `coordinator_timeout_seconds`: a rank that cannot go on without a coordinator waits for so long while there is
-    none, None: for as long as it takes.
+    training waits for state that has to move (`direct`), continues with fewer replicas meanwhile (`background`), or
+    does what costs less (`auto`). `redundancy`: how many replicas hold each shard of a step where the strategy places
+    them, None: as many as SPARe's closed form has it; `stack_offsets` says which. `rank_memory_bytes`: what a rank may
+    use for state and activations, None: no limit. `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast);
+    parameters, gradients and optimizer state stay in fp32. `device`: what each rank computes on; `auto` is a GPU where
+    the rank has one. `dilation_ratio` pads CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether
+    a compute segment is padded to what such segments cost by ratings on which all ranks agree at the start, or to what
+    this execution took; `off` goes with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in
+    them; None: the ranks measure. `links`: what moves between ranks takes as long as on these, None: as long as it
+    takes. `emulation`: what device the ratings and links are of, None: this one. `priority`: `idle` ranks have what all
+    others leave of the CPU. `coordinator_timeout_seconds`: a rank that cannot go on without a coordinator waits for so
+    long while there is none, None: for as long as it takes.
     """
 
     model: ModelConfig = PRESETS["llama-tiny"]

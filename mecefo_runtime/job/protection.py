@@ -110,8 +110,8 @@ def _dealt(
 class ParityHeld:
     """One member of `group` holds its parities at `version`; `shares` are what each member keeps of each unit.
 
-    Where nodes were lost, a version is protected anew, as a later `generation`. That counts as soon as it `is_settled`:
-    every member has its parities of it.
+    Where nodes were lost, a version is protected again, as a later `generation`. That counts as soon as it
+    `is_settled`: every member has its parities of it.
     """
 
     version: Version
@@ -170,7 +170,7 @@ def standing(version: Version, held: Mapping[int, Collection[ParityHeld]], holde
 
 @dataclass(frozen=True, slots=True)
 class EncodingFailed:
-    """A node could not protect `version` anew, as this `generation`; the text says why."""
+    """A node could not protect `version` again, as this `generation`; the text says why."""
 
     version: Version
     generation: int

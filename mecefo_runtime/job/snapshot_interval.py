@@ -67,10 +67,10 @@ def interval_steps(costs: SnapshotCosts, mtbf_seconds: float) -> int:
 
 
 class SnapshotInterval:
-    """The interval in force, the same on all ranks: it follows from what they exchange, and from nothing else.
+    """The interval active, the same on all ranks: it follows from what they exchange, and from nothing else.
 
     `every_steps` is given, or `auto`: 1 until all ranks of an epoch have a snapshot; whenever they have another one, it
-    is found anew from its cost and the mean time between losses: `mtbf_seconds`, or, where that is None, what has been
+    is found again from its cost and the mean time between losses: `mtbf_seconds`, or, where that is None, what has been
     seen of losses.
     """
 

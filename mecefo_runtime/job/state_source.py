@@ -99,7 +99,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`version` is what a job goes on with, `pieces` are what its ranks lack of it."""
+    """`version` is what a job continues with, `pieces` are what its ranks lack of it."""
 
     version: Version
     pieces: tuple[Piece, ...] = ()

@@ -144,7 +144,7 @@ def _be_found(process: SnapshotProcess, launcher: ProcessId, node: int) -> None:
                 with sock.makefile("rb") as reader:
                     wanted = decode(reader.readline())
                 if wanted["node"] != node:
-                    # The launcher has numbered its nodes anew: what is here is known by another number.
+                    # The launcher has numbered its nodes again: what is here is known by another number.
                     os.kill(os.getpid(), signal.SIGKILL)
                 process.attend(str(wanted["MECEFO_COORDINATOR"]), str(wanted["MECEFO_TOKEN"]))
                 sock.sendall(encode({"address": process.address}))

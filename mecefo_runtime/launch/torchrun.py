@@ -132,7 +132,7 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
             gpus_per_node=place.ranks_per_node,
             data_parallel=place.num_ranks // pipeline,
             pipeline=pipeline,
-            # A restarted attempt goes on where the one before it left something to go on from.
+            # A restarted attempt goes on where the one before it left something to continue from.
             checkpoint=None if folder is None else CheckpointConfig(str(Path(folder).resolve()), every, resume=True),
             snapshots=_snapshots_of(place, options),
             **{name: options[name] for name in chosen},

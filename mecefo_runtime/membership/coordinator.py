@@ -378,7 +378,7 @@ def run_coordinator(
     """Serve `job` until it has ended; returns the exit code: 0, or JOB_FAILED.
 
     All coordinators of a job get the same `checkpoint`. Without one, a job of which every rank is lost together with
-    its coordinator begins anew.
+    its coordinator begins again.
     """
     listener.setblocking(False)
 

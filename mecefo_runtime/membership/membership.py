@@ -95,7 +95,7 @@ class Membership:
 
     @property
     def failure(self) -> str | None:
-        """Why the job cannot go on; None: it can, or is done."""
+        """Why the job cannot continue; None: it can, or is done."""
         return self._transitions.failure
 
     def tick(self) -> None:
@@ -304,7 +304,7 @@ class Membership:
             self._protect_again()
 
     def on_background_done(self, epoch: int) -> None:
-        """What was fetched while training went on is there: the layout that needs it can begin."""
+        """What was fetched while training continued is there: the layout that needs it can begin."""
         if self.stage is Stage.TRAINING and epoch == self.epoch:
             self._epochs.call_to_boundary(BALANCE)
 

@@ -12,7 +12,7 @@ NODE_LOSS_GRACE_SECONDS = 0.1
 
 
 class PendingLosses:
-    """The ranks lost since the last regroup, how each was noticed, and which nodes are without supervisor."""
+    """The ranks lost since the last regroup, how each was detected, and which nodes are without supervisor."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

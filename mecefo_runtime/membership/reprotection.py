@@ -1,6 +1,6 @@
 """What snapshot processes are to do about a loss.
 
-When nodes with snapshots are lost, the others protect the newest version anew, before another one of them is. The next
+When nodes with snapshots are lost, the others protect the newest version again, before another one of them is. The next
 snapshot is protected among those who are there then, but until all ranks have it, what they would go back to has one
 protection less. So the coordinator asks for that version to be encoded again, once the next epoch has begun: until then
 ranks may be restoring from it, and nobody is to compute for anything else. Nothing here does I/O.

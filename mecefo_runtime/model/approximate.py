@@ -48,7 +48,7 @@ def degrade(
     Without `skip_attention`, technique I, the block is projected.
     The bases are computed at once, from the weights as they are now (see `compute_bases`): put the weights in place,
     on their device and of their dtype, before. A block that is degraded already, with this config and seed, keeps its
-    bases; with others it begins anew.
+    bases; with others it begins again.
 
     Raises:
         TypeError: the block is of a kind that cannot be degraded.
@@ -86,7 +86,7 @@ def recomputes(block: nn.Module) -> bool:
 
 
 def refresh(block: nn.Module) -> None:
-    """Compute the bases anew from the weights as they are now, starting from the last ones.
+    """Compute the bases again from the weights as they are now, starting from the last ones.
 
     The caller does so every `refresh_steps` steps.
 

@@ -171,7 +171,7 @@ def _walk(folder: Path, left_out: frozenset[str] = frozenset()) -> Iterator[Path
         raise error
 
     for directory, folders, files in os.walk(folder, onerror=fail):
-        # os.walk goes on with what is left in this list, in its order.
+        # os.walk continues with what is left in this list, in its order.
         folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("."))
         for name in sorted(files):
             path = Path(directory, name)

@@ -22,11 +22,11 @@ from mecefo_runtime.stacks.placement import Placement
 
 
 class NoLayout(RuntimeError):
-    """No replica can be made whole: the job cannot go on. The text says what is short."""
+    """No replica can be made whole: the job cannot continue. The text says what is short."""
 
 
 class WipeOut(NoLayout):
-    """The living replicas do not hold all data between them: the job goes on when all ranks are back."""
+    """The living replicas do not hold all data between them: the job continues when all ranks are back."""
 
 
 @dataclass(frozen=True, slots=True)

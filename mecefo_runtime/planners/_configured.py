@@ -1,4 +1,4 @@
-"""What planners that split layers anew take from the configured layout: who is left of it, its speed, its memory."""
+"""What planners that split layers again take from the configured layout: who is left of it, its speed, its memory."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Re-partition over the survivors: as few degraded layers as keep the failure-free pace, microbatches by ability.
 
-The layers of a replica that was hit are split anew over its own survivors. A replica that lost nobody keeps its stages.
-Where the failure-free time of a step can be kept, nothing is done to beat it; where it cannot, the step takes the least
-time that is possible. Within that time, in this order: few layers are degraded, weighted by the microbatches that go
-through them, and few units move. Layers recompute gate and up only where memory does not hold otherwise. Where layers
-may be projected, which costs the training less, on all replicas, that comes before any is degraded.
+The layers of a replica that was hit are split again over its own survivors. A replica that lost nobody keeps its
+stages. Where the failure-free time of a step can be kept, nothing is done to beat it; where it cannot, the step takes
+the least time that is possible. Within that time, in this order: few layers are degraded, weighted by the microbatches
+that go through them, and few units move. Layers recompute gate and up only where memory does not hold otherwise. Where
+layers may be projected, which costs the training less, on all replicas, that comes before any is degraded.
 
 A replica is left out, and its microbatches go to the others, only when its survivors' memory cannot hold it, or could
 only hold it degraded and the limit for degraded samples does not allow that. The memory that the configured layout uses

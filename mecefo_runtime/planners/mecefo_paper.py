@@ -1,8 +1,9 @@
 """MeCeFO to the letter: the neighbour does both, with all of the paper's techniques in all of its layers.
 
 Of arXiv 2510.16415, section 3: no attention in the backward pass, the whole feed-forward part computed again there, and
-right singular vectors for gate, up and down. Microbatches are shared equally, and state moves before training goes on.
-A layer that no replica runs exactly keeps its attention weights as they are: the paper does not say what then.
+right singular vectors for gate, up and down. Microbatches are shared equally, and state moves before training
+continues. A layer that no replica runs exactly keeps its attention weights as they are: the paper does not say what
+then.
 """
 
 from __future__ import annotations

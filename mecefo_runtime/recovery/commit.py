@@ -71,7 +71,7 @@ def _decide(reports: Mapping[int, RankReport], health: HealthConfig) -> Decision
     if behind:
         if any(lacks_step(report, committed) for report in behind):
             raise RuleBroken(f"a rank applied step {committed} before all had its gradients")
-        # Not computed anew: the holders of a layer must apply the very same numbers.
+        # Not computed again: the holders of a layer must apply the very same numbers.
         known = next(report.totals for report in reports.values() if report.committed_step == committed)
         assert known is not None
         return Decision(committed, LateCommit(committed, known), history)

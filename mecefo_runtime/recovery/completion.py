@@ -1,7 +1,7 @@
 """Complete the step in flight instead of repeating it: what of it counts, and who computes the rest.
 
 A replica that lost nobody has the gradients of some of the step's microbatches, summed over each of its stages. They
-count if all its ranks have those of the same ones, and go on with the same layers. The other microbatches are shared
+count if all its ranks have those of the same ones, and continue with the same layers. The other microbatches are shared
 out over the replicas of the new layout, so that the slowest is done as soon as can be. Without I/O.
 """
 
@@ -27,7 +27,7 @@ def complete(
     averages_rest: bool = False,
     placement: Placement | None = None,
 ) -> Completion | None:
-    """How the members of `layout` complete `step`, of which ranks have these `contributions`; None: they begin anew.
+    """How the members of `layout` complete `step`, of which ranks have these `contributions`; None: they begin again.
 
     `before` is the layout that they were computed in. `averages_rest`: what was computed with low-rank gradients does
     not count, since its bases end with their epoch. `placement`: who holds the data, None: everybody all of it.

@@ -19,7 +19,7 @@ class KeptSnapshots:
         # Of each version that is not older than the newest agreed one: who ever had of it, and who protected whom.
         self._nodes: dict[Version, set[int]] = {}
         self._groups: dict[Version, set[Group]] = {}
-        # After nodes were lost, a version is protected anew by those who are left, as another generation.
+        # After nodes were lost, a version is protected again by those who are left, as another generation.
         self._generations: dict[Version, int] = {}
 
     def learn(self, node: int, kept: SnapshotOffers | None) -> None:

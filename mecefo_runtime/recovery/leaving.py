@@ -25,7 +25,7 @@ def plan_leave(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     """Plan the next epoch so that the ranks that are leaving can go, as soon as nothing is lost with them.
 
     Raises:
-        CannotGoOn: there is no way to go on, with them or without.
+        CannotGoOn: there is no way to continue, with them or without.
     """
     leaving = survivors.leaving
     try:
@@ -33,7 +33,7 @@ def plan_leave(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     except CannotGoOn as error:
         if not leaving:
             raise
-        # They will be lost, but until then the job can go on with them.
+        # They will be lost, but until then the job can continue with them.
         return Leave(
             plan_epoch(rules, replace(survivors, leaving=frozenset()), decision, reason), why_all_stay=str(error)
         )

@@ -46,24 +46,24 @@ class CannotGoOn(RuntimeError):
 
 
 class NeedsAllRanks(CannotGoOn):
-    """Those who are left cannot go on; when all ranks are back, the job can, with stored state."""
+    """Those who are left cannot continue; when all ranks are back, the job can, with stored state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How a job wants its epochs made.
 
-    `takeover`: `direct` moves all state before training goes on, `background` never waits for state where there is
+    `takeover`: `direct` moves all state before training continues, `background` never waits for state where there is
     another way, `auto` does what costs less. `health`: by what the step in flight is judged where no leader has.
     `newest_checkpoint` looks for one when state is lost, but for those that it is given; `rejected_checkpoints` says
     what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
-    loss nobody goes on; all ranks end and are started again, from the newest checkpoint or, without one, from the first
-    step; the job ends when `max_fruitless_restarts` of them in a row have come to no new step. `evicts_corrupt`: who
-    sends damaged state repeatedly has to go. `rating_origin`: what the log says of the costs by which ranks pad their
-    compute, on which they agreed at the start; None: they do not pad.
-    `has_checkpoints`, `has_snapshots`: state is saved so; a job of which every rank is lost starts again from that.
-    `protects_snapshots`: nodes protect each other's. `shards_optimizer`: each holder of a unit has its share of the
-    optimizer state alone. `averages_rest`: what low-rank gradients lack is averaged over those that are not.
+    loss nobody continues; all ranks end and are started again, from the newest checkpoint or, without one, from the
+    first step; the job ends when `max_fruitless_restarts` of them in a row have come to no new step. `evicts_corrupt`:
+    who sends damaged state repeatedly has to go. `rating_origin`: what the log says of the costs by which ranks pad
+    their compute, on which they agreed at the start; None: they do not pad. `has_checkpoints`, `has_snapshots`: state
+    is saved so; a job of which every rank is lost starts again from that. `protects_snapshots`: nodes protect each
+    other's. `shards_optimizer`: each holder of a unit has its share of the optimizer state alone. `averages_rest`: what
+    low-rank gradients lack is averaged over those that are not.
     """
 
     cluster: Cluster
@@ -158,7 +158,7 @@ def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: s
     """Lay out, say what moves and when, and what of the step in flight counts.
 
     Raises:
-        CannotGoOn: there is no way to go on.
+        CannotGoOn: there is no way to continue.
     """
     plan = _plan_epoch(rules, survivors, decision, reason)
     # Of another version's step, or of one that was given up after all, nothing is to be had.
@@ -211,7 +211,7 @@ def _plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: 
     offers = [Offer.whole(version, PeerSource(r), units) for r, units in survivors.damaged.offers(holdings).items()]
     pieces, missing = plan_pieces(target, offers, holdings)
     if missing and all(any(unit in units for units in holdings.values()) for unit in missing):
-        # It cannot be moved, but whoever holds it may go on with it, unless it must not compute what others did.
+        # It cannot be moved, but whoever holds it may continue with it, unless it must not compute what others did.
         ready = _fastest(_ready_layouts(rules.cluster, survivors.layout, target, members, holdings), survivors.costs)
         if ready is not None and rules.placement is None:
             return RegroupPlan(members, ready, decision)

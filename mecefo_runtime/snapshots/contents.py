@@ -29,7 +29,7 @@ class TakenOver:
 class Contents:
     """All of it, in at most `limit_bytes` of memory. One thread at a time.
 
-    When nodes are lost, a version is protected anew, as another `generation`: the others take over what is rebuilt of
+    When nodes are lost, a version is protected again, as another `generation`: the others take over what is rebuilt of
     theirs, and compute their parities of all they keep then. Generation 0 is what ranks have copied. What an older one
     consists of stays until the newer one is settled.
     """

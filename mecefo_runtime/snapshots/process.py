@@ -257,8 +257,8 @@ class SnapshotProcess:
         return any(is_outdated(version, newer) for newer in self._known(generation) - set(older))
 
     def _known(self, generation: int) -> set[Version]:
-        """What may be newer than a version, so that nobody goes on with that one."""
-        # Ranks that have begun a newer one will not complete it; it is protected anew until all ranks have another.
+        """What may be newer than a version, so that nobody continues with that one."""
+        # Ranks that have begun a newer one will not complete it; it is protected again until all ranks have another.
         kept = self._contents.shelf.kept
         return set(self._contents.ranks) if not generation else {kept} if kept is not None else set()
 

@@ -1,4 +1,4 @@
-"""How a node protects what it keeps: its parities of each snapshot, and anew when nodes of its group are lost."""
+"""How a node protects what it keeps: its parities of each snapshot, and again when nodes of its group are lost."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from mecefo_runtime.system.wire import Connection, WireError
 from mecefo_runtime.system.wire_messages import to_wire
 
 CONNECT_TIMEOUT_SECONDS = 0.5
-# Training waits so long for memory, which takes a second for each gigabyte; then it goes on, and is told later.
+# Training waits so long for memory, which takes a second for each gigabyte; then it continues, and is told later.
 RESERVE_TIMEOUT_SECONDS = 2.0
 # How many steps go by before a process that could not be reached, or had no room, is asked again.
 RETRY_STEPS = 10
@@ -74,8 +74,8 @@ class SnapshotWriter(StateActivity):
     One snapshot is under way at a time, and a buffer with the newest version that all ranks have is never written over:
     as long as the last snapshot is not complete everywhere, none is begun, unless a rank says that its is `LOST`.
     `stored_step` is the step of the newest one that this rank's process has whole, 0: none, or `LOST`. Without a
-    process, or without room, training goes on; `warn` hears why. `announce` hears when some of a snapshot is copied and
-    some is not: its step, and `snapshot`. `costs` are what snapshots took lately.
+    process, or without room, training continues; `warn` hears why. `announce` hears when some of a snapshot is copied
+    and some is not: its step, and `snapshot`. `costs` are what snapshots took lately.
     """
 
     def __init__(

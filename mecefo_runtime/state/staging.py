@@ -87,7 +87,7 @@ def page_lock(memory: memoryview, owner: object, device: torch.device) -> bool:
     """Let `device` write to `memory` by itself, until `owner`, which keeps it mapped, is gone; False: it cannot.
 
     Into other memory CUDA copies by way of its own, and the host waits for that ("API synchronization behavior" in the
-    CUDA Runtime API). What is mapped anew at the same place must not be taken for what was there before.
+    CUDA Runtime API). What is mapped again at the same place must not be taken for what was there before.
     """
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]

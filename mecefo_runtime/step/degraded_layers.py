@@ -72,7 +72,7 @@ class DegradedLayers:
         for layer in span.layers:
             block = self._state.units[layer_unit(layer)].module
             if layer not in self._approximated or self._config.average_rest:
-                # All holders of a layer begin anew together.
+                # All holders of a layer begin again together.
                 restore(block)
             if layer not in self._approximated:
                 continue

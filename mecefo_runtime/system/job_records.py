@@ -148,7 +148,7 @@ class CheckpointWritten(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRestored(Record):
-    """All ranks go on from a checkpoint, after `step`."""
+    """All ranks continue from a checkpoint, after `step`."""
 
     KIND: ClassVar[str] = "checkpoint_restored"
 
@@ -157,7 +157,7 @@ class CheckpointRestored(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRestored(Record):
-    """All ranks go on from snapshots, after `step`: in the memory of `nodes`, `rebuilt_nodes`' from their parity."""
+    """All ranks continue from snapshots, after `step`: in the memory of `nodes`, `rebuilt_nodes`' from their parity."""
 
     KIND: ClassVar[str] = "snapshot_restored"
 
@@ -177,7 +177,7 @@ class SnapshotsUnprotected(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotsProtected(Record):
-    """What all ranks have, of `step`, is protected again, `seconds` later; by an encoding anew if `is_reencoded`."""
+    """What all ranks have, of `step`, is protected again, `seconds` later; by an encoding again if `is_reencoded`."""
 
     KIND: ClassVar[str] = "snapshots_protected"
 
@@ -371,7 +371,7 @@ class ProcessExited(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed(Record):
-    """The job cannot go on."""
+    """The job cannot continue."""
 
     KIND: ClassVar[str] = "job_failed"
 

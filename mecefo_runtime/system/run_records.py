@@ -158,13 +158,13 @@ class Undone(OfIncident):
 
     @property
     def ended_seconds(self) -> float:
-        """When it was in force no longer (CLOCK_MONOTONIC): to see that nothing is left of it may take a while."""
+        """When it was active no longer (CLOCK_MONOTONIC): to see that nothing is left of it may take a while."""
         return self.monotonic_seconds if self.ended_monotonic is None else self.ended_monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlasted(OfIncident):
-    """A fault stayed in force for longer than `planned`, until its effect was seen."""
+    """A fault stayed active for longer than `planned`, until its effect was seen."""
 
     KIND: ClassVar[str] = "outlasted"
 

@@ -41,7 +41,7 @@ def smallest_time_scale(job: JobConfig, num_cores: int) -> float:
 
 
 def _rounded_up(scale: float) -> float:
-    """To two digits: what is measured anew a moment later is mostly the same then."""
+    """To two digits: what is measured again a moment later is mostly the same then."""
     unit = 10.0 ** (math.floor(math.log10(scale)) - _DIGITS + 1)
     return round(math.ceil(scale / unit) * unit, 6)
 

@@ -20,7 +20,7 @@ class Hook(Protocol):
     def announce(self, step: int, phase: str) -> None:
         """The rank is about to enter `phase` of `step`.
 
-        Outside of steps: `regroup`, before it forms the groups of a new epoch that will go on with `step`, and
+        Outside of steps: `regroup`, before it forms the groups of a new epoch that will continue with `step`, and
         `transfer`, before it moves state for it. Of the snapshot of `step`: `snapshot`, when some of this rank's share
         is copied and some is not, and, in a snapshot process, `encode`, when its parity is begun and not complete.
         """

@@ -22,7 +22,7 @@ class HangParameters(BaseModel):
 
 
 class DeviceAssert(InsideFault[NoParameters]):
-    """Fails a device-side assertion: every later CUDA call of the rank raises, and it cannot go on."""
+    """Fails a device-side assertion: every later CUDA call of the rank raises, and it cannot continue."""
 
     kind: ClassVar[str] = "device-assert"
     brief: ClassVar[str] = "fail a device-side assertion"

@@ -69,7 +69,7 @@ class FlapLink(LinkFault[FlapParameters]):
 
     async def _turn(self, rules: list[dict[str, Any]], host: LinkHost) -> None:
         while not await self._is_lifted_within(self.parameters.down):
-            # Programs are waited for; meanwhile others go on, who want to see it.
+            # Programs are waited for; meanwhile others continue, who want to see it.
             await asyncio.to_thread(remove_rules, [*rules])
             if await self._is_lifted_within(self.parameters.up):
                 return

@@ -24,7 +24,7 @@ class _Isolation(LinkFault[NoParameters]):
 
 
 class IsolateNode(_Isolation):
-    """Cuts every link of a node: no packet comes or goes, its processes go on."""
+    """Cuts every link of a node: no packet comes or goes, its processes continue."""
 
     kind: ClassVar[str] = "isolate-node"
     brief: ClassVar[str] = "cut all links of a node"

@@ -249,7 +249,7 @@ class SlowRank(ProcessFault[SlowParameters]):
 
 
 def _end_cycles(processes: Sequence[ProcessId]) -> None:
-    """Kill what still stops any of `processes`: of a `chaos` that is there but does not run, the cycle goes on."""
+    """Kill what still stops any of `processes`: of a `chaos` that is there but does not run, the cycle continues."""
     whom = {f"{process.pid}:{process.start_ticks}".encode() for process in processes}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():

@@ -95,7 +95,7 @@ class _CheckpointFault(Fault[ParametersT]):
 
     @abstractmethod
     def _seen(self, act: Act) -> str:
-        """What reading a script's checkpoint anew shows of it.
+        """What reading a script's checkpoint again shows of it.
 
         Raises:
             chaos.errors.EffectNotSeen: it is not as it was made.

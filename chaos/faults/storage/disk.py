@@ -2,7 +2,7 @@
 
 Where the checkpoint folder is on a small filesystem of its own, that one is filled; else, with the right to mount, a
 small one is put over the folder as long as the fault lasts. Seen are all three: a byte more is refused (ENOSPC), the
-job's next checkpoint fails, and the job goes on all the same.
+job's next checkpoint fails, and the job continues all the same.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class FillDisk(Fault[FillParameters]):
         def is_failure(record: Record) -> bool:
             if not isinstance(record, Warned) or not self._is_failed_checkpoint(record):
                 return False
-            # Now: when the task that waits for it goes on, the step after it may have been committed.
+            # Now: when the task that waits for it continues, the step after it may have been committed.
             last_steps.append(context.watch.last_step)
             return True
 

@@ -82,7 +82,7 @@ class _Said:
 def routes(logs: Mapping[int, str]) -> frozenset[Route]:
     """Every route that the ranks' logs tell of; `logs` are NCCL's own, by the rank of the job that wrote them.
 
-    NCCL numbers the ranks of each communicator anew. Whose number is whose is told when the communicator is made. Of
+    NCCL numbers the ranks of each communicator again. Whose number is whose is told when the communicator is made. Of
     which one a route is tells the thread that made it, or (what is connected at the first operation is connected by
     another one) the devices at its ends; where several fit, it counts for each. In a log without communicators the
     numbers are taken for the job's.

@@ -1,7 +1,7 @@
 """Whom a launcher blames: what torchrun writes into its log when one of its workers fails.
 
 torch 2.11-2.13, `torch/distributed/elastic/multiprocessing/api.py`: one line for the first worker that failed, at the
-time at which it was noticed, whether or not it starts them again.
+time at which it was detected, whether or not it starts them again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import docker
     from docker.models.networks import Network
 
-# Inside a container nobody else listens: the first job's coordinator has this port, the twin's the next.
+# Inside a container nobody else listens: the first job's coordinator has this port, the baseline's the next.
 FIRST_PORT = 29400
 # The run's socket as containers see it.
 _CONTROL_FOLDER = "/run/mecefo-chaos"

@@ -107,7 +107,7 @@ class ContainerLinks(LinkQueries):
         except OSError as error:
             raise EnvironmentFailure(f"rules cannot be added at {record.at}: {error}") from error
         finally:
-            # A thread goes on, and whoever gives up undoes: no rule may come after that.
+            # A thread continues, and whoever gives up undoes: no rule may come after that.
             with suppress(OSError):
                 await adding
 

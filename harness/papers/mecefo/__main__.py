@@ -1,4 +1,4 @@
-"""Writes the forecasts that come with this version anew, after a change of a planner, a table or the forecast."""
+"""Writes the forecasts that come with this version again, after a change of a planner, a table or the forecast."""
 
 from __future__ import annotations
 

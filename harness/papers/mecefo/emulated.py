@@ -75,7 +75,7 @@ class EmulatedRun:
         return self.plain_step_seconds / self.settled_step_seconds - 1
 
     def settled_drop_ratio(self, free_step_seconds: float | None = None) -> float:
-        """Of tokens/s, against the run's own failure-free steps, or a twin's."""
+        """Of tokens/s, against the run's own failure-free steps, or a baseline's."""
         assert self.settled_step_seconds is not None
         return 1 - (free_step_seconds or self.free_step_seconds) / self.settled_step_seconds
 

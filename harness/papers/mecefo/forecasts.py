@@ -1,4 +1,4 @@
-"""All forecasts of the table: those that came with this version, or computed anew, which takes minutes of planning."""
+"""All forecasts of the table: those that came with this version, or computed again, which takes minutes of planning."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shipped_forecasts() -> Forecasts:
 
 
 def compute_forecasts(num_processes: int, say: Callable[[str], None] = lambda text: None) -> Forecasts:
-    """All of them, planned anew."""
+    """All of them, planned again."""
     groups = [list(group) for _, group in groupby(sorted(cells(), key=_planned_alike), key=_planned_alike)]
     found: dict[Cell, Forecasted] = {}
     averaged: dict[Cell, float] = {}

@@ -46,7 +46,7 @@ class Memory:
                 self._kept[node] = SnapshotOffers(address, _VERSION, offers, parities)
 
     def survives(self, lost: Collection[int]) -> bool:
-        """Whether the coordinator would find a version to go on with, of what the nodes that are not `lost` have."""
+        """Whether the coordinator would find a version to continue with, of what the nodes that are not `lost` have."""
         kept = {node: of_node for node, of_node in self._kept.items() if node not in lost}
         return choose_version(_LAYOUT, offers_of(kept)) is not None
 

@@ -1,4 +1,4 @@
-"""SPARe (arXiv 2603.00357): closed forms by chance, and its simulation anew, under assumptions that have names.
+"""SPARe (arXiv 2603.00357): closed forms by chance, and its simulation again, under assumptions that have names.
 
 `check.py` is the way in; `claims` has the paper's figures. Closed forms (`closed_forms`) are held against drawn orders
 of failures (`endurance`), the table of times to train against a step loop (`simulation`). Who computes what after a

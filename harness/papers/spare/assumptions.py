@@ -16,8 +16,8 @@ class Assumptions:
     """Of the failures, of a step, and of a recovery.
 
     `recovery` after a wipe-out. `per_group_restart`: every group restarts by itself, one that fails meanwhile begins
-    anew, and all wait for the last. `absorb`: failures meanwhile count for nothing. `global_restart`: any failure
-    meanwhile begins the restart of all anew.
+    again, and all wait for the last. `absorb`: failures meanwhile count for nothing. `global_restart`: any failure
+    meanwhile begins the restart of all again.
     `restarting`: all groups, or those alone that have failed.
     `clocks`: a group's failures are a renewal process that runs on, dead or alive (`run_on`), or a lost group's next
     lifetime begins with the restart (`begin_anew`).

@@ -44,7 +44,7 @@ class Masking(Protocol):
         """Whether a shard has no holder left."""
 
     def repair(self, alive: Mask) -> int:
-        """Say how many shards of the step in flight were lost with the groups; who computes what is decided anew."""
+        """Say how many shards of the step in flight were lost with the groups; who computes what is decided again."""
 
 
 class Stacked:
@@ -89,7 +89,7 @@ class Stacked:
         return not self._holders.all()
 
     def repair(self, alive: Mask) -> int:
-        """Say how many shards of the step in flight were lost with the groups; who computes what is decided anew."""
+        """Say how many shards of the step in flight were lost with the groups; who computes what is decided again."""
         missing = np.flatnonzero(self._computing == 0)
         if missing.size and not self._bring_forward(missing, alive):
             stacks = reorder(self._stacks, alive)

@@ -233,7 +233,7 @@ class _Job:
         self._all_are_there()
 
     def _restart_each(self, restarting: Ints) -> None:
-        """Each by itself: who fails meanwhile begins anew, and the others wait."""
+        """Each by itself: who fails meanwhile begins again, and the others wait."""
         clocks, restart_seconds = self._clocks, self._assumptions.restart_seconds
         limit_seconds = _HOPELESS_RATIO * self._free_seconds
         ready = np.full(self._num_groups, self._now)
@@ -249,7 +249,7 @@ class _Job:
         self._now = float(ready.max())
 
     def _restart_all(self, restarting: Ints) -> None:
-        """All at once, and anew when any fails; given up when the job is hopeless."""
+        """All at once, and again when any fails; given up when the job is hopeless."""
         clocks, restart_seconds = self._clocks, self._assumptions.restart_seconds
         limit_seconds = _HOPELESS_RATIO * self._free_seconds
         while self._now <= limit_seconds:

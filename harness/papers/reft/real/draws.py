@@ -24,7 +24,7 @@ from mecefo_runtime.state.stored import StoredStateRefused
 
 # Lifetimes by Weibull, each node lost with a probability of about a fifth.
 SHAPE, TIME_RATIO = 0.78, 0.15
-# Every so many draws the one is by lifetimes; and every so many, survivors encode anew before the next are lost.
+# Every so many draws the one is by lifetimes; and every so many, survivors encode again before the next are lost.
 _LIFETIMES_EVERY, _SECOND_EVERY = 3, 10
 Kind = Literal["at once", "lifetimes", "after re-encoding"]
 Outcome = Literal["restored", "refused", "wrong"]

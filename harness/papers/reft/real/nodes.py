@@ -273,7 +273,7 @@ class Nodes:
         return units
 
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """Make the state of every living node's rank what `seed` says; where nodes were lost, they hold it anew."""
+        """Make the state of every living node's rank what `seed` says; where nodes were lost, they hold it again."""
         if set(self._states) != set(self.alive):
             layout = layout_of(self.alive)
             self._states = {node: ModelState(self.job, layout, node, {}, 0) for node in self.alive}

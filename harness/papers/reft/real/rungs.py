@@ -51,7 +51,7 @@ class RungRun:
     `recovery_seconds` is from the injection until the first step after it, `state_seconds` how long of that the
     slowest rank moved or read state. `max_loss_deviation_ratio` is that of the losses from those of a run without a
     fault. `unprotected_seconds` is from the loss of a node's snapshots until the newest version was protected again, by
-    encoding it anew or because a newer one was. `reason` is why nothing better served, as the log has it.
+    encoding it again or because a newer one was. `reason` is why nothing better served, as the log has it.
     """
 
     rung: str
@@ -167,7 +167,7 @@ def run_asked(asked: Asked, folder: Path, stream: TextIO) -> RungRun:
 
 
 def read_run(asked: Asked, summary: Summary, failure: str, unprotected_seconds: float | None = None) -> RungRun:
-    """What a run came to; `failure` is why the job could not go on, empty: it could."""
+    """What a run came to; `failure` is why the job could not continue, empty: it could."""
     incident = next(iter(summary.incidents), None)
     restored = None if incident is None else incident.state_restored
     served = None
