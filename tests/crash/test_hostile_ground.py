@@ -144,8 +144,8 @@ def assert_lost(run):
     events = read_log(run.folder / "events.jsonl")
     assert_nothing_left(run, events)
     assert (events[-1].kind, events[-1].fields["reason"]) == ("run_ended", "failed")
-    assert "fork server died" in events[-1].fields["message"]
-    assert "fork server died" in " ".join(run.stdout.split())
+    assert "fork server ended" in events[-1].fields["message"]
+    assert "fork server ended" in " ".join(run.stdout.split())
     return events
 
 

@@ -50,8 +50,8 @@ def test_a_node_that_is_killed_is_a_container_that_ends_and_comes_back(tmp_path)
     ]
     assert sorted(containers) == ["coordinator", "node-0", "node-1", "node-1"]
     # Whoever waits for them sees them come up, and the repaired one again.
-    told = re.findall(r"  (bringing up 2 nodes|node \d is up[,:])", run.stderr)
-    assert sorted(told) == ["bringing up 2 nodes", "node 0 is up,", "node 1 is up,", "node 1 is up:"]
+    told = re.findall(r"  (starting 2 nodes|node \d is up[,:])", run.stderr)
+    assert sorted(told) == ["node 0 is up,", "node 1 is up,", "node 1 is up:", "starting 2 nodes"]
     # Pids are those of this machine: inside, every container counts from 1.
     assert min(event.fields["started_pid"] for event in run.of("process_started")) > 100
     assert {event.pid for event in run.events if event.rank == 0} == {
@@ -169,7 +169,7 @@ def test_a_network_that_is_removed_by_hand_is_named(tmp_path):
         name = run_of(tmp_path / "state")
         remove_network(name)
         assert run.wait() == 3
-    assert f"the run's network mecefo-chaos-{name} is gone: somebody removed it" in run.stderr
+    assert f"the run's network mecefo-chaos-{name} is gone: it was removed" in run.stderr
     assert_gone(name, 0.0)
 
 

@@ -116,7 +116,7 @@ def test_runtime_whose_replicas_drift_apart_fails(tmp_path):
     run = run_chaos(tmp_path, *KILL, patch=PATIENT + DIVERGE)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
     assert run.summary["diverged_units"] >= 1
-    assert "ended up different" in run.summary["reasons"][0]
+    assert "differ at the end between the ranks" in run.summary["reasons"][0]
 
 
 def test_runtime_that_freezes_after_the_fault_has_not_recovered(tmp_path):
