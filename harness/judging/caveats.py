@@ -91,8 +91,8 @@ def _of_the_set_up(summary: Summary) -> list[str]:
     bubble = summary.pipeline_bubble_ratio
     if bubble:
         found.append(
-            f"Between its microbatches a rank waits {bubble:.0%} of a fault-free step for its pipeline. A neighbour "
-            "that runs a lost stage too fills that time, so the drop is smaller here than with many microbatches."
+            f"Between its microbatches a rank waits {bubble:.0%} of a fault-free step for its pipeline. A rank that "
+            "also runs a lost stage uses that time, so the drop is smaller here than with many microbatches."
         )
     if summary.data_parallel == 1:
         found.append(
