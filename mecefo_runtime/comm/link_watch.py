@@ -73,5 +73,5 @@ class LinkWatch:
             if now_seconds - tried_seconds >= self._patience_seconds:
                 bad = find_unreachable(self._peers(), self._patience_seconds / 2, is_over)
                 tried_seconds = time.monotonic()
-            if bad := bad or self.find_stalled():
+            if not self._closed.is_set() and (bad := bad or self.find_stalled()):
                 self._report(bad)

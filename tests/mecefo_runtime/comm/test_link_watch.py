@@ -95,7 +95,7 @@ def test_who_can_be_reached_over_a_link_that_stalls_is_named_when_nothing_has_go
     try:
         assert told.get(timeout=LONG_SECONDS) == [1]
         assert time.monotonic() - began_seconds >= STALLED_AFTER * PATIENCE_SECONDS
-        assert asked[0] == ([1], "127.0.0.9", PATIENCE_SECONDS)
+        assert ([1], "127.0.0.9", PATIENCE_SECONDS) in asked  # a closed watch's last look may still be under way
     finally:
         watch.close()
         server.close()
