@@ -1,9 +1,9 @@
 """Checkpoints to and from Hugging Face's LLaMA folders: `config.json` and `model.safetensors`.
 
-`python -m mecefo_runtime.huggingface export CHECKPOINT FOLDER` takes the folder of a step;
-`python -m mecefo_runtime.huggingface import FOLDER ROOT` makes the checkpoint of step 0 in ROOT, which must have none:
-its optimizer starts from nothing, and any data may follow. There is no tokenizer in it: tokens are bytes.
-Neither loses a bit of the parameters, which are stored in fp32; narrower ones are widened on import.
+`python -m mecefo_runtime.huggingface export CHECKPOINT FOLDER` takes the folder of a step; `python -m
+mecefo_runtime.huggingface import FOLDER ROOT` makes the checkpoint of step 0 in ROOT, which must have none: its
+optimizer starts from nothing, and any data may follow. There is no tokenizer in it: tokens are bytes. Both are
+lossless: parameters are stored in fp32; narrower ones are widened on import.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class HuggingFaceError(ValueError):
 
 
 def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the parameters of `checkpoint` to `folder`, which must not exist or be empty. All are in memory meanwhile.
+    """Write the parameters of `checkpoint` to `folder`, which must not exist or be empty.
+
+    All of them are held in memory.
 
     Raises:
         HuggingFaceError: there is something in the way.
@@ -104,7 +106,7 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def import_checkpoint(folder: Path, root: Path) -> Checkpoint:
-    """Make what `folder` holds the checkpoint of step 0 in `root`.
+    """Save the model in `folder` as the checkpoint of step 0 in `root`.
 
     Raises:
         HuggingFaceError: `folder` is no LLaMA model that ours can be, or `root` has a checkpoint already.
@@ -278,7 +280,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, and the exit code that all commands of ours have for a user's mistake."""
+        """Print one line and exit with the exit code of a usage error."""
         self.exit(USAGE_EXIT_CODE, f"{self.prog}: {message}\n")
 
 

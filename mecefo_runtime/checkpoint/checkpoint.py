@@ -4,8 +4,8 @@
 what was saved under one layout loads under any other, and other tools can read it. Its tensors are named as in the
 unit's module; the optimizer's are `optim.state.NAME.exp_avg`, `.exp_avg_sq` and `.step`, as torch names AdamW's.
 
-A checkpoint is complete when all units of its model are there, of the same step, job and lineage. Nothing marks it so:
-whoever looks sees it, and whichever rank finishes last completes it.
+A checkpoint is complete when all units of its model are there, of the same step, job and lineage. There is no
+completion marker: readers check the units, and the last rank to finish completes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REMOVED = ".removed-"
 
 
 def named_tensors(unit: UnitState, storage: Tensor) -> dict[str, Tensor]:
-    """Views into `storage`, flat and laid out as `unit.storage`, by the names that a checkpoint gives them."""
+    """Views into `storage` (flat, laid out as `unit.storage`), by their names in a checkpoint."""
     names = {parameter: name for name, parameter in unit.module.named_parameters()}
     n = unit.num_parameters
     tensors: dict[str, Tensor] = {}
@@ -58,7 +58,7 @@ class Checkpoint(CheckpointFolder):
     __slots__ = ()
 
     def load_unit(self, unit: str, into: UnitState) -> None:
-        """Make `into`'s parameters and optimizer state what was saved; it is untouched unless all files held.
+        """Load the saved parameters and optimizer state into `into`; it is unchanged unless all files are intact.
 
         Raises:
             CheckpointCorrupt: the files are not what was written, or are gone.
@@ -93,7 +93,7 @@ class Checkpoint(CheckpointFolder):
 
 
 def complete(root: Path) -> Iterator[Checkpoint]:
-    """All complete checkpoints in `root`, the newest first; those that are not complete are passed over.
+    """All complete checkpoints in `root`, newest first; incomplete ones are skipped.
 
     Raises:
         OSError: `root` is no folder, or cannot be listed. That it does not exist yet is no error.
@@ -135,8 +135,8 @@ def verify(path: Path) -> Checkpoint:
 def prune(root: Path, keep: int) -> list[int]:
     """Remove all but the newest `keep` complete checkpoints, and incomplete ones older than the newest complete.
 
-    What is newer than the newest complete one may be being written and stays. Any number of ranks may prune and read at
-    once. Returns the steps that this call removed.
+    Newer incomplete ones may still be being written and are kept. Several ranks may prune and read concurrently.
+    Returns the steps that this call removed.
 
     Raises:
         ValueError: `keep` is less than 1.

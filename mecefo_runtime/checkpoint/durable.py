@@ -1,4 +1,4 @@
-"""The newest durable checkpoint of a job: what a job begins with, or goes back to when state is lost."""
+"""The newest durable checkpoint of a job: the job starts from it, and restores it when state is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mecefo_runtime.model.data import read_corpus
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A complete checkpoint: the state after `step`, in `folder`, saved by the course of training `lineage`."""
+    """A complete checkpoint in `folder`: the state after `step`, saved by the run with id `lineage`."""
 
     step: int
     folder: str
@@ -23,17 +23,17 @@ class Durable:
 
     @property
     def version(self) -> Version:
-        """What of the job's state it is."""
+        """The version of the job's state that it holds."""
         return Version(self.step, self.lineage)
 
     @property
     def source(self) -> CheckpointSource:
-        """Where it is read from."""
+        """The source that ranks read it from."""
         return CheckpointSource(self.folder)
 
 
 class MismatchedCheckpoint(RuntimeError):
-    """A checkpoint is sound, but of another model or of other data."""
+    """A checkpoint is intact, but belongs to another model or other data."""
 
 
 def newest_durable(job: JobConfig, refused: Collection[tuple[Version, Source]] = ()) -> Durable | None:
@@ -63,5 +63,5 @@ def has_checkpoint(job: JobConfig) -> bool:
 
 
 def rejected_checkpoints(job: JobConfig, after_step: int) -> list[str]:
-    """What is wrong with the checkpoints in the job's folder of later steps than `after_step` that are not complete."""
+    """For each incomplete checkpoint of a later step than `after_step` in the job's folder, what is wrong with it."""
     return [] if job.checkpoint is None else passed_over(Path(job.checkpoint.folder), after_step)

@@ -1,4 +1,7 @@
-"""A checkpoint's folder, without its tensors: whether it is there, of what, and whole. Imports no torch."""
+"""A checkpoint's folder without its tensors: whether it exists, is complete, and what it belongs to.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def unit_names(num_layers: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A complete checkpoint, of which the sizes of all files were looked at, but no checksum yet."""
+    """A complete checkpoint: the sizes of all files have been checked, checksums have not."""
 
     path: Path
     stamp: Stamp
@@ -59,7 +62,7 @@ class CheckpointFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Look at the folder of a step.
+        """Open the folder of a step.
 
         Raises:
             CheckpointCorrupt: it is not complete; the message names what is missing or damaged.
@@ -108,9 +111,9 @@ def complete_folders(root: Path) -> Iterator[CheckpointFolder]:
 
 
 def passed_over(root: Path, after_step: int) -> list[str]:
-    """What keeps each checkpoint in `root` of a later step than `after_step` from being complete, the newest first.
+    """Why each checkpoint in `root` of a later step than `after_step` is incomplete, newest first.
 
-    That of a step that is being written is among them.
+    A checkpoint that is still being written is included.
 
     Raises:
         OSError: `root` is no folder, or cannot be listed.

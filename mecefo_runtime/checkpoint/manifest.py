@@ -1,4 +1,4 @@
-"""What vouches for a unit on disk: `unit.json`, the check of its files against it, and what is said if they differ.
+"""The manifest of a unit on disk, `unit.json`: how it is read and written, and how files are checked against it.
 
 It says which unit of which job and step it is, and the size and CRC-32 of every other file of the unit's folder; a
 CRC-32 of its own content closes it. Imports no torch.
@@ -38,7 +38,7 @@ class CheckpointCorrupt(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """The checkpoint is sound, but of another model or of other data."""
+    """The checkpoint is intact, but belongs to another model or other data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ class DataOrder:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint is of. `data` is None where no data has been used yet: then any job may continue from it."""
+    """The model and the data that a checkpoint belongs to.
+
+    `data` is None where no data has been used yet: then any job may continue from it.
+    """
 
     model: ModelConfig
     data: DataOrder | None
@@ -77,7 +80,7 @@ class Identity:
         return cls(ModelConfig(**raw["model"]), None if raw["data"] is None else DataOrder(**raw["data"]))
 
     def difference(self, other: Identity) -> str | None:
-        """What keeps `other` from going on where this one stopped, as `NAME is X, not Y`; None: nothing."""
+        """Why `other` cannot continue from this checkpoint, as `NAME is X, not Y`; None when it can."""
         ours, theirs = self.to_dict(), other.to_dict()
         for part in ("model", "data"):
             if ours[part] is None or theirs[part] is None:
@@ -90,7 +93,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file must be."""
+    """The expected size and checksum of a file."""
 
     num_bytes: int
     crc32: int
@@ -176,12 +179,12 @@ def _closed(content: Mapping[str, Any]) -> bytes:
 
 
 def words_of(error: OSError) -> str:
-    """What is there instead of a readable file."""
+    """A description of what was found in place of a readable file."""
     return "nothing" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
 
 
 def read_manifest(place: Path, unit: str) -> Manifest:
-    """Read what should be at `place`; of the other files only the sizes are looked at.
+    """Read the manifest at `place`; of the other files, only the sizes are checked.
 
     Raises:
         CheckpointCorrupt: the manifest is damaged or of another unit, or a file is missing or has another size.

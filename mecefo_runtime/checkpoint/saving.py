@@ -1,4 +1,4 @@
-"""A rank's part of the job's durable checkpoints: which units it writes, when, and what it tells of it."""
+"""A rank's part of the job's durable checkpoints: which units it writes, when, and which events it emits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CLOSE_DEADLINE_SECONDS = 30.0
 
 
 def units_to_write(layout: Layout, rank: int) -> tuple[str, ...]:
-    """The units that `rank` writes: every unit is written by one of its holders, who take turns."""
+    """The units that `rank` writes. Each unit is written by one of its holders, in rotation."""
     return tuple(
         unit for index, (unit, ranks) in enumerate(layout.holders().items()) if ranks[index % len(ranks)] == rank
     )
 
 
 def load_pieces(pieces: Iterable[Piece], units: Mapping[str, UnitState]) -> tuple[float, int]:
-    """Read what of `pieces` lies in checkpoints into `units`; returns (seconds, bytes loaded).
+    """Load those of `pieces` whose source is a checkpoint into `units`; returns (seconds, bytes loaded).
 
     Raises:
         StoredStateRefused: one is damaged.
@@ -102,7 +102,7 @@ class Saving:
         self._writer.save(step, {name: state.units[name] for name in names}, lineage, storages)
 
     def tell(self, *, is_leader: bool) -> None:
-        """Emit what became of earlier saves; the leader removes checkpoints that are too old."""
+        """Emit the results of earlier saves; the leader also removes old checkpoints."""
         from mecefo_runtime.checkpoint.checkpoint import prune
 
         for result in self._writer.results():
@@ -122,7 +122,7 @@ class Saving:
                 threading.Thread(target=prune, args=(self._root, self._config.keep), daemon=True).start()
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Wait for the save in progress."""
         if not self._writer.close(CLOSE_DEADLINE_SECONDS):
             message = f"a checkpoint was not written within {CLOSE_DEADLINE_SECONDS:.0f} s and is given up"
             self._emitter.emit("warning", message=message)

@@ -1,7 +1,7 @@
 """One unit on disk: a folder that is a complete torch.distributed.checkpoint (DCP).
 
-The folder is written beside its place, with `unit.json` (see `checkpoint_manifest`) as its last file, and renamed into
-it: so a unit is either whole or absent, whenever its writer dies.
+The folder is written under a temporary name, with `unit.json` (see `manifest`) as its last file, and then renamed: a
+unit is either complete or absent, whenever its writer dies.
 
 Reading runs no code from the folder: DCP's metadata is a pickle, of which only the classes of DCP's own metadata are
 accepted, and tensors are read by torch.load with `weights_only`. Both happen after the checksums held.
@@ -49,10 +49,10 @@ _METADATA_NAMES = frozenset(
 
 
 def write_unit(folder: Path, unit: str, stamp: Stamp, tensors: Mapping[str, Tensor], state_crc32: int) -> Manifest:
-    """Write one unit durably into `folder`/`unit`; returns what is there then.
+    """Write one unit durably into `folder`/`unit`; returns its manifest.
 
-    `tensors` must not change meanwhile. A whole unit of the same stamp that is there already is left as it is: holders
-    of a unit have the same state. Any other is replaced. Several may write at once, into one folder and the same unit.
+    `tensors` must not change meanwhile. A complete unit with the same stamp is kept as it is, because all holders of
+    a unit have the same state. Any other is replaced. Several ranks may write the same unit concurrently.
 
     Raises:
         OSError: disk full, no permission, something in the way. Nothing is left of the attempt.
@@ -145,7 +145,7 @@ def _sync(path: Path) -> None:
 
 
 def read_tensors(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors` with what the unit at `place` has under their names; nothing is touched before all files held.
+    """Fill `tensors` with the unit's values at `place`, by name; nothing is changed before all files are verified.
 
     Raises:
         CheckpointCorrupt: a file is missing or not what was written.

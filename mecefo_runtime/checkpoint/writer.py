@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on: a copy in memory on the caller's thread, everything else on another one."""
+"""Saves checkpoints while training continues: copies on the caller's thread, writes on a background thread."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ NO_STORAGES: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """What became of one `save`.
+    """The result of one `save`.
 
-    `error` says why not all units are on disk, None: they are. `was_skipped`: the save before was still being written,
-    and nothing was done. `blocking_seconds` is what training lost, `writing_seconds` what went on beside it.
+    `error` says why not all units are on disk, None: they are. `was_skipped`: the save before was still being
+    written, and nothing was done. `blocking_seconds` is how long training was blocked, `writing_seconds` how long the
+    write took in the background.
     """
 
     step: int
@@ -51,9 +52,9 @@ class _Order:
 class CheckpointWriter:
     """Writes one rank's part of checkpoints into `root`; see `checkpoint` for what lies there.
 
-    One save is under way at a time. A newer one is skipped until it is done: to wait would stop training, to queue
-    would take a second copy of the state. Ranks that skip different steps complete none of them, so let all ranks skip
-    together (`is_busy`). Nothing that goes wrong is raised: each save has one `SaveResult`.
+    One save is under way at a time. A newer one is skipped until it is done: waiting would stop training, queueing
+    would need a second copy of the state. Ranks that skip different steps complete none of them, so let all ranks
+    skip together (`is_busy`). Nothing that goes wrong is raised: each save has one `SaveResult`.
     """
 
     def __init__(self, root: Path, identity: Identity) -> None:
@@ -76,11 +77,11 @@ class CheckpointWriter:
     def save(
         self, step: int, units: Mapping[str, UnitState], lineage: str, storages: Mapping[str, Tensor] = NO_STORAGES
     ) -> bool:
-        """Copy `units` as they are after `step` and let them be written; False: skipped.
+        """Copy `units` as they are after `step` and start writing them; returns False when the save was skipped.
 
-        `storages` are those of units of which the holder has a share only, put together.
-        `lineage` must be the same on all ranks and another one after every resume (see `Stamp`). On return the caller
-        may change the units. Copied at once: what goes wrong with the state in the next step is not in it.
+        `storages` are those of units of which the holder has a share only, put together. `lineage` must be the same
+        on all ranks and another one after every resume (see `Stamp`). On return the caller may change the units. The
+        copy is complete on return: later corruption of the state does not reach the checkpoint.
         """
         if self.is_busy:
             self._results.put(SaveResult(step, tuple(units), was_skipped=True))
@@ -105,7 +106,7 @@ class CheckpointWriter:
         return True
 
     def results(self) -> list[SaveResult]:
-        """What became of the saves that ended or were skipped since the last call."""
+        """The results of the saves that ended or were skipped since the last call."""
         found = []
         while True:
             try:
@@ -114,11 +115,11 @@ class CheckpointWriter:
                 return found
 
     def wait(self, deadline_seconds: float) -> bool:
-        """Wait for the save that is under way; False: it still is."""
+        """Wait for the save in progress; returns False when it has not finished in time."""
         return self._idle.wait(deadline_seconds)
 
     def close(self, deadline_seconds: float) -> bool:
-        """Finish the save that is under way and end; False: it is not done, and is left to end with the process."""
+        """Finish the save in progress and stop; returns False when it did not finish and ends with the process."""
         self._orders.put(None)
         self._thread.join(deadline_seconds)
         return not self._thread.is_alive()

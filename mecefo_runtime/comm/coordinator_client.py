@@ -1,7 +1,7 @@
-"""A rank's side of membership: the control connection, and what the coordinator last called for.
+"""A rank's side of membership: the control connection, and the coordinator's last request.
 
-One thread reads the connection and one sends signs of life; the training thread never waits on the network here
-without a deadline. Without a coordinator training continues, and the connection is made again as soon as one is back.
+One thread reads the connection and one sends heartbeats; the training thread never waits on the network here without
+a deadline. Without a coordinator training continues, and the rank reconnects as soon as there is one.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Stopped(RuntimeError):
 
 
 class CoordinatorLost(RuntimeError):
-    """There has been no coordinator for longer than the job waits for one, and this rank cannot go on without."""
+    """No coordinator was reachable for the job's time-out, and this rank cannot continue without one."""
 
 
 class CoordinatorClient:
     """What this rank knows of the job's membership. `hello` is its first one.
 
-    Without a coordinator whoever needs one waits for `coordinator_timeout_seconds`; None: for as long as it takes.
+    A rank that needs a coordinator waits for `coordinator_timeout_seconds`; None: without a limit.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class CoordinatorClient:
         self.values = PeerValues(self.send, self.changed)
 
     def start(self) -> None:
-        """Connect, for as long as it takes, and begin to listen."""
+        """Connect, retrying without a limit, and start listening."""
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._link_watch.start()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._closed = True
         self._link_watch.close()
         if self._connection is not None:
@@ -132,7 +132,7 @@ class CoordinatorClient:
             raise EpochOver("the coordinator started a new epoch")
 
     def require_coordinator(self) -> None:
-        """To be called again and again by whoever waits for the coordinator.
+        """Call this repeatedly while waiting for the coordinator.
 
         Raises:
             CoordinatorLost: it has been away for too long.
@@ -147,7 +147,7 @@ class CoordinatorClient:
             )
 
     def send(self, message: FromRank) -> bool:
-        """Tell the coordinator; False when there is none. What matters is told again in the next hello."""
+        """Send to the coordinator; returns False when there is none. The next hello repeats everything that matters."""
         connection = self._connection
         if connection is None:
             return False
@@ -158,7 +158,7 @@ class CoordinatorClient:
         return True
 
     def park(self) -> Form | Goodbye | Evicted:
-        """Report this rank's state for the new epoch, and again for every newer one, until told what follows.
+        """Report this rank's state for the new epoch, and again for each newer one, until the coordinator answers.
 
         Raises:
             Stopped: the job is over for a reason that is not success.
@@ -189,7 +189,7 @@ class CoordinatorClient:
             parked_for = target
 
     def agree_on(self, costs: Costs) -> None:
-        """A coordinator that is new learns these from the next hello: all ranks have agreed on them."""
+        """Keep the costs that all ranks agreed on; a new coordinator learns them from the next hello."""
         with self.changed:
             self._first_hello = replace(self._first_hello, costs=costs)
 
@@ -200,7 +200,7 @@ class CoordinatorClient:
             self.must_leave = self._leave_for > epoch
 
     def wait_farewell(self) -> bool:
-        """After the last step: wait for the goodbye; False when the coordinator calls for another regroup first.
+        """After the last step: wait for the end of the job; False when the coordinator asks for a regroup first.
 
         Raises:
             Stopped: the job is over for a reason that is not success.
@@ -227,14 +227,14 @@ class CoordinatorClient:
         return arrived
 
     def notify(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiting threads."""
         with self.changed:
             self.changed.notify_all()
 
     def find_unreachable(self) -> list[int]:
-        """The members of the epoch that take no connection from here within the time that a link may take.
+        """The members of the epoch that accept no connection from this rank within the links' time-out.
 
-        As soon as the epoch must be left, nobody is looked for any more.
+        The search stops as soon as the epoch must be left.
         """
         return find_unreachable(self._other_members(), self._link_timeout_seconds, lambda: self.must_leave)
 
@@ -287,7 +287,7 @@ class CoordinatorClient:
             time.sleep(LINK_CHECK_SECONDS)
 
     def start_over(self) -> None:
-        """After an eviction: say hello again, as a newcomer; if it was for its links, when they are whole again."""
+        """After an eviction: register again as a new rank; after an eviction for its links, once they work again."""
         self._await_links()
         with self.changed:
             self.is_evicted = self.is_cut_off = False

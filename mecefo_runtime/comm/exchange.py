@@ -1,7 +1,7 @@
-"""The commit: every member adds its part, and nobody gets the sum before everybody has added.
+"""The commit exchange: every member adds its part, and no member gets the sum before all have added theirs.
 
-So whoever has the sum knows that all members have their reduced gradients (see `commit`). By way of the leader: two
-hops, where a ring over n members takes 2 (n - 1).
+A member that has the sum therefore knows that all members have their reduced gradients (see `commit`). It goes
+through the leader: two hops, where a ring over n members takes 2 (n - 1).
 """
 
 from __future__ import annotations

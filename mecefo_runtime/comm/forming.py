@@ -1,4 +1,4 @@
-"""Forming the groups of an epoch as the coordinator says, and no longer than it makes sense."""
+"""Forms the groups of an epoch as the coordinator describes them, and gives up as soon as the epoch is over."""
 
 from __future__ import annotations
 

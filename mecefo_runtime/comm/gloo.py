@@ -1,4 +1,4 @@
-"""gloo's groups of one epoch: formed fast, broken on demand, gone without a trace.
+"""gloo's process groups of one epoch: formed quickly, aborted on demand, closed without leftovers.
 
 Raw groups under a fresh prefix rather than `init_process_group`: they can be formed from survivors alone and thrown
 away (2-8 ms). gloo (torch 2.11-2.13) cannot abort a blocked operation: `abort()` and `shutdown()` of a group return and
@@ -105,10 +105,10 @@ class Gloo:
         return sum(_shut_down(sock, self._store.listeners) for sock in open_sockets())
 
     def close(self) -> None:
-        """Let go of the groups, whose sockets are shut down at once, so that the peers notice.
+        """Close the groups.
 
-        The rest is taken down on another thread: it waits for operations that gloo has forgotten (see
-        `operations.Waiter`).
+        Their sockets are shut down at once, so that the peers notice. The rest is destroyed on another thread,
+        because it waits for operations that gloo has forgotten (see `operations.Waiter`).
         """
         self.abort()
         doomed = [self._world, *self._groups.values()]

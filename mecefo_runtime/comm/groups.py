@@ -1,6 +1,6 @@
-"""The process groups of one epoch: formed fast, broken on demand, gone without a trace.
+"""The process groups of one epoch: formed quickly, aborted on demand, closed without leftovers.
 
-Which transport carries a tensor follows from where the tensor lies: see `transport`.
+The tensor's device decides which transport carries it: see `transport`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ FORGOTTEN_SECONDS = 1.0
 class Groups:
     """World and reduction groups of one epoch, as seen by one member.
 
-    The world group carries activations, state and the commit; one group for every set in `reductions` that this rank is
-    in carries gradients. `host` is this rank's own address. `form_device_groups` forms what carries tensors that lie on
-    a GPU; None: they are staged. `must_stage` stages those in host memory too, which does nothing but try the staging.
+    The world group carries activations, state and the commit; one group for every set in `reductions` that this rank
+    is in carries gradients. `host` is this rank's own address. `form_device_groups` forms the groups for tensors on a
+    GPU; None: these tensors are staged. `must_stage` stages tensors in host memory too, which only serves to test the
+    staging.
 
     Raises:
         EpochBroken: a peer did not come.
@@ -86,7 +87,7 @@ class Groups:
         return dict(zip(holders, self._gloo.all_gather(tensor, holders), strict=True))
 
     def wait_until(self, until_seconds: float) -> None:
-        """Wait, for nothing but the time.
+        """Sleep.
 
         Raises:
             EpochBroken: the epoch was aborted meanwhile.
@@ -102,14 +103,14 @@ class Groups:
         return self._gloo.abort() + self._device.abort()
 
     def close(self) -> None:
-        """Let go of the groups; the peers notice at once. Afterwards nothing writes to device memory any more."""
+        """Close the groups; the peers notice at once. Afterwards no operation writes to device memory."""
         self.abort()
         self.waiter.stop()
         self._gloo.close()
         self._device.close()
 
     def is_given_up(self) -> bool:
-        """Whether the epoch was aborted so long ago that what is still blocked will not hear of it."""
+        """Whether the abort was so long ago that an operation that is still blocked will never return."""
         return self._aborted_seconds is not None and time.monotonic() - self._aborted_seconds > FORGOTTEN_SECONDS
 
 
@@ -158,7 +159,7 @@ class Formation:
         return groups
 
     def abandon(self) -> None:
-        """Nobody will take the groups: they are closed."""
+        """The groups are no longer needed: close them once they are formed."""
         with self._lock:
             self._abandoned = True
             groups, self._groups = self._groups, None

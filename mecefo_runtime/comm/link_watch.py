@@ -1,7 +1,7 @@
-"""Notices, in a rank, that nothing goes on because of a link: packets that vanish break no connection.
+"""Detects, in a rank, that training is stalled by a link: dropped packets break no connection.
 
-Only while no step is committed: a cut link that nobody needs harms nobody. A slow one lets connections through; so does
-one that comes and goes, which is known by what has been waiting on it (see `stalls`).
+It only looks while no step is committed: a cut link that nobody uses does no harm. A slow link still accepts
+connections, and so does a flapping one, which is recognised by unacknowledged data (see `stalls`).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class LinkWatch:
         self._changed_seconds = time.monotonic()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the watch."""
         threading.Thread(target=self._watch, name="link-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the watch."""
         self._closed.set()
 
     def find_stalled(self) -> list[int]:
-        """The peers on whose links a connection is stalled, if nothing has gone on for so long that it counts."""
+        """The peers on whose links a connection is stalled, when no step has been committed for long enough."""
         if time.monotonic() - self._changed_seconds < STALLED_AFTER * self._patience_seconds:
             return []
         return find_stalled(self._peers(), self._own_host, self._patience_seconds)

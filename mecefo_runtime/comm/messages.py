@@ -24,7 +24,7 @@ RankStatus = Literal["fresh", "forming", "training", "parked", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What a rank has; the defaults are those of one that has just started.
+    """The state that a rank holds; the defaults are those of a rank that has just started.
 
     `committed_step` is the last one that it applied, with its `totals`; `ready` is one that it could apply. Units in
     `given_away` moved to other ranks in the last regroup, and have no gradients here. `distrusted` ones differ from the
@@ -61,11 +61,11 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A rank is there. `target` is the newest epoch that it has been called to, `address` is where peers reach it.
+    """A rank registers. `target` is the newest epoch that it has been called to, `address` is where peers reach it.
 
-    `is_done`: it has heard the job's goodbye. `is_cut_off`: it was sent away because of its links, and cannot come back
-    yet. `costs` are what it measured, `nccl_device` is the GPU on which it can use NCCL. `snapshots` are what a rank
-    that begins has found in the memory of its node.
+    `is_done`: it knows that the job has ended. `is_cut_off`: it was evicted because of its links, and cannot rejoin
+    yet. `costs` are what it measured, `nccl_device` is the GPU on which it can use NCCL. `snapshots` are those that a
+    starting rank found in the memory of its node.
     """
 
     rank: int
@@ -82,7 +82,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A sign of life."""
+    """A heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """So much state a rank got from sources of one `kind`."""
+    """How much state a rank received from sources of one `kind`."""
 
     kind: SourceKind
     num_pieces: int
@@ -145,7 +145,7 @@ class PeersLost:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The answer to `Probe`: whom of the others the rank cannot reach."""
+    """The answer to `Probe`: the other ranks that this rank cannot reach."""
 
     check: int
     unreachable: tuple[int, ...]
@@ -153,12 +153,12 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A rank that was sent away because of its links asks whom it has to reach before it may come back."""
+    """A rank that was evicted because of its links asks which ranks it must reach before it may rejoin."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundDone:
-    """What was fetched while `epoch` trained has arrived."""
+    """The state that was fetched in the background of `epoch` has arrived."""
 
     epoch: int
 
@@ -230,7 +230,7 @@ FromRank = (
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHello:
-    """The supervisor of `node` is there."""
+    """The supervisor of `node` registers."""
 
     node: int
 
@@ -246,7 +246,7 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeaving:
-    """The supervisor's node has been told that it will be taken away soon."""
+    """The supervisor's node has been given notice that it will be preempted."""
 
     node: int
 
@@ -264,7 +264,7 @@ class StartRank:
 
 @dataclass(frozen=True, slots=True)
 class StopNode:
-    """End, and the node's ranks with it."""
+    """Stop the supervisor and the node's ranks."""
 
 
 ToSupervisor = StartRank | StopNode
@@ -346,7 +346,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Try to reach these ranks, and answer with `Probed`."""
+    """Try to connect to these ranks, and answer with `Probed`."""
 
     check: int
     addresses: Mapping[int, str]
@@ -354,14 +354,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Whom a rank that is cut off has to reach."""
+    """The ranks that a cut-off rank must reach."""
 
     addresses: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The job is done, with `commit` for those who have yet to apply the last step."""
+    """The job is done; `commit` is for ranks that have yet to apply the last step."""
 
     commit: LateCommit | None = None
 

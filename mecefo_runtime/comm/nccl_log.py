@@ -1,4 +1,7 @@
-"""What makes NCCL say which way it takes to each peer. Needs nothing: also for processes that are not ours."""
+"""Settings that make NCCL log the transport it uses to each peer.
+
+Imports nothing of ours: also used for external jobs.
+"""
 
 from __future__ import annotations
 

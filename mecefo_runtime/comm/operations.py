@@ -1,4 +1,4 @@
-"""Operations between ranks that were started, and how to wait for them without being left waiting for ever."""
+"""Pending operations between ranks, and waiting for them without the risk of waiting for ever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _being_taken_down: list[threading.Thread] = []
 
 
 class EpochBroken(RuntimeError):
-    """A peer is gone or the epoch is over: nothing more can be sent or received in its groups."""
+    """A peer is lost or the epoch is over: nothing more can be sent or received in its groups."""
 
 
 class EpochOver(EpochBroken):
@@ -47,9 +47,9 @@ def breaking_epoch() -> Iterator[None]:
 
 
 def take_down(groups: list[Any]) -> None:
-    """Let go of `groups` on another thread: their destructors wait for operations that their backend has forgotten.
+    """Destroy `groups` on another thread: their destructors wait for operations that their backend has forgotten.
 
-    A process that ends by itself waits for them for a while: an interpreter that ends inside a destructor aborts.
+    A process that exits normally waits for them for a while: an interpreter that exits inside a destructor aborts.
     """
     _being_taken_down[:] = [thread for thread in _being_taken_down if thread.is_alive()]
     _being_taken_down.append(threading.Thread(target=groups.clear, name="taking down groups", daemon=True))
@@ -143,7 +143,7 @@ def _wait_in_turns(operation: Operation) -> None:
 
 
 class Waiter:
-    """Waits for messages on a thread of its own, which can be left behind.
+    """Waits for messages on a separate thread, which can be abandoned.
 
     gloo (torch 2.11-2.13) forgets a message of which it has read a part when the connection ends:
     `Pair::signalException` in gloo/transport/tcp/pair.cc tells the buffers that wait for their first byte, not the one
@@ -160,7 +160,7 @@ class Waiter:
         self._thread: threading.Thread | None = None
 
     def wait(self, works: list[Work], timeout: timedelta, is_given_up: Callable[[], bool]) -> None:
-        """Wait for all of `works`, or until `is_given_up`; then this waiter is of no further use.
+        """Wait for all of `works`, or until `is_given_up`; after that this waiter cannot be used again.
 
         Raises:
             EpochBroken: one failed, or they were given up.

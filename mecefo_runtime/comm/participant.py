@@ -1,4 +1,4 @@
-"""What a rank and its client know of each other: where the coordinator is, and what the client asks of the rank."""
+"""The interface between a rank and its coordinator client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mecefo_runtime.comm.messages import RankReport
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """Where a job's coordinator is (`host:port`), and the secret that it wants to hear."""
+    """The address of a job's coordinator (`host:port`), and its token."""
 
     address: str
     token: str
 
 
 class Participant(Protocol):
-    """The rank that a client speaks for. Asked from the client's threads, once it was started."""
+    """The rank that a client represents. Called from the client's threads, once it was started."""
 
     @property
     def committed_step(self) -> int:
-        """While it stays what it is for a heartbeat's time-out, it is tried whether the peers can be reached."""
+        """The last committed step. While it does not change for a heartbeat's time-out, the client probes the peers."""
         ...
 
     def report(self) -> RankReport:
-        """What this rank has by now."""
+        """The state that this rank holds now."""
         ...
 
     def abort(self) -> None:

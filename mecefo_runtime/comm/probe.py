@@ -1,8 +1,8 @@
-"""Whether peers can be reached, asked before groups are formed, and when nothing goes on any more.
+"""Whether peers can be reached: checked before groups are formed, and when training is stalled.
 
 gloo takes five time-outs to give up on a blocked peer while a group is being formed (torch 2.11-2.13), and a blocked
-operation waits for its own, which is as long as the longest step; a plain connection to every peer tells it in a
-moment, and says which peer it is.
+operation waits for its own, which is as long as the longest step; a plain connection to every peer tells at once
+which peer it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PeersUnreachable(EpochBroken):
 
 
 class ProbeServer:
-    """Takes every connection and hangs up: that it was taken is the answer."""
+    """Accepts every connection and closes it: being accepted is the answer."""
 
     def __init__(self, host: str) -> None:
         self._listener = socket.create_server((host, 0), backlog=1024)
@@ -59,7 +59,7 @@ class ProbeServer:
                 connection.close()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._closed.set()
         # shutdown, unlike close alone, wakes the thread that waits in accept.
         with suppress(OSError):
@@ -74,7 +74,7 @@ def find_unreachable(
 ) -> list[int]:
     """The ranks of `addresses` (rank -> `host:port`) that take no connection within the time, ascending.
 
-    Each is tried again and again, until it takes one or refuses. When `is_over`, nobody wants to know any more: none.
+    Each is retried until it accepts or refuses. Returns an empty list as soon as `is_over`.
     """
     with selectors.DefaultSelector() as selector:
         attempts = _Attempts(selector, addresses)
@@ -105,8 +105,7 @@ def find_unsteady(
 ) -> list[int]:
     """The ranks of `addresses` to whom the link was gone for a moment, once or more, while it was tried for `seconds`.
 
-    Whoever has several connections in a row not taken within the time-out is among them. When `is_over`, nobody wants
-    to know any more: none.
+    A rank that lets several connections in a row time out is among them. Returns an empty list as soon as `is_over`.
     """
 
     async def find() -> list[int]:
@@ -139,7 +138,7 @@ async def _takes_connection(address: str, timeout_seconds: float) -> bool:
 
 
 def was_gone(taken: Iterable[bool]) -> bool:
-    """Whether so many connections, tried one after the other, were not taken that it is hardly by chance."""
+    """Whether so many successive connections timed out that chance is an unlikely cause."""
     return any(not is_taken and len(list(run)) >= NUM_LOST_IN_A_ROW for is_taken, run in groupby(taken))
 
 

@@ -1,4 +1,4 @@
-"""How the members of an epoch find each other: small values over the control connection, in the place of a store."""
+"""How the members of an epoch find each other: small values over the control connection, in place of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW_RANKS = 8
 
 
 def form_timeout_seconds(num_members: int) -> float:
-    """How long a rank waits for one of so many peers while groups are formed."""
+    """How long a rank waits for one of `num_peers` peers while groups are formed."""
     return FORM_TIMEOUT_SECONDS * max(1.0, num_members / _FEW_RANKS)
 
 
@@ -38,7 +38,7 @@ class PeerValues:
         self._send(Put(key, base64.b64encode(value).decode()))
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        """A value that a peer published, as soon as it is there.
+        """Wait for a value that a peer publishes.
 
         Raises:
             EpochBroken: it did not come in time.
@@ -51,7 +51,7 @@ class PeerValues:
             return self._values[key]
 
     def receive(self, key: str, value: str) -> None:
-        """The coordinator passes on what a peer published."""
+        """Store what a peer published, as passed on by the coordinator."""
         self._values[key] = base64.b64decode(value)
 
     def forget(self) -> None:
@@ -61,7 +61,7 @@ class PeerValues:
 
 
 class RendezvousStore(Store):
-    """What gloo and NCCL need of a store: set, get and wait. They wait `timeout_seconds` for a peer's value."""
+    """The part of a store that gloo and NCCL need: set, get and wait, which waits `timeout_seconds` for a value."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RendezvousStore(Store):
         self._put(key, data)
 
     def get(self, key: str) -> bytes:
-        """The value that a peer published under `key`, as soon as it is there."""
+        """Wait for the value that a peer publishes under `key`."""
         data = self._take(key, self._timeout_seconds)
         self._remember(data)
         return data

@@ -1,4 +1,4 @@
-"""The sockets that this process has open, whoever opened them: gloo's and NCCL's are nowhere to be asked for."""
+"""The open sockets of this process, whoever opened them: gloo and NCCL have no interface that lists theirs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def open_sockets() -> Iterator[socket.socket]:
-    """Each of them, as a duplicate that is closed when the next one is asked for."""
+    """Iterate over duplicates of them; each is closed when the next one is requested."""
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if entry.readlink().name.startswith("socket:"):

@@ -1,8 +1,8 @@
-"""Links that come and go: every probe finds the peer there, and yet what was sent before does not arrive.
+"""Flapping links: every probe reaches the peer, and yet data that was sent before does not arrive.
 
-TCP waits twice as long before each further attempt, so that it can miss every time in which the link is up. The kernel
-tells how long each connection has been waiting (TCP_INFO, tcp(7)). Who computes for long, or is slow, acknowledges all
-the same: its kernel does.
+TCP waits twice as long before each further attempt, so that it can miss every time in which the link is up. The
+kernel tells how long each connection has been waiting (TCP_INFO, tcp(7)). A peer that computes for long, or is slow,
+is not affected: its kernel acknowledges.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NUM_ATTEMPTS_IN_VAIN = 3
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a connection has sent and its peer's kernel has not acknowledged, for so long and sent again so often."""
+    """Unacknowledged data of a connection: since when it has been waiting, and how often it was resent."""
 
     seconds: float
     num_attempts: int
 
     @classmethod
     def of(cls, sock: socket.socket) -> Waiting | None:
-        """None: there is nothing, or it has been sent only once.
+        """The unacknowledged data of a connection; None when there is none, or it has been sent only once.
 
         Raises:
             OSError: it is no TCP connection.
@@ -41,7 +41,7 @@ class Waiting:
 
     @classmethod
     def parse(cls, info: bytes) -> Waiting | None:
-        """The same, of what the kernel tells."""
+        """The same, from the kernel's TCP_INFO."""
         told = _TCP_INFO.unpack(info)
         timeout_seconds = told[_TIMEOUT_MICROSECONDS] / 1e6
         # Each time-out is twice the one before. The kernel tells the one that runs now, but for what it could not even
@@ -70,7 +70,7 @@ def find_stalled(peers: Mapping[int, str], own_host: str, seconds: float) -> lis
 
 
 def is_stalled(waiting: Waiting | None, seconds: float) -> bool:
-    """Whether it has waited for `seconds`, and that is not because one packet or two were lost."""
+    """Whether it has waited for `seconds`, and not merely because one or two packets were lost."""
     return waiting is not None and waiting.seconds >= seconds and waiting.num_attempts >= NUM_ATTEMPTS_IN_VAIN
 
 

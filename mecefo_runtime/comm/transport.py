@@ -1,8 +1,8 @@
-"""How tensors travel between the ranks of an epoch, and which way an epoch takes.
+"""How tensors travel between the ranks of an epoch, and which transport an epoch uses.
 
 Tensors in host memory go by gloo, always: the commit exchange, checksums, a job on CPUs. Tensors on a GPU go by NCCL
-where every member has a GPU of its own; where members share one, or one of them has none, they go by gloo too, through
-page-locked host memory. Which of the two is the coordinator's choice: see `devices.choose_way`.
+when every member has its own GPU; when members share one, or one has none, they go by gloo too, through page-locked
+host memory. The coordinator chooses: see `devices.choose_way`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything. Afterwards nothing writes to the tensors of operations that were not waited for."""
+        """Release everything. Afterwards nothing writes to the tensors of operations that were not waited for."""
         ...
 
 
@@ -104,7 +104,7 @@ class Staged:
         self._carrier = carrier
 
     def send(self, tensor: Tensor, destination: int, tag: int) -> Operation:
-        """Start sending what `tensor` is now."""
+        """Start sending the present content of `tensor`."""
         return self._carrier.send(_to_host(tensor), destination, tag)
 
     def start_receive(self, tensor: Tensor, source: int, tag: int) -> Operation:
@@ -113,16 +113,16 @@ class Staged:
         return _then_copy(self._carrier.start_receive(host, source, tag), host, tensor)
 
     def start_all_reduce(self, tensor: Tensor, holders: tuple[int, ...]) -> Operation:
-        """Start summing what `tensor` is now; it changes when the operation is waited for."""
+        """Start summing the present content of `tensor`; it changes when the operation is waited for."""
         host = _to_host(tensor)
         return _then_copy(self._carrier.start_all_reduce(host, holders), host, tensor)
 
     def abort(self) -> int:
-        """The carrier's operations are its owner's to end."""
+        """Does nothing: the owner of the carrier aborts its operations."""
         return 0
 
     def close(self) -> None:
-        """Nothing is held, and nothing writes to a tensor but whoever waits."""
+        """Does nothing: this class holds no resources, and writes to a tensor only inside a wait."""
 
 
 def _buffer_for(tensor: Tensor) -> Tensor:

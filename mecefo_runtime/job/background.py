@@ -1,9 +1,9 @@
 """State that moves while training continues: who keeps a unit up to date before computing with it, and from when.
 
-A *shadow* of a unit is a rank that takes part in its reduction, with nothing to add, and in its optimizer step. So it
-holds the unit as its holders do, and a later layout can give it the unit at a step boundary without anything to move.
-A shadow that does not have the unit yet gets it during the forward and backward passes of its first step: a unit does
-not change between two optimizer steps, so what is sent meanwhile is what the step began with.
+A *shadow* of a unit is a rank that takes part in its reduction (it adds zeros) and in its optimizer step. It
+therefore has the same state as the holders, and a later layout can assign it the unit at a step boundary without a
+transfer. A shadow that does not have the unit yet gets it during the forward and backward passes of its first step: a
+unit does not change between two optimizer steps, so what is sent meanwhile is what the step began with.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Background:
         return tuple(shadow for shadow in self.shadows if shadow.rank == rank)
 
     def units(self, layout: Layout, rank: int) -> tuple[str, ...]:
-        """Everything that `rank` has room for: what it computes with and what it shadows, in pipeline order."""
+        """All units that `rank` allocates: those it computes with and those it shadows, in pipeline order."""
         return tuple(sorted({*layout.units(rank), *(shadow.unit for shadow in self.of(rank))}, key=unit_order))
 
     def transfers(self, step: int) -> tuple[ShadowUnit, ...]:
-        """The shadows that get their unit during `step`, in the same order for everybody."""
+        """The shadows that receive their unit during `step`, in the same order on all ranks."""
         return tuple(shadow for shadow in self.shadows if shadow.step == step and shadow.source is not None)
 
     def holders(self, layout: Layout, step: int) -> dict[str, tuple[int, ...]]:
@@ -78,8 +78,8 @@ def plan_background(
 ) -> Background:
     """Let `target` be ready to run while `layout` runs, from `resume_step` on.
 
-    What a rank holds and will hold again it keeps up to date from the first step. What it lacks is fetched in pipeline
-    order, by any rank no more than `bytes_per_step` a step on average, and never more than a unit ahead of that;
+    A unit that a rank holds and will hold again is kept up to date from the first step. Missing units are fetched in
+    pipeline order: on average at most `bytes_per_step` a step per rank, and never more than one unit ahead of that;
     sources share the sending evenly.
     """
     held = {rank: frozenset(units) for rank, units in holdings.items()}

@@ -121,14 +121,14 @@ Pacing = Literal["rated", "measured", "off"]
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """What becomes of a step that is not fit to be committed; see `health`.
+    """What happens to a step that fails its health check; see `health`.
 
     `nonfinite`: its loss or gradient is not finite. `outlier`: its gradient's norm is more than `outlier_ratio` times
     the median of the last `window_steps`. `repeat` computes it again, `max_repeats` times; if that does not help, a
     step that is not finite is skipped, and an outlier is committed for what it is. `skip` leaves it out at once.
     `evict` repeats too, and then evicts the rank that corrupted it; if it is not known, it does as `repeat`. `commit`
-    looks away. With `nonfinite: evict` a rank that sends damaged state repeatedly has to go, too.
-    `checksum_every_steps`: so often the holders of a unit compare its state; 0: never.
+    commits it all the same. With `nonfinite: evict`, a rank that sends damaged state repeatedly is evicted, too.
+    `checksum_every_steps`: the interval at which the holders of a unit compare its state; 0: never.
     """
 
     nonfinite: RejectedStepPolicy = "repeat"
@@ -160,8 +160,8 @@ MAX_FRUITLESS_RESTARTS = 10
 class CheckpointConfig:
     """Durable checkpoints: one every `every_steps` into `folder`, of which the newest `keep` are kept.
 
-    With `resume` the job begins with the newest one that is there. With a strategy that starts all ranks again after a
-    loss, the job ends when none of `max_fruitless_restarts` in a row came further than the job had been.
+    With `resume` the job begins with the newest one that is there. With a strategy that restarts all ranks after a
+    loss, the job ends when `max_fruitless_restarts` successive restarts made no progress.
     """
 
     folder: str
@@ -307,7 +307,7 @@ class JobConfig:
 
     @property
     def max_fruitless_restarts(self) -> int:
-        """So many restarts in a row may come no further than the job had been."""
+        """The maximum number of successive restarts without progress."""
         return MAX_FRUITLESS_RESTARTS if self.checkpoint is None else self.checkpoint.max_fruitless_restarts
 
     @property
@@ -322,7 +322,7 @@ class JobConfig:
 
     @property
     def rated_as(self) -> dict[str, Any]:
-        """What ratings depend on, beside the machine: those of another job fit this one if it is the same."""
+        """What ratings depend on, besides the machine: ratings of another job with an equal key can be reused."""
         names = ("sequence_length", "microbatch_size", "precision", "dilation_ratio")
         # Of the approximation the rank alone says how many operations there are: strategies that differ in the rest can
         # be compared by the same ratings.
@@ -342,7 +342,7 @@ class JobConfig:
 
     @property
     def rated_ranks(self) -> list[int]:
-        """What ratings of messages and commits depend on, too."""
+        """What ratings of messages and commits depend on in addition."""
         return [self.data_parallel, self.pipeline]
 
     @property

@@ -1,4 +1,4 @@
-"""A step in flight as values: what ranks have computed of it, and how the members of a new epoch complete it."""
+"""A step in flight as values: which parts of it ranks have computed, and how the members of a new epoch complete it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How `step`, which a loss interrupted, comes to its end: each of its microbatches is in `kept` or in `assigned`.
+    """How an interrupted `step` is completed: each of its microbatches is in `kept` or in `assigned`.
 
-    `kept` has been computed, `assigned` is what its replicas compute yet. `lost_work_ratio` is the share of the step
-    that replicas were computing of which nothing is kept.
+    `kept` has been computed, `assigned` is still to be computed by its replicas. `lost_work_ratio` is the
+    share of the step that replicas were computing of which nothing is kept.
     """
 
     step: int
@@ -57,9 +57,9 @@ class Completion:
 
     @property
     def num_kept(self) -> int:
-        """Microbatches that nobody has to compute again."""
+        """The number of microbatches that need not be computed again."""
         return sum(len(work.microbatches) for work in self.kept)
 
     def kept_by(self, replica: int) -> tuple[int, ...]:
-        """The microbatches that `replica` has computed, ascending; empty: what its ranks have does not count."""
+        """The microbatches that `replica` has computed, ascending; empty when its contributions do not count."""
         return tuple(sorted(index for work in self.kept if work.replica == replica for index in work.microbatches))

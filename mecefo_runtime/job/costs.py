@@ -1,4 +1,4 @@
-"""What a rank's device needs for a layer, and what it has: the figures that planning computes with."""
+"""The time and memory that a layer costs on a rank's device: the figures that planning uses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Costs:
 
     @property
     def projected_saved_seconds(self) -> float:
-        """What a projected layer takes less than an exact one; 0 where it is not known to take less."""
+        """How much less time a projected layer takes than an exact one; 0 where this is not known."""
         return max(0.0, self.layer_backward_seconds - (self.projected_backward_seconds or self.layer_backward_seconds))
 
     @property
@@ -105,7 +105,7 @@ class Costs:
 
     @property
     def layer_end_seconds(self) -> float:
-        """What a layer takes at the end of a step, of the rank for which all others wait: reduction and optimizer."""
+        """The time of a layer at the end of a step on the slowest rank: reduction and optimizer."""
         return self.layer_update_seconds + (self.layer_reduction_seconds or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Costs:
         return asdict(self)
 
     def scaled(self, ratio: float) -> Costs:
-        """Those of a device that takes `ratio` times as long to compute."""
+        """The costs of a device that takes `ratio` times as long to compute."""
         seconds = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_seconds")}
         return replace(self, **{name: ratio * value for name, value in seconds.items() if value is not None})
 
@@ -131,7 +131,7 @@ class Costs:
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs:
-    """For every figure the median over ranks; bytes are rounded up. A rank without a memory limit has no say in it.
+    """For every figure the median over ranks; bytes are rounded up. Ranks without a memory limit are left out of it.
 
     Raises:
         ValueError: there are none.

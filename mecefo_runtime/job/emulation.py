@@ -1,4 +1,4 @@
-"""What a job's ranks stand for: a device of which a table gives the times, while a small model does the arithmetic."""
+"""The device that a job's ranks emulate: a table gives its times, a small model does the arithmetic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Emulation:
     """The device model of a job, by name, and what of it the job's own figures do not say.
 
-    A second of the device lasts `time_scale` seconds; the job's ratings and links are scaled by it already. Samples are
-    the device's, of `sequence_length` tokens there, of which the arithmetic does few; what a stage hands on of a
-    microbatch has `message_bytes` there. `is_scale_chosen` says that nobody asked for this time scale.
+    A second of the device lasts `time_scale` seconds; the job's ratings and links are scaled by it already. Samples
+    are the device's, of `sequence_length` tokens there, of which the arithmetic does few; what a stage hands on of a
+    microbatch has `message_bytes` there. `is_scale_chosen`: the time scale is a default, not the user's.
     """
 
     device_model: str

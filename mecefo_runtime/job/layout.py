@@ -28,7 +28,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The configured shape of a job: what is there when nothing has failed.
+    """The configured shape of a job: its ranks, stages and replicas when nothing has failed.
 
     `num_microbatches` is the number of microbatches of a step over all replicas. Of the `nodes`, the last `spares` hold
     nothing until they take the place of others.
@@ -82,8 +82,8 @@ class Cluster:
     def cell_of(self, rank: int) -> tuple[int, int]:
         """(replica, stage) of `rank`, which is no spare one, when nothing has failed.
 
-        Diagonal, so that the ranks of one node differ in replica and in stage wherever the shape allows it: a node's
-        loss then takes no replica whole, and no stage away from all of its holders.
+        Diagonal, so that the ranks of one node differ in replica and in stage wherever the shape allows it: the loss
+        of a node then removes no complete replica, and no stage from all of its holders.
         """
         replica = rank % self.data_parallel
         stage = (rank + rank // lcm(self.data_parallel, self.pipeline)) % self.pipeline

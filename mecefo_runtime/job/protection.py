@@ -142,12 +142,12 @@ class Standing:
 
     @property
     def is_protected(self) -> bool:
-        """Whether all are there, and have their parities."""
+        """Whether all nodes are alive and have their parities."""
         return bool(self.rebuilders) and not self.unprotected
 
 
 def standing(version: Version, held: Mapping[int, Collection[ParityHeld]], holders: Collection[int]) -> Standing:
-    """How `version` is protected, of which `holders` have something, by what parities each living node has."""
+    """How well `version` is protected, given the nodes that hold parts of it and the parities of each living node."""
     counting = [
         (node, parity)
         for node, parities in held.items()
@@ -170,7 +170,7 @@ def standing(version: Version, held: Mapping[int, Collection[ParityHeld]], holde
 
 @dataclass(frozen=True, slots=True)
 class EncodingFailed:
-    """A node could not protect `version` again, as this `generation`; the text says why."""
+    """A node failed to re-encode `version` as this `generation`; the text says why."""
 
     version: Version
     generation: int
@@ -179,10 +179,10 @@ class EncodingFailed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffers:
-    """All that can be had from a node's snapshot process, which is reached at `address`, and the parities that it has.
+    """What a node's snapshot process at `address` can provide, and the parities that it holds.
 
-    `agreed` is the newest version that its ranks said all have, and with which a further step was committed. `failed`
-    is the newest generation of parities that came to nothing.
+    `agreed` is the newest version that all ranks have, as its ranks reported, and after which a further step was
+    committed. `failed` is the newest generation of parities that failed.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""The part of a unit that a rank copies, or keeps the moments of."""
+"""The part of a unit that a rank copies, or whose optimizer moments it holds."""
 
 from __future__ import annotations
 

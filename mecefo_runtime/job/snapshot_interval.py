@@ -1,4 +1,4 @@
-"""How often to take snapshots: as often as costs least, by what one costs and how often something is lost."""
+"""The snapshot interval with the least total cost, from the cost of a snapshot and the mean time between losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SnapshotCosts:
 
     @classmethod
     def greatest(cls, costs: Collection[SnapshotCosts]) -> SnapshotCosts:
-        """Of each the greatest: all ranks wait for the slowest."""
+        """The maximum of each figure: all ranks wait for the slowest."""
         return cls(*map(max, zip(*map(astuple, costs), strict=True)))
 
 

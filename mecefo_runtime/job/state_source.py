@@ -69,7 +69,7 @@ SOURCE_KINDS: tuple[SourceKind, ...] = ("peer", "snapshot", "parity", "checkpoin
 
 
 def kind_of(source: Source) -> SourceKind:
-    """What `source` is called in a log."""
+    """The name of `source` in a log."""
     return SOURCE_KINDS[_BY_COST.index(type(source))]
 
 
@@ -85,7 +85,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What `source` has of `version`: the shares of each unit."""
+    """The shares of each unit that `source` has at `version`."""
 
     version: Version
     source: Source
@@ -93,7 +93,7 @@ class Offer:
 
     @classmethod
     def whole(cls, version: Version, source: Source, units: Iterable[str]) -> Offer:
-        """Of all of these units everything."""
+        """An offer of these units in full."""
         return cls(version, source, dict.fromkeys(units, frozenset({WHOLE})))
 
 
@@ -113,7 +113,7 @@ def choose_version(
 ) -> Choice | None:
     """The newest version at which every unit that `layout` needs can be put together; None: there is none.
 
-    Of the version `present` ranks have `held` already. Whoever goes back to another one has nothing of it.
+    Of the version `present` ranks have `held` already. A rank that rolls back to another version holds nothing of it.
     """
     versions = {offer.version for offer in offers} | ({present} if present is not None else set())
     for version in sorted(versions, key=lambda v: (v.step, v == present, v.lineage), reverse=True):

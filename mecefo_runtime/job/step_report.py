@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class StepVerdict(IntEnum):
-    """What becomes of a step."""
+    """The decision on a step."""
 
     COMMIT = 0
     REPEAT = 1  # compute it again from unchanged parameters
@@ -49,9 +49,9 @@ PART_SIZE = 2
 class PartHealth:
     """What one member says of its own part of a step, before anything was summed.
 
-    `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: something not finite came out of its
-    compute though all that went in was finite. `differs`: its parameters are not those of its peers. `is_corrupted`:
-    its parameters are not finite, or its optimizer state would make such in this step.
+    `gradient_norm` is of its own gradients, weighted by samples. `is_origin`: its compute turned finite input into a
+    non-finite result. `differs`: its parameters differ from its peers'. `is_corrupted`: its parameters are not
+    finite, or its optimizer state would make them so in this step.
     """
 
     gradient_norm: float = 0.0
@@ -72,7 +72,7 @@ class PartHealth:
 
 @dataclass(frozen=True, slots=True)
 class HealthHistory:
-    """What the judgement of a step needs to know of earlier ones; the same for all members of an epoch.
+    """What the verdict on a step needs to know of earlier steps; the same for all members of an epoch.
 
     `norms` are those of the last committed gradients. `num_repeats` counts for `repeated_step` alone, `num_heals` for
     `healed_step`. `num_verdicts` grows with every verdict, so that the newest of several histories can be told.
@@ -116,7 +116,7 @@ class ReadyStep:
 
 @dataclass(frozen=True, slots=True)
 class LateCommit:
-    """A step that the survivors of a loss commit: whoever has not applied it yet does so with these totals."""
+    """A step that the survivors of a loss commit: members that have not applied it yet do so with these totals."""
 
     step: int
     totals: StepTotals

@@ -31,7 +31,7 @@ STANDBY_POLL_SECONDS = 0.1
 
 
 def listen(host: str, port: int = 0) -> socket.socket | None:
-    """A listener at the address; None where somebody listens there already.
+    """A listener at the address; None when another process already listens there.
 
     Raises:
         OSError: it is no address of this host, or cannot be had for another reason.
@@ -45,12 +45,12 @@ def listen(host: str, port: int = 0) -> socket.socket | None:
 
 
 def start_keeper(environment: Mapping[str, str], job: JobConfig, listener: socket.socket, log: Path) -> None:
-    """Keep a coordinator running on `listener` until the job has ended or this rank is gone."""
+    """Keep a coordinator running on `listener` until the job or this rank has ended."""
     _start(environment, job, lambda: listener, log)
 
 
 def start_standby(environment: Mapping[str, str], job: JobConfig, address: str, log: Path) -> None:
-    """Keep a coordinator running as soon as nobody else does; nothing where `address` is another host's."""
+    """Start a coordinator as soon as no other rank runs one; does nothing when `address` belongs to another host."""
     host, port = parse_address(address)
     try:
         if (listener := listen(host, port)) is not None:

@@ -1,4 +1,4 @@
-"""How a supervisor is told that its node will be taken away: by the signal that batch systems send some time before."""
+"""How a supervisor learns that its node will be preempted: by the signal that batch systems send some time before."""
 
 import signal
 

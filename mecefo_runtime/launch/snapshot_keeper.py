@@ -35,8 +35,8 @@ _CREDENTIALS = struct.Struct("iII")
 def keep_snapshots(environment: Mapping[str, str], host: str, log: Path, launcher: ProcessId) -> str:
     """Have a snapshot process on this node, for its first rank; returns where it is.
 
-    One that an earlier attempt of the same `launcher` has left is taken, with what it keeps. The caller has no other
-    threads.
+    A process that an earlier attempt of the same `launcher` has left is reused, with its snapshots. The caller must
+    have no other threads.
     """
     node, token = int(environment["MECEFO_NODE"]), environment["MECEFO_TOKEN"]
     listener = None

@@ -1,6 +1,7 @@
 """A node's supervisor: starts its ranks, tells the coordinator when one exits, starts one again when told.
 
-Single-threaded, so that ranks can be forked at any time. It dies with whoever started it, and its ranks die with it.
+Single-threaded, so that ranks can be forked at any time. It ends with the process that started it, and its ranks end
+with it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Supervisor:
         )
 
     def run(self, first_attempts: Mapping[int, int]) -> int:
-        """Start every rank and look after them until told to stop or nobody is left who could tell."""
+        """Start and supervise every rank until told to stop, or until the process that gives the orders is gone."""
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_order)
         self._listen_for_notice()
         for rank in self._ranks:

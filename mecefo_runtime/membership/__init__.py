@@ -1,4 +1,4 @@
-"""The coordinator: who is in an epoch, and what its members are told.
+"""The coordinator: which ranks are in an epoch, and the messages to its members.
 
 Decisions are values; `coordinator` alone does I/O, and no tensors are here.
 """

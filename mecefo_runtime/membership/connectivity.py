@@ -1,8 +1,8 @@
-"""Members that cannot reach each other: all are asked whom they can reach, and the fewest go until they can.
+"""Members that cannot reach each other: all are probed, and the fewest are evicted so that the rest can.
 
 A cut link has two ends, and neither is to blame more than the other. So when one member cannot reach another, the
-coordinator asks all of them, and judges by all their answers. Who has to go is *cut off*: it lives, and comes back by
-itself when it can reach those who stayed.
+coordinator asks all of them, and judges by all their answers. An evicted rank is *cut off*: it is alive, and rejoins
+by itself when it can reach the remaining members.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConnectivityCheck:
     _answers: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def question(self, member_table: MemberTable) -> Probe:
-        """What each of `asked` is to do."""
+        """The request to each of `asked`."""
         return Probe(self.number, member_table.addresses(self.asked))
 
     def answer(self, rank: int, unreachable: Iterable[int]) -> None:
@@ -43,11 +43,11 @@ class ConnectivityCheck:
             self._answers[rank] = frozenset(unreachable) & self.asked
 
     def is_answered(self, connected: Collection[int]) -> bool:
-        """Whether all who are still there have answered."""
+        """Whether all members that are still connected have answered."""
         return all(rank in self._answers for rank in self.asked if rank in connected)
 
     def severed(self, connected: Collection[int]) -> tuple[Pair, ...]:
-        """The pairs, the lower one first, of which one cannot reach the other, and both are still there."""
+        """The pairs, lower rank first, of which one cannot reach the other while both are still connected."""
         pairs = {
             (min(rank, peer), max(rank, peer)) for rank, unreachable in self._answers.items() for peer in unreachable
         }
@@ -56,7 +56,7 @@ class ConnectivityCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check comes to: `evicted` have to go, because of the `severed` pairs.
+    """The result of a check: `evicted` are evicted because of the `severed` pairs.
 
     `must_regroup`: a member has left the epoch over it, so that there has to be another one in any case.
     """
@@ -87,11 +87,11 @@ class Connectivity:
 
     @property
     def deadline_seconds(self) -> float | None:
-        """When to conclude at the latest, in the clock's seconds; None: there is nothing to conclude."""
+        """The latest time to conclude, in the clock's seconds; None when no check is under way."""
         return None if self._check is None else self._check.deadline_seconds
 
     def ask(self, members: Collection[int]) -> None:
-        """Ask all `members` that are there whom of the others they cannot reach."""
+        """Ask all connected `members` which of the others they cannot reach."""
         self._num_checks += 1
         asked = frozenset(self._connected.survivors(members))
         self._check = ConnectivityCheck(self._num_checks, asked, self._clock() + self._timeout_seconds)
@@ -111,7 +111,7 @@ class Connectivity:
         return True
 
     def conclude(self, members: Collection[int], *, is_due: bool) -> CheckResult | None:
-        """What the check comes to; None while answers are waited for, which they are not any more if `is_due`."""
+        """The result of the check; None while answers are missing, unless the deadline has passed (`is_due`)."""
         check = self._check
         if check is None or not (is_due or check.is_answered(self._connected)):
             return None
@@ -120,25 +120,25 @@ class Connectivity:
         return CheckResult(tuple(sorted(fewest_to_evict(severed))), severed, check.must_regroup)
 
     def send_away(self, rank: int, epoch: int, severed: Collection[Pair]) -> None:
-        """It may come back when it can reach those who stay; the `severed` pairs with it are why it goes."""
+        """Evict a rank because of its `severed` pairs; it may rejoin when it can reach the remaining members."""
         self.cut_off.add(rank)
         peers = sorted(peer for pair in severed if rank in pair for peer in pair if peer != rank)
         self._effects.send(rank, Evicted(epoch, is_cut_off=True, cut_off_from=tuple(peers)))
 
     def tell_peers(self, rank: int, members: Collection[int]) -> None:
-        """Whom of `members` it has to reach before it may come back."""
+        """The `members` that it must reach before it may rejoin."""
         peers = self._connected.survivors(members)
         self._effects.send(rank, Peers(self._connected.addresses(peers)))
 
     def drop(self) -> None:
-        """The epoch is over: whatever the check would come to is of no use."""
+        """Discard the check: its epoch is over."""
         self._check = None
 
 
 def fewest_to_evict(pairs: Collection[Pair], max_choices: int = MAX_CHOICES) -> frozenset[int]:
     """The fewest ranks that are in every pair (a minimum vertex cover); the same for the same pairs, in any order.
 
-    Where it makes no difference, the higher rank goes. Beyond `max_choices` it may be more than the fewest.
+    Ties evict the higher rank. Beyond `max_choices` pairs the result may not be minimal.
     """
     neighbours: dict[int, set[int]] = {}
     for one, other in pairs:

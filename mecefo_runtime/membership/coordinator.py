@@ -1,7 +1,7 @@
 """The coordinator process: connections of ranks and node supervisors around a `Membership`, on one asyncio loop.
 
-It may die at any time: ranks go on training without it, and a restarted one learns where they are from their hellos.
-It also passes on the small values with which gloo groups find each other.
+It may die at any time: ranks continue training without it, and a restarted one learns their position from their
+hellos. It also passes on the small values with which gloo groups find each other.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Coordinator:
         )
 
     async def serve(self) -> bool:
-        """Run until the job has ended; returns whether it went well."""
+        """Run until the job has ended; returns whether it succeeded."""
         server = await asyncio.start_server(self._on_connection, sock=self._listener, limit=MAX_LINE_BYTES)
         self._settle()
         await self._ended.wait()
@@ -168,7 +168,7 @@ class Coordinator:
     # ---- Effects ----
 
     def send(self, rank: int, message: FromCoordinator) -> None:
-        """Queue `message` for `rank`; a rank without a connection will be heard of as lost."""
+        """Queue `message` for `rank`; a rank without a connection is reported as lost later."""
         writer = self._writers.get(rank)
         if writer is not None:
             writer.write(encode(to_wire(message)))

@@ -1,4 +1,4 @@
-"""What a coordinator leaves to the one that is started in its place."""
+"""The state that a coordinator leaves for its successor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FORMAT = struct.Struct("<QQ")
 class CoordinatorCheckpoint:
     """How far a job has come, in memory shared with all processes that are forked afterwards.
 
-    A coordinator that finds nobody with state cannot tell from the ranks whether the job has not begun yet, or has lost
-    everybody who held any. Whoever starts coordinators cannot tell from their ends whether they come to anything. It is
-    gone with the process that made it, and so is whoever would start a successor.
+    A coordinator that finds nobody with state cannot tell from the ranks whether the job has not begun yet, or has
+    lost everybody who held any. The process that starts coordinators cannot tell from their exits whether they made
+    progress. This object ends with the process that made it, which is also the one that would start a successor.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator tells of a new epoch: to its members, who obey, and to the log."""
+"""What the coordinator says about a new epoch: the message to its members, and the event in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An epoch's way from the call to its beginning: members leave the one before, are told the next one, and are in it.
+"""How an epoch is formed: members leave the previous one, are told the next one, and enter it.
 
 A change goes through two stages: every member leaves the old epoch (*parks*: at once after a loss, at the next step
 boundary for a rejoin) and reports what it has; then one message tells all of them the new layout, which state moves,
@@ -40,12 +40,12 @@ ALL_LOST = "every rank that held state was lost"
 
 
 class Epochs:
-    """The epoch that is, and the one that is to follow; who is connected the `MemberTable` knows.
+    """The current epoch and the one that is to follow; the `MemberTable` knows who is connected.
 
-    `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of the
-    newer one once it has been told; `entered` is who was in the last one that began. `restore_reason`: the next one
-    begins with stored state, for that reason, but from none of `refused`, which were found to be damaged. `damaged` is
-    what members were sent in vain since an epoch began. `kept` is what snapshot processes have.
+    `number` and `target` are the numbers of both, the same while none follows. `members` and `layout` are those of
+    the newer one once it has been told; `entered` is who was in the last one that began. `restore_reason`: the next
+    one begins with stored state, for that reason, but from none of `refused`, which were found to be damaged.
+    `damaged` is what arrived damaged since an epoch began. `kept` is what snapshot processes hold.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Epochs:
 
     @property
     def awaited(self) -> int:
-        """The epoch of which members have to tell now: the next one while it is formed."""
+        """The epoch that members' reports are about: the next one while it is being formed."""
         return self.target if self.stage is Stage.FORMING else self.number
 
     # ---- who has part in it ----
@@ -102,13 +102,13 @@ class Epochs:
         return member.rank in self.members and max(member.epoch, member.target) >= self.number
 
     def survivors(self) -> list[int]:
-        """The members that are still there."""
+        """The members that are still connected."""
         return self._connected.survivors(self.members)
 
     # ---- the call ----
 
     def call(self) -> Join | Regroup:
-        """What calls a member out of its epoch."""
+        """The message that calls a member out of its epoch."""
         if self.stage is Stage.JOINING:
             return Join(self.target, self.reason)
         # Who is in the way of others without being lost shows only in what goes wrong: then nobody waits for anything.
@@ -133,7 +133,7 @@ class Epochs:
             self._effects.send(rank, self.call())
 
     def call_again(self) -> None:
-        """More are lost: whoever finishes what its pipeline has in flight may be waiting for one of them."""
+        """Further ranks are lost: a member that drains its pipeline may be waiting for one of them."""
         self.reason = "loss"
         for rank in self.survivors():
             if self._connected[rank].parked_for != self.target:
@@ -146,7 +146,7 @@ class Epochs:
     # ---- without a call ----
 
     def number_next(self) -> None:
-        """Number the epoch that is to follow."""
+        """Assign the number of the next epoch."""
         self.target = max(self.target, self.number) + 1
 
     def end_all(self, why: str | None, *, is_again: bool) -> None:
@@ -165,14 +165,14 @@ class Epochs:
         self._called_seconds = self._clock()
 
     def forget(self) -> None:
-        """Know no more than a coordinator that begins."""
+        """Reset to the state of a coordinator that has just started."""
         self.stage, self.reason = Stage.GATHERING, "loss"
         self.members = self.entered = frozenset()
         self.number = self.target = 0
         self.layout = None
 
     def resume(self, learned: RankReport) -> None:
-        """Go on in the epoch that a member told of, as it knows it."""
+        """Continue in the epoch that a member reported, as it knows it."""
         self.stage = Stage.TRAINING
         self.number = learned.epoch
         self.target = max([self.number, *(member.target for member in self._connected.values())])
@@ -183,9 +183,9 @@ class Epochs:
     # ---- the next one ----
 
     def form(self, *, has_completed: bool) -> Goodbye | None:
-        """All survivors are parked: say what becomes of the step in flight, who does what, and what moves.
+        """All survivors are parked: decide the step in flight, the layout and the transfers.
 
-        Returns what to take leave with if no epoch follows: the last step is committed, or a rank `has_completed`.
+        Returns the final message if no epoch follows: the last step is committed, or a rank `has_completed`.
 
         Raises:
             mecefo_runtime.recovery.commit.RuleBroken: what the survivors report contradicts the rule.
@@ -214,7 +214,7 @@ class Epochs:
 
     @property
     def has_to_let_go(self) -> bool:
-        """Whether members are leaving, and no state is on its way in the background, after which they can."""
+        """Whether members are leaving and no background transfer is in progress, so that they can be released."""
         is_fetching = self._plan is not None and bool(self._plan.background)
         return not is_fetching and not self.leaving.isdisjoint(self.members)
 
@@ -232,7 +232,7 @@ class Epochs:
         return leave.plan
 
     def dismiss(self, ranks: Collection[int]) -> None:
-        """Let `ranks` go, which were asked to."""
+        """Release the leaving `ranks`."""
         if ranks:
             self._effects.emit("detected", epoch=self.number, lost=sorted(ranks), how=DRAIN)
         for rank in sorted(ranks):
@@ -308,7 +308,7 @@ class Epochs:
         return {node: address for node, address in self.kept.addresses.items() if node in nodes}
 
     def is_whole(self, version: Version) -> bool:
-        """Whether all that this epoch needs of the state at `version` can be had from snapshots."""
+        """Whether snapshots hold all the state that this epoch needs at `version`."""
         offers = [one for one in self.kept.offers(self.refused) if one.version == version]
         return self.layout is not None and not plan_pieces(self.layout, offers, NOTHING_HELD)[1]
 
@@ -332,7 +332,7 @@ class Epochs:
             self._effects.emit("snapshot_restored", step=step, nodes=sorted(nodes), rebuilt_nodes=sorted(rebuilt))
 
     def refuse(self, source: Source, error: str) -> None:
-        """A member found that `source`, with which the epoch was to begin, is damaged or gone."""
+        """A member found that `source`, from which the epoch was to start, is damaged or gone."""
         # Of this version: what is saved there from now on is another one.
         if self._plan is not None:
             version = self._plan.returns_to or Version(self._plan.decision.committed_step, self._lineage)
@@ -345,7 +345,7 @@ class Epochs:
         return all(rank in self._connected and self._connected[rank].formed is not None for rank in self.members)
 
     def are_all(self, status: str) -> bool:
-        """Whether every member is there and of this status."""
+        """Whether every member is connected and has this status."""
         return all(rank in self._connected and self._connected[rank].status == status for rank in self.members)
 
     def begin(self) -> None:

@@ -1,7 +1,7 @@
-"""What a coordinator waits for before it knows where the job is: who is there, who will not come, what they know.
+"""What a coordinator waits for at its start: which ranks connect, which will not, and what they report.
 
-At the job's start nobody knows of an epoch. To one that is started in the place of another the ranks tell where they
-are, and it goes on there.
+At the job's start no rank knows of an epoch. A restarted coordinator learns the epoch from the ranks, and continues
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ START_TIMEOUT_SECONDS = 120.0
 
 
 class GatheringOutcome(Enum):
-    """What there is to be done."""
+    """What to do next."""
 
     NOTHING = "nothing"  # but to wait
     NEW = "new"  # begin: nobody was in an epoch
@@ -54,7 +54,7 @@ class Gathering:
             self.deadline_seconds = self._clock() + self._patience_seconds
 
     def look(self, connected: Collection[int], *, has_losses: bool) -> GatheringOutcome:
-        """What there is to be done, now that these are `connected`; with losses of the moment more may follow."""
+        """What to do next, with these ranks `connected`; while losses are being gathered, more may follow."""
         if self.learned is not None:
             is_complete = set(self.learned.members) <= set(connected) | self.absent
             return GatheringOutcome.EPOCH if is_complete else GatheringOutcome.NOTHING
@@ -68,7 +68,7 @@ class Gathering:
         return GatheringOutcome.NOTHING
 
     def look_at_deadline(self) -> GatheringOutcome:
-        """What there is to be done if nobody else comes."""
+        """What to do when the deadline passes and no other rank connects."""
         self.deadline_seconds = None
         if self.learned is not None:
             return GatheringOutcome.EPOCH
@@ -77,18 +77,18 @@ class Gathering:
         return GatheringOutcome.NEW if len(self.absent) == self._num_ranks else GatheringOutcome.TOO_FEW
 
     def failure_reason(self, connected: Collection[int]) -> str:
-        """Who did not come, in words."""
+        """The ranks that did not connect, in words."""
         missing = sorted(set(range(self._num_ranks)) - set(connected))
         did_not = "come back" if self.begun_epoch else "start"
         return f"ranks {missing} did not {did_not} within {START_TIMEOUT_SECONDS:.0f} s; see their logs"
 
     def begin_again(self, begun_epoch: int) -> None:
-        """Wait as whoever is started in this coordinator's place would, with `begun_epoch` known to have begun."""
+        """Wait as a restarted coordinator would, with `begun_epoch` known to have begun."""
         self.begun_epoch = max(self.begun_epoch, begun_epoch)
         self.learned = None
         self.deadline_seconds = self._clock() + START_TIMEOUT_SECONDS
 
     def begin_anew(self) -> None:
-        """Wait for all ranks, for as long as it takes: they are started again, and none knows of an epoch."""
+        """Wait for all ranks without a limit: they are restarted, and none knows of an epoch."""
         self.learned = self.deadline_seconds = None
         self.absent.clear()

@@ -1,4 +1,4 @@
-"""What the coordinator's mind knows of a rank, what it can be waiting for, and what it can do."""
+"""What the coordinator knows of a rank, the stages in which it waits, and its effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mecefo_runtime.snapshots.messages import ToSnapshotProcess
 
 
 class Effects(Protocol):
-    """What the coordinator does to the world."""
+    """The side effects of the coordinator."""
 
     def send(self, rank: int, message: FromCoordinator) -> None:
         """Queue `message` for `rank`; if it cannot be delivered, `Membership.on_lost` will be called."""
@@ -95,15 +95,15 @@ class MemberTable(dict[int, Member]):
     """The ranks that are connected."""
 
     def survivors(self, members: Collection[int]) -> list[int]:
-        """Those of an epoch's `members` that are still there; a `fresh` one is a new process in a lost one's place."""
+        """Those of an epoch's `members` that are still connected, without `fresh` ones (replacements)."""
         return sorted(rank for rank in members if rank in self and self[rank].status != "fresh")
 
     def addresses(self, ranks: Collection[int]) -> dict[int, str]:
-        """Where those of `ranks` that are there can be reached by their peers."""
+        """The addresses of the connected ones of `ranks`."""
         return {rank: self[rank].address for rank in sorted(ranks) if rank in self}
 
     def newcomers(self) -> list[int]:
-        """Those who have no part in any epoch."""
+        """The connected ranks that are in no epoch."""
         return sorted(rank for rank, member in self.items() if member.status == "fresh")
 
     def sleepers(self, members: Collection[int]) -> list[Member]:
@@ -116,10 +116,10 @@ class MemberTable(dict[int, Member]):
         return [member for member in stateful if lacks_step(member.report, committed)]
 
     def take_silent(self, now_seconds: float, timeout_seconds: float) -> list[int]:
-        """The ranks that gave no sign of life for `timeout_seconds`.
+        """The ranks without a heartbeat for `timeout_seconds`.
 
-        If that is long past, it is we who were away (stopped, or the machine was): none of them then, and they get some
-        time to be heard again.
+        If this call is itself long overdue, the coordinator was stopped (or the machine was): then the result is
+        empty, and the ranks get time to send again.
         """
         overdue = {rank: now_seconds - member.last_heard_seconds - timeout_seconds for rank, member in self.items()}
         silent = [rank for rank, seconds in overdue.items() if seconds > 0]
@@ -140,6 +140,6 @@ class MemberTable(dict[int, Member]):
         return replace(costs, transfer_bytes_per_second=median(speeds)) if speeds else costs
 
     def agree_on(self, costs: Costs) -> None:
-        """From now on these are everybody's, whoever of those that measured them is lost."""
+        """Fix the costs for all ranks, even when a rank that measured them is lost later."""
         for member in self.values():
             member.costs = costs

@@ -1,7 +1,8 @@
 """Epochs: who is in, who is lost, who comes back, and what the members do about it.
 
-The coordinator's mind, without I/O: reports go in, messages and events come out through `Effects`. An epoch is one
-membership with one layout. Here stands what every report means; what follows from all of them is in `transitions`.
+The coordinator's state machine, without I/O: reports go in, messages and events come out through `Effects`. An epoch
+is one membership with one layout. This module handles each report; `transitions` decides what follows from all of
+them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Membership:
 
     @property
     def stage(self) -> Stage:
-        """What is waited for."""
+        """The stage: what the coordinator waits for."""
         return self._epochs.stage
 
     @property
@@ -80,12 +81,12 @@ class Membership:
 
     @property
     def members(self) -> frozenset[int]:
-        """Who is in the epoch, or has been told that it is to be in the next one."""
+        """The ranks in the epoch, or announced for the next one."""
         return self._epochs.members
 
     @property
     def layout(self) -> Layout | None:
-        """Who of them holds what."""
+        """Which rank holds which layers."""
         return self._epochs.layout
 
     @property
@@ -165,7 +166,7 @@ class Membership:
         self._transitions.proceed()
 
     def on_heard(self, rank: int) -> None:
-        """Any message is a sign of life."""
+        """Any message counts as a heartbeat."""
         if rank in self._connected:
             self._connected[rank].last_heard_seconds = self._clock()
 
@@ -174,13 +175,13 @@ class Membership:
         self._losses.supervisor_came(node)
 
     def on_supervisor_lost(self, node: int) -> None:
-        """A node's supervisor is gone, and with it, most likely, the node."""
+        """A node's supervisor is lost, and most likely the node with it."""
         self._losses.supervisor_went(node)
         # Most likely its snapshots are gone, too; if not, their process says so again.
         self.on_snapshots(node, None)
 
     def on_leaving(self, node: int) -> None:
-        """`node` will be taken away: its ranks give their places to others while they can still send what they hold."""
+        """`node` will be preempted: its ranks hand over their layers while they can still send their state."""
         ranks = [rank for rank in self._rules.cluster.ranks_of(node) if rank in self._connected]
         if not ranks or self.stage is Stage.ENDED:
             return
@@ -203,7 +204,10 @@ class Membership:
             self._reprotection.look(self._epochs.is_whole)
 
     def on_lost(self, rank: int, how: str, attempt: int | None = None) -> None:
-        """A rank is gone; `how` is `supervisor`, `connection` or `heartbeat`. `attempt` guards against late news."""
+        """A rank is lost; `how` is `supervisor`, `connection` or `heartbeat`.
+
+        `attempt` guards against reports of an earlier process.
+        """
         member = self._connected.get(rank)
         if member is None or (attempt is not None and member.attempt != attempt):
             if rank not in self._connected and self.stage is Stage.GATHERING:
@@ -221,7 +225,10 @@ class Membership:
         self._transitions.proceed()
 
     def on_trouble(self, rank: int, trouble: Trouble) -> None:
-        """A member has left the epoch: it lost a peer. If that is dead we hear of it soon; if not, we form it again."""
+        """A member has left the epoch because it lost a peer.
+
+        If the peer is dead, its loss is reported soon; if not, the epoch is formed again.
+        """
         # Also when the members have been called out already: the next epoch is not planned yet.
         self._epochs.damaged = self._epochs.damaged.and_also(trouble.damaged)
         if self.stage is Stage.GATHERING and rank in self._connected:
@@ -258,7 +265,7 @@ class Membership:
         self._transitions.proceed()
 
     def on_unreachable(self, rank: int, epoch: int) -> None:
-        """A member cannot reach a peer: all of them are asked whom they can reach."""
+        """A member cannot reach a peer: all members are probed."""
         if self.stage not in (Stage.TRAINING, Stage.JOINING, Stage.FORMING) or epoch != self._epochs.awaited:
             return
         if rank in self.members and rank in self._connected and not self._links.is_under_way:
@@ -304,7 +311,7 @@ class Membership:
             self._protect_again()
 
     def on_background_done(self, epoch: int) -> None:
-        """What was fetched while training continued is there: the layout that needs it can begin."""
+        """A background fetch is complete: the layout that needs it can start."""
         if self.stage is Stage.TRAINING and epoch == self.epoch:
             self._epochs.call_to_boundary(BALANCE)
 
@@ -314,7 +321,7 @@ class Membership:
             self._transitions.regroup("heal")
 
     def on_unhealthy(self, unhealthy: Unhealthy) -> None:
-        """The members blame a rank for steps that cannot be committed: it has to go."""
+        """The members blame a rank for steps that cannot be committed: it is evicted."""
         rank = unhealthy.rank
         if (
             self.stage not in (Stage.TRAINING, Stage.JOINING)

@@ -1,4 +1,4 @@
-"""Losses of a moment, gathered until no more are to be expected: one regroup for a node, not one for each rank."""
+"""Losses that happen together, gathered until no more are expected: one regroup for a node, not one for each rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PendingLosses:
         self._how[rank] = how
 
     def clear(self) -> None:
-        """They have been dealt with."""
+        """Forget them: they have been handled."""
         self._how.clear()
 
     def supervisor_came(self, node: int) -> None:
@@ -40,13 +40,13 @@ class PendingLosses:
         self._dead_supervisors.discard(node)
 
     def supervisor_went(self, node: int) -> None:
-        """The supervisor of `node` is gone, and with it, most likely, the node."""
+        """The supervisor of `node` is lost, and most likely the node with it."""
         if node in self._supervisors:
             self._supervisors.discard(node)
             self._dead_supervisors.add(node)
 
     def deadline_seconds(self) -> float:
-        """When to act on them at the latest."""
+        """The latest time to act on them."""
         is_node_loss = any(self._cluster.node_of(rank) in self._dead_supervisors for rank in self._how)
         return self._began_seconds + (NODE_LOSS_GRACE_SECONDS if is_node_loss else LOSS_GRACE_SECONDS)
 

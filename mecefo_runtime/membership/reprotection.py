@@ -1,4 +1,4 @@
-"""What snapshot processes are to do about a loss.
+"""What snapshot processes do after a loss.
 
 When nodes with snapshots are lost, the others protect the newest version again, before another one of them is. The next
 snapshot is protected among those who are there then, but until all ranks have it, what they would go back to has one
@@ -38,7 +38,7 @@ class Reprotection:
         self._tried: tuple[Version, frozenset[int]] | None = None
 
     def open(self) -> None:
-        """A snapshot process is gone: what it kept is protected by one less."""
+        """A snapshot process is lost: what it kept has one protection less."""
         self._is_open = True
         self._begin_seconds = self._clock() + SETTLING_SECONDS
         # Whatever was under way counts on it.

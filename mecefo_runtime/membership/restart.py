@@ -1,4 +1,4 @@
-"""Restarts of all ranks, for the strategy that takes nothing over: after a loss all end, and the backend starts them.
+"""Restarts of all ranks, for strategies without takeover: after a loss all end, and the backend starts them again.
 
 What was lost once may be lost every time. So it is counted who was, since training last came further than ever before:
 a job that only starts, or only repeats the steps since its checkpoint, is given up.
@@ -44,7 +44,7 @@ class Restart:
     # ---- the restart ----
 
     def begin(self, epoch: int, cut_off: Collection[int]) -> None:
-        """End all ranks, whatever they are doing, those who were `cut_off` too."""
+        """End all ranks, whatever they are doing, including those that were `cut_off`."""
         self._effects.emit("restarting", epoch=epoch, ranks=list(range(self._num_ranks)))
         for rank in sorted({*self._connected, *cut_off}):
             self.stop(rank)
@@ -53,7 +53,7 @@ class Restart:
         self._num_fruitless += 1
 
     def stop(self, rank: int) -> None:
-        """End `rank`: with the others, or later, if it slept while they ended."""
+        """End `rank`: with the others, or later, if it was stopped while they ended."""
         self._effects.send(rank, Stop(STOPPED))
         self._effects.hang_up(rank)
 
@@ -93,7 +93,7 @@ class Restart:
         self._trouble = ""
 
     def early_end_reason(self) -> str | None:
-        """Why the restart that is under way comes to nothing, in words; None if it may."""
+        """Why the restart in progress cannot succeed, in words; None when it can."""
         if max(self._early_ends.values(), default=0) <= self._max_fruitless:
             return None
         ranks, times = _most(self._early_ends)

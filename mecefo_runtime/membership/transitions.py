@@ -1,8 +1,8 @@
 """From one stage into the next: what losses, newcomers, answers and deadlines make of the epoch.
 
-Its parts know what belongs to them alone: `epochs` how an epoch comes to be, `gathering` what a coordinator has to know
-before, `connectivity` who goes when links are cut, `restart` how a job starts again that takes nothing over. Here
-stands in which stage each of them counts.
+Each part knows only its own subject: `epochs` how an epoch is formed, `gathering` what a coordinator must know
+before, `connectivity` which ranks are evicted when links are cut, `restart` how a job without takeover restarts. This
+module says in which stage each of them applies.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Transitions:
         return min(due, default=None)
 
     def proceed(self) -> None:
-        """Do what is due, as far as it does not depend on who has not been heard."""
+        """Do what is due, as far as it does not depend on ranks that have not reported."""
         if self.losses and (self.losses.are_settled(self.connected) or self._clock() >= self.losses.deadline_seconds()):
             self.losses.clear()
             self._after_loss()
@@ -179,7 +179,7 @@ class Transitions:
             self.epochs.call_again()
 
     def evict(self, member: Member) -> None:
-        """A rank of an old epoch must not harm the new one: it starts over as a newcomer."""
+        """A rank of an old epoch must not harm the new one: it starts over as a new rank."""
         self.connected.pop(member.rank, None)
         self._effects.send(member.rank, Evicted(self.epochs.number))
 
@@ -267,7 +267,7 @@ class Transitions:
     # ---- into the next epoch ----
 
     def await_neighbours(self) -> None:
-        """A newcomer is there: the others of its node may be about to come."""
+        """A new rank has connected: wait for the others of its node."""
         if self.epochs.stage is Stage.TRAINING and self._rejoin_seconds is None:
             self._rejoin_seconds = self._clock() + REJOIN_GRACE_SECONDS
 
@@ -280,12 +280,12 @@ class Transitions:
         self.let_go()
 
     def let_go(self) -> None:
-        """Those who are asked to go give what they have at the next step boundary; at the one after it they are out."""
+        """Leaving ranks hand over their state at the next step boundary, and are released at the one after it."""
         if self.epochs.stage is Stage.TRAINING and self.epochs.has_to_let_go:
             self.epochs.call_to_boundary(DRAIN)
 
     def regroup(self, reason: str) -> None:
-        """The members cannot go on in this epoch: call them out of it, or end them all where a loss does that."""
+        """The members cannot continue in this epoch: call them out of it, or end them all if the strategy does so."""
         is_broken = reason == "loss" or (reason == "retry" and self.epochs.stage is not Stage.FORMING)
         self._stop_waiting()
         if self._rules.stops_on_loss and is_broken:
@@ -379,7 +379,7 @@ class Transitions:
             self._effects.send(rank, message)
 
     def tell_end(self, rank: int) -> None:
-        """`rank` comes after the end: it hears how that was."""
+        """`rank` connects after the end of the job: tell it the outcome."""
         self._effects.send(rank, Stop(self.failure) if self.failure else Goodbye())
 
 

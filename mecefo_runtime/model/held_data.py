@@ -13,7 +13,7 @@ from mecefo_runtime.stacks.placement import Placement
 
 
 class ShardNotHeld(RuntimeError):
-    """A replica was to compute a sample that it does not hold: a bug, and never to be papered over."""
+    """A replica was asked to compute a sample that it does not hold: a bug that must not be hidden."""
 
 
 class HeldData:

@@ -26,12 +26,12 @@ class NoLayout(RuntimeError):
 
 
 class WipeOut(NoLayout):
-    """The living replicas do not hold all data between them: the job continues when all ranks are back."""
+    """The living replicas together do not hold all data: the job continues when all ranks are back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What there is to plan with; those that take stages over whole look at `cluster` and `alive` alone.
+    """The input of a planner; planners that take over whole stages use `cluster` and `alive` only.
 
     `current` is what ran last. `holdings` are the units that each living rank holds now (one that is not named holds
     nothing); empty where it is not known. At most `degraded_share_limit` (0 to 1) of a step's samples may go through
@@ -82,7 +82,7 @@ def stops_on_loss(name: str | None) -> bool:
 
 
 def goes_back_to(name: str) -> Literal["checkpoint", "snapshots"] | None:
-    """Which of the two settings of a job a strategy cannot do without; None: neither, or an unknown name.
+    """The job setting (checkpoint or snapshots) that a strategy requires; None: neither, or an unknown name.
 
     The planner's module says so by `GOES_BACK_TO`.
     """
@@ -98,14 +98,14 @@ def places_shards(name: str) -> bool:
 
 
 def placement_of(job: JobConfig) -> Placement | None:
-    """Where the shards of a step of `job` are; None: its strategy does not place them."""
+    """The placement of the shards of a step of `job`; None when its strategy does not place them."""
     if not places_shards(job.strategy):
         return None
     return Placement.of(job.data_parallel, job.redundancy, job.stack_offsets)
 
 
 def fixed_settings(name: str) -> Mapping[str, Any]:
-    """The settings of a job without which a strategy is not what it is called, by key; empty of unknown names.
+    """The job settings that a strategy fixes, by key; empty for unknown names.
 
     A key is a field of `JobConfig`; where that has fields of its own, the value is a mapping of those. The planner's
     module says so by `FIXED_SETTINGS`.
@@ -114,7 +114,7 @@ def fixed_settings(name: str) -> Mapping[str, Any]:
 
 
 def with_fixed_settings(job: JobConfig) -> JobConfig:
-    """`job` with what its strategy fixes."""
+    """`job` with the settings that its strategy fixes."""
     fixed = {
         key: replace(getattr(job, key), **value) if isinstance(value, Mapping) else value
         for key, value in fixed_settings(job.strategy).items()

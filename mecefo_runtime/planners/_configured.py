@@ -1,4 +1,4 @@
-"""What planners that split layers again take from the configured layout: who is left of it, its speed, its memory."""
+"""What planners that split layers again use of the configured layout: its survivors, its speed, its memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def survivors(situation: Situation, configured: Layout) -> dict[int, tuple[int, 
 
 
 def memory_limit(configured: Layout, costs: Costs) -> int | None:
-    """A rank's memory; at least what the configured layout uses, which has been seen to be there."""
+    """A rank's memory limit; at least what the configured layout uses, since that is known to fit."""
     if costs.memory_bytes is None:
         return None
     return max(costs.memory_bytes, most_memory_bytes(_first_replica(configured), costs))

@@ -1,4 +1,4 @@
-"""A replica's layers over its survivors: how fast that can be, and with how few degraded layers within a time.
+"""Splits a replica's layers over its survivors: for speed, or with the fewest degraded layers within a time.
 
 How fast depends on the number of survivors alone; who they are matters for what has to move. Every survivor gets at
 least one layer, in pipeline order.
@@ -319,7 +319,7 @@ def _slowest_within(budget_seconds: float, sum_seconds: float, num_microbatches:
 def level(num_layers: int, ladders: Sequence[Sequence[float]]) -> list[int] | None:
     """How many layers each stage takes so that the largest `ladders[stage][count - 1]` is least; None: no room.
 
-    Layer by layer to the stage that is then least, which is best because every ladder rises.
+    Each layer goes to the stage whose time is then least, which is optimal because every ladder rises.
     """
     if not all(ladders) or sum(map(len, ladders)) < num_layers:
         return None

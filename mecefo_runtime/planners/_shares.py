@@ -1,4 +1,4 @@
-"""A step's microbatches over the replicas: who can do how many within a time, and who should."""
+"""Divides a step's microbatches over the replicas: how many each can do within a time, and how many it should."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_NEED = Need(0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The survivors of one replica. `is_whole`: it lost nobody, and keeps its configured stages."""
+    """The survivors of one replica. `is_whole`: it lost no rank, and keeps its configured stages."""
 
     replica: int
     num_stages: int
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """How fast a replica that lost nobody is, and how many microbatches its memory lets it take."""
+    """How fast a complete replica is, and how many microbatches its memory allows."""
 
     pace: Pace
     most_microbatches: int

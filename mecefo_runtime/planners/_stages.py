@@ -1,6 +1,6 @@
 """What one pipeline stage can hold: how many layers within a time, and how many of them degraded for it.
 
-All layers are alike, so a stage is told by numbers: its load says how many layers, not which.
+All layers are alike, so a stage is described by numbers: its load says how many layers, not which.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MeCeFO to the letter: the neighbour does both, with all of the paper's techniques in all of its layers.
+"""MeCeFO as published: the neighbour runs both stages, with all of the paper's techniques in all of its layers.
 
 Of arXiv 2510.16415, section 3: no attention in the backward pass, the whole feed-forward part computed again there, and
 right singular vectors for gate, up and down. Microbatches are shared equally, and state moves before training

@@ -1,7 +1,7 @@
-"""Neighbour-do-both, ours: the neighbour takes the lost stage whole and runs all of its layers approximated.
+"""Neighbour-do-both, our variant: the neighbour takes over the lost stage and runs all of its layers approximated.
 
-What is approximated how is the job's to say; gate and up are computed again, the down projection is not. What the paper
-does stands in `mecefo_paper`.
+The job's settings choose the approximation; gate and up are recomputed, the down projection is not. The paper's
+variant is `mecefo_paper`.
 """
 
 from __future__ import annotations

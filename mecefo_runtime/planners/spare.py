@@ -1,4 +1,4 @@
-"""SPARe: the others compute what a lost replica owed, exactly; each holds several shards of a step (arXiv 2603.00357).
+"""SPARe: the other replicas compute a lost replica's shards, exactly; each holds several shards (arXiv 2603.00357).
 
 A replica that lost a rank is out as a whole until the rank is back, and no state moves. RECTLR
 (`mecefo_runtime.stacks`) says who computes which shards. When some shard has no living holder left, all ranks start

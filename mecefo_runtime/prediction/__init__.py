@@ -1,4 +1,4 @@
-"""How long a step takes, and what layers cost: on devices that are named, measured elsewhere, or linked at some speed.
+"""Step times and layer costs: on named devices, on devices measured elsewhere, and over links of known speed.
 
 Pure: no tensors, no I/O, no torch.
 """

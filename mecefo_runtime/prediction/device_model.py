@@ -1,4 +1,4 @@
-"""A device as a table: what a model's layers cost on it, and what its links carry. As JSON, a file of its own."""
+"""A device as a table: what a model's layers cost on it, and what its links carry. Stored as a JSON file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = "chaos device model 1"
 
 
 class DeviceModelError(ValueError):
-    """What was given is no device model; the text says what is wrong with it."""
+    """The input is not a device model; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class DeviceModel:
         return {"format": FORMAT, **to_json(self)}
 
     def to_text(self) -> str:
-        """As it is kept in a file."""
+        """The text of its file."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 

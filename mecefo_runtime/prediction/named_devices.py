@@ -45,8 +45,7 @@ def named_device(
 ) -> DeviceModel:
     """The device of this `name`, for another shape of the microbatch or rank of the approximation where one is given.
 
-    Raises:
-        KeyError: nobody knows it.
+    Raises: KeyError: there is no device of this name.
     """
     model, utilisation, rank, sequences = _KNOWN[name]
     tokens, sequences, rank = (

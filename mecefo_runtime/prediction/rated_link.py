@@ -1,4 +1,4 @@
-"""When what a rank posts on a link of known speed is there: one thing after the other, in each direction."""
+"""Arrival times on a link of known speed: one message after the other, in each direction."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class RatedLink:
         return self._links.of(is_inside=len(nodes) == 1)
 
     def post(self, num_bytes: float, destination: int, kind: Kind, now_seconds: float) -> float:
-        """When a message that is posted now is at its destination."""
+        """The arrival time of a message that is posted now."""
         link = self._link_to(destination)
         return self._occupy("out", kind, link, link.bytes_seconds(num_bytes), now_seconds) + link.latency_seconds
 
     def message_seconds(self, num_bytes: float, peer: int) -> float:
-        """What one message takes from or to a peer, if it is alone."""
+        """The time of one message from or to a peer, if it is alone on the link."""
         return self._link_to(peer).message_seconds(num_bytes)
 
     def arrive(self, num_bytes: float, source: int, kind: Kind, due_seconds: float) -> float:
-        """When a message is here that its sender says is due then: later, if others come at the same time."""
+        """The arrival time of a message that is due by its sender's clock: later, if others arrive at the same time."""
         link = self._link_to(source)
         self.rated_seconds += link.message_seconds(num_bytes)
         sent_seconds = due_seconds - link.message_seconds(num_bytes)
         return self._occupy("in", kind, link, link.bytes_seconds(num_bytes), sent_seconds) + link.latency_seconds
 
     def reduce(self, num_bytes: float, holders: tuple[int, ...], now_seconds: float) -> float:
-        """When an all-reduce is over that starts now, of all `holders`.
+        """When an all-reduce over all `holders` that starts now ends.
 
-        Who starts it last has the time that counts: the commit waits for all.
+        The last rank to start decides: the commit waits for all.
         """
         link = self._link_to(*holders)
         seconds = link.all_reduce_seconds(num_bytes, len(holders))

@@ -32,7 +32,7 @@ def span_seconds(span: Span, num_layers: int, costs: Costs) -> float:
 
 
 def ends_seconds(has_embedding: bool, has_head: bool, costs: Costs) -> float:
-    """What a microbatch takes in a stage beside its layers."""
+    """The time of a microbatch in a stage outside its layers (embedding and head)."""
     return has_embedding * costs.embedding_seconds + has_head * costs.head_seconds
 
 
@@ -105,7 +105,7 @@ def state_bytes(num_layers: int, has_embedding: bool, has_head: bool, costs: Cos
 
 
 def held_bytes(num_layers: int, has_embedding: bool, has_head: bool, costs: Costs) -> int:
-    """What a rank holds of state: gradients twice, as summed over the replicas and, until then, its own."""
+    """The state that a rank holds: gradients count twice, its own and the sum over the replicas."""
     layer, embedding, head = (
         num_bytes * 5 // 4
         for num_bytes in (costs.layer_state_bytes, costs.embedding_state_bytes, costs.head_state_bytes)
@@ -128,7 +128,7 @@ def span_memory_bytes(replica: Replica, position: int, num_layers: int, costs: C
 
 
 def most_memory_bytes(layout: Layout, costs: Costs) -> int:
-    """What the rank that needs most of memory needs."""
+    """The memory of the rank that needs most."""
     return max(
         span_memory_bytes(replica, position, layout.num_layers, costs)
         for replica in layout.replicas

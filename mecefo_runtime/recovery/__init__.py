@@ -1,4 +1,4 @@
-"""What a regroup decides, as values: what becomes of the step in flight, which layout, where state comes from.
+"""What a regroup decides, as values: the step in flight, the new layout, and the source of state.
 
 No I/O, and no tensors.
 """

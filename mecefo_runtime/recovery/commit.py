@@ -31,14 +31,14 @@ from mecefo_runtime.step.health import Judgement, after_commit, judge
 
 
 class RuleBroken(RuntimeError):
-    """A survivor applied a step whose gradients another one does not have: a bug, and never to be papered over."""
+    """A survivor applied a step whose gradients another one does not have: a bug that must not be hidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`committed_step` is the last step that counts; `commit` is for those who have yet to apply it.
 
-    `history` is what the members' judgements begin with. `judgement` is there where the step in flight was judged here.
+    `history` is what the members' judgements begin with. `judgement` is set when the step in flight was judged here.
     `contributions` are what ranks have computed of the step after it, as far as no verdict stands against it.
     """
 
@@ -98,7 +98,7 @@ def lacks_step(report: RankReport, step: int) -> bool:
 
 
 def newest_history(reports: Mapping[int, RankReport]) -> HealthHistory:
-    """What the one knows who has heard most verdicts; they all tell the same story."""
+    """The history of the member that has heard most verdicts; all histories are prefixes of it."""
     return max((report.history for report in reports.values()), key=lambda h: h.num_verdicts, default=NO_HISTORY)
 
 

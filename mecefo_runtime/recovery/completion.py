@@ -1,4 +1,4 @@
-"""Complete the step in flight instead of repeating it: what of it counts, and who computes the rest.
+"""Complete the step in flight instead of repeating it: which contributions count, and who computes the rest.
 
 A replica that lost nobody has the gradients of some of the step's microbatches, summed over each of its stages. They
 count if all its ranks have those of the same ones, and continue with the same layers. The other microbatches are shared
@@ -70,10 +70,10 @@ def _kept_of(replica: Replica, contributions: Mapping[int, Contribution]) -> tup
 def share_out(
     microbatches: Iterable[int], layout: Layout, costs: Costs, placement: Placement | None = None
 ) -> dict[int, tuple[int, ...]]:
-    """`microbatches` by replica of `layout`, so that the slowest is done as soon as can be; it may have none.
+    """`microbatches` by replica of `layout`, so that the slowest finishes as early as possible; some may get none.
 
-    One after the other to whoever is through with it first: as good as any way, since all take a replica the same,
-    unless a `placement` says that not everybody holds the data of each.
+    Each goes to the replica that would finish it first, which is optimal since all microbatches take a replica the
+    same time, unless a `placement` restricts which replica holds their data.
     """
     stages = {
         replica.replica: [span_seconds(span, layout.num_layers, costs) for span in replica.spans]

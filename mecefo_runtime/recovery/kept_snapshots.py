@@ -1,4 +1,4 @@
-"""What snapshot processes keep, as they told the coordinator, and kept once. Nothing here does I/O."""
+"""What snapshot processes hold now and held before, as they told the coordinator. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from mecefo_runtime.job.state_source import Offer, SnapshotSource, Source, Versi
 
 
 class KeptSnapshots:
-    """What each node's process said last. `newest_agreed` is the newest version that all ranks ever had, None: none."""
+    """The last report of each node's process.
+
+    `newest_agreed` is the newest version that all ranks ever had, None: none.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, SnapshotOffers] = {}
@@ -23,7 +26,7 @@ class KeptSnapshots:
         self._generations: dict[Version, int] = {}
 
     def learn(self, node: int, kept: SnapshotOffers | None) -> None:
-        """The process of `node` keeps this; None: it is gone."""
+        """The process of `node` reports what it keeps; None: the process is lost."""
         if kept is None:
             self._kept.pop(node, None)
             return
@@ -56,12 +59,12 @@ class KeptSnapshots:
 
     @property
     def addresses(self) -> dict[int, str]:
-        """Where the process of each node that has one is reached."""
+        """The address of each node's process."""
         return {node: kept.address for node, kept in sorted(self._kept.items())}
 
     @property
     def by_node(self) -> Mapping[int, SnapshotOffers]:
-        """What each node's process that is there said last."""
+        """The last report of each connected process, by node."""
         return self._kept
 
     def offers(self, refused: Collection[tuple[Version, Source]] = (), *, are_agreed: bool = True) -> tuple[Offer, ...]:
@@ -100,7 +103,7 @@ class KeptSnapshots:
         return "; ".join(reasons) or None
 
     def holders(self, version: Version) -> set[int]:
-        """The nodes that have something of `version` as it is."""
+        """The nodes that hold snapshots of `version`."""
         return {node for node, kept in self._kept.items() if any(offer.version == version for offer in kept.offers)}
 
     def _protects(self, node: int, group: Group, version: Version) -> bool:
@@ -113,8 +116,8 @@ def offers_of(
 ) -> tuple[Offer, ...]:
     """All that can be had from living nodes, by what each has `kept`, of versions up to the newest agreed on, or newer.
 
-    What went wrong with the state while a newer one was copied would be in it. Of sources that were `refused` nothing
-    can be had.
+    A newer version may contain state that was corrupted while it was copied. Sources that were `refused` offer
+    nothing.
     """
     as_they_are = [offer for node in sorted(kept) for offer in kept[node].offers]
     parities = {node: of_node.parities for node, of_node in kept.items()}

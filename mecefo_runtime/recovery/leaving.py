@@ -1,4 +1,4 @@
-"""A regroup while nodes are asked to go: who ends with it, and who stays a while for what nobody else has.
+"""A regroup while nodes are leaving: which ranks end with it, and which stay until their state has moved.
 
 Those who are leaving hold nothing in the new layout. Where the others have all its state, they end before it begins.
 Where not, or where state is fetched in the background, they stay members until they have given what they hold.

@@ -1,4 +1,4 @@
-"""Spare nodes in front of any planner: who has which place of the configured layout.
+"""Spare nodes for any planner: which rank takes which place of the configured layout.
 
 A place is named after the rank that has it when nothing has failed. A planner is asked as if there were only places:
 with enough spares none is empty, and it answers with the configured layout, in which others stand in for the lost.
@@ -44,9 +44,9 @@ def filling_places(planner: Planner) -> Planner:
 def fill_places(cluster: Cluster, alive: Collection[int], before: Mapping[int, int]) -> dict[int, int]:
     """Place -> the living rank that has it; a place for which nobody is left is not in it.
 
-    `before` are the stand-ins: place -> rank. Whoever has a place keeps it, so that no state moves without need: a rank
-    that comes back while another one stands in for it is a spare from then on. Places lost with one node go to one node
-    where one has enough spare ranks.
+    `before` are the stand-ins: place -> rank. A rank keeps its place, so that no state moves without need: a rank
+    that returns while another one stands in for it becomes a spare. Places lost with one node go to one node where
+    one has enough spare ranks.
     """
     had = {place: before.get(place, place) for place in range(cluster.num_places)}
     filled = {place: rank for place, rank in had.items() if rank in alive}

@@ -1,8 +1,8 @@
-"""What the next epoch looks like: decided from the survivors' reports, without I/O.
+"""Decides the next epoch from the survivors' reports, without I/O.
 
-Take over first, balance after: the layout that the planner wants may need state that takes long to move. Then the
-first layout is one that can run at once, with what everybody has, and the wanted one follows at a later step boundary,
-its state fetched in the background meanwhile. Which of the two costs less is computed from the measured costs.
+Takeover first, balance later: the planner's layout may need state that takes long to move. Then the first layout is
+one that can run at once with the state in place, and the planner's layout follows at a later step boundary, after its
+state was fetched in the background. The measured costs decide which of the two is cheaper.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ class CannotGoOn(RuntimeError):
 
 
 class NeedsAllRanks(CannotGoOn):
-    """Those who are left cannot continue; when all ranks are back, the job can, with stored state."""
+    """The survivors cannot continue; when all ranks are back, the job can, from stored state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a job wants its epochs made.
+    """The job's rules for forming epochs.
 
     `takeover`: `direct` moves all state before training continues, `background` never waits for state where there is
     another way, `auto` does what costs less. `health`: by what the step in flight is judged where no leader has.
     `newest_checkpoint` looks for one when state is lost, but for those that it is given; `rejected_checkpoints` says
     what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
     loss nobody continues; all ranks end and are started again, from the newest checkpoint or, without one, from the
-    first step; the job ends when `max_fruitless_restarts` of them in a row have come to no new step. `evicts_corrupt`:
-    who sends damaged state repeatedly has to go. `rating_origin`: what the log says of the costs by which ranks pad
-    their compute, on which they agreed at the start; None: they do not pad. `has_checkpoints`, `has_snapshots`: state
-    is saved so; a job of which every rank is lost starts again from that. `protects_snapshots`: nodes protect each
-    other's. `shards_optimizer`: each holder of a unit has its share of the optimizer state alone. `averages_rest`: what
-    low-rank gradients lack is averaged over those that are not.
+    first step; the job ends when `max_fruitless_restarts` of them in a row have come to no new step.
+    `evicts_corrupt`: a rank that sends damaged state repeatedly is evicted. `rating_origin`: what the log says of the
+    costs by which ranks pad their compute, on which they agreed at the start; None: they do not pad.
+    `has_checkpoints`, `has_snapshots`: state is saved so; a job of which every rank is lost starts again from that.
+    `protects_snapshots`: nodes protect each other's. `shards_optimizer`: each holder of a unit has its share of the
+    optimizer state alone. `averages_rest`: what low-rank gradients lack is averaged over those that are not.
     """
 
     cluster: Cluster
@@ -155,7 +155,7 @@ class RegroupPlan:
 
 
 def plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: str) -> RegroupPlan:
-    """Lay out, say what moves and when, and what of the step in flight counts.
+    """Plan the layout, the transfers and their time, and which part of the step in flight counts.
 
     Raises:
         CannotGoOn: there is no way to continue.
@@ -266,7 +266,7 @@ def unit_bytes(layout: Layout, costs: Costs) -> dict[str, int]:
 
 
 def transfer_seconds(transfers: Sequence[Transfer], sizes: Mapping[str, int], costs: Costs) -> float:
-    """How long training stands still for `transfers`: until the rank with the most to send or receive is done."""
+    """How long training is stopped for `transfers`: until the rank with the most to send or receive is done."""
     load: dict[tuple[str, int], int] = {}
     for transfer in transfers:
         for end in (("from", transfer.source), ("to", transfer.destination)):
@@ -395,6 +395,6 @@ def _go_back(
 
 
 def newest_said(rules: Rules, refused: Collection[tuple[Version, Source]]) -> str:
-    """Which checkpoint is the newest, as the end of a sentence; nothing if there is none."""
+    """The newest checkpoint as the end of a sentence; empty when there is none."""
     durable = rules.newest_checkpoint(refused)
     return "" if durable is None else f". The newest checkpoint is of step {durable.step}: {durable.folder}"

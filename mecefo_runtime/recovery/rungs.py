@@ -1,4 +1,4 @@
-"""Why state came from where it came from: the reasons of all better sources, for the log."""
+"""Why state came from its source: the reasons against all better sources, for the log."""
 
 from __future__ import annotations
 

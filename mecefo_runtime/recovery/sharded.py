@@ -1,8 +1,8 @@
 """What moves before an epoch where each holder of a unit has the optimizer state of its share alone (ZeRO-1).
 
-Then peers no longer hold each other's state. As long as all shares of a version are alive, new holders get them from
-the old ones. What a lost rank had can come from a snapshot of the same version, beside what the others have; else
-everybody goes back to an older one. No published system combines a takeover with such an optimizer.
+Then peers no longer hold each other's state. While all shares of a version are alive, new holders get them from the
+old ones. A lost rank's share can come from a snapshot of the same version; otherwise all ranks roll back to an older
+version. No published system combines a takeover with such an optimizer.
 """
 
 from __future__ import annotations

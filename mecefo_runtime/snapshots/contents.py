@@ -1,4 +1,4 @@
-"""What a node keeps of each version: what its ranks copied, what it took over from lost nodes, and its parities."""
+"""What a node keeps of each version: its ranks' copies, what it took over from lost nodes, and its parities."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Contents:
     # ---- what there is ----
 
     def is_complete(self, version: Version, generation: int = 0) -> bool:
-        """Whether all that this node is to keep is there."""
+        """Whether this node has everything that it is to keep."""
         try:
             self.describe(version, generation)
         except NotHeld:
@@ -169,7 +169,7 @@ class Contents:
         return self._taken.get((version, generation), ())
 
     def protect(self, parity: Parity) -> None:
-        """Keep what this node has computed."""
+        """Keep the parities that this node has computed."""
         self._parities[parity.version, parity.generation] = parity
 
     def room_for_parity(self, num_stripes: int, length: int) -> list[Stripe]:
@@ -183,7 +183,7 @@ class Contents:
         return spare + [np.empty(length, dtype=np.uint8) for _ in range(num_stripes - len(spare))]
 
     def check_room(self, needed_bytes: int, what: str) -> None:
-        """See that so many bytes more may be taken.
+        """Check that `num_bytes` more fit into the limit.
 
         Raises:
             ShelfFull: they may not.
@@ -221,13 +221,13 @@ class Contents:
             self.drop_all_but(version, {generation})
 
     def drop_all_but(self, version: Version, generations: Collection[int]) -> None:
-        """Let go of the others."""
+        """Drop all other versions."""
         for known, generation in {*self._taken, *self._parities}:
             if known == version and generation not in generations:
                 self._drop(known, generation)
 
     def forget_spare(self) -> None:
-        """Give memory back that would only be used again."""
+        """Release memory that was kept for reuse."""
         self._spare.clear()
 
     def _drop(self, version: Version, generation: int) -> None:

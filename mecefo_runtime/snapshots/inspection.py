@@ -1,4 +1,4 @@
-"""What can be seen of the snapshots that a process keeps, from inside: where they lie, and whether they are whole."""
+"""The snapshots of a process as a hook inside it sees them: where they are stored, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SnapshotInspection:
         return version, version == kept, by_version[version]
 
     def why_refused(self, version: Version, unit: str, share: Share) -> str | None:
-        """What is said to whoever asks for a part; None: it is given."""
+        """The reason with which a request for a part is refused; None: it is served."""
         try:
             with self._lock:
                 found = self._shelf.find(version, unit, share)

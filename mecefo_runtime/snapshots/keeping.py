@@ -1,4 +1,4 @@
-"""What a rank does while it trains so that its state survives it: durable checkpoints, snapshots in memory."""
+"""How a training rank saves its state: durable checkpoints, and snapshots in memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Keeping:
 
     @property
     def activities(self) -> tuple[StateActivity, ...]:
-        """What uses the state between two optimizer steps."""
+        """The activities that use the state between two optimizer steps."""
         return () if self._snapshots is None else (self._snapshots,)
 
     @property
@@ -168,7 +168,7 @@ class Keeping:
             self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish the saves in progress."""
         if self._saving is not None:
             self._saving.close()
         if self._snapshots is not None:

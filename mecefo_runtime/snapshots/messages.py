@@ -51,7 +51,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """All ranks have `version`: what is older, or of another course of training, is not needed any more."""
+    """All ranks have `version`: older versions, and those of another lineage, are no longer needed."""
 
     version: Version
 
@@ -105,7 +105,7 @@ class ReadParity:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Say what can be had here: the answer is `SnapshotOffers`."""
+    """Ask what this process can provide; the answer is `SnapshotOffers`."""
 
 
 ToSnapshots = Offers | Reserve | Store | Keep | Fetch | Describe | Read | ReadParity
@@ -116,7 +116,7 @@ ToSnapshots = Offers | Reserve | Store | Keep | Fetch | Describe | Read | ReadPa
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The first word to whoever knows the token: the process of `node` lives, and not only its listener."""
+    """The first message to a client with the token: the process of `node` is alive, not only its listener."""
 
     node: int
 
@@ -149,7 +149,7 @@ class NotStored:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What was asked for follows: `num_bytes` with this CRC-32."""
+    """The requested bytes follow: `num_bytes` with this CRC-32."""
 
     num_bytes: int
     crc32: int
@@ -157,7 +157,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It cannot be had; the text says why."""
+    """The request is refused; the text says why."""
 
     reason: str
 
@@ -195,7 +195,7 @@ from_snapshots: Callable[[Message], FromSnapshots] = reader(FromSnapshots)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotsHello:
-    """The snapshot process of `node` is there."""
+    """The snapshot process of `node` registers."""
 
     node: int
 

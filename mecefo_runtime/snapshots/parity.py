@@ -1,7 +1,7 @@
 """Parity that one node keeps of its group's snapshots, and what is rebuilt from it.
 
 Every member computes its own parities of a version, from stripes that it reads of the others; nothing of the version
-before is touched meanwhile. So a death in the middle leaves the older version as well protected as it was.
+before is touched meanwhile. So a loss in the middle leaves the older version as well protected as before.
 """
 
 from __future__ import annotations

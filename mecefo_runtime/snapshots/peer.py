@@ -1,4 +1,4 @@
-"""What a snapshot process gives to whoever asks it over a connection of its own: a rank that restores, or a peer."""
+"""The client of a snapshot process: used by ranks that restore, and by other snapshot processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_SECONDS = 30.0
 def open_connection(address: str, token: str, timeout_seconds: float) -> Connection:
     """A connection to the snapshot process at `address`, which has answered; its time-out is set.
 
-    For a process that is stopped, the kernel goes on to take connections.
+    The kernel accepts connections for a stopped process too, so an answer is required.
 
     Raises:
         OSError: nobody answers within the time.
@@ -69,7 +69,7 @@ class SnapshotPeer:
             self._connection.close()
 
     def offers(self) -> SnapshotOffers:
-        """What can be had there."""
+        """What the process can provide."""
         answer = self._ask(Offers())
         if not isinstance(answer, SnapshotOffers):
             raise WireError(f"offers are expected, not {type(answer).__name__}")

@@ -1,7 +1,7 @@
 """A node's snapshot process: owns the memory that its ranks write snapshots to, and outlives them.
 
-It trusts who has the run's token. One thread serves each connection. What is kept is looked up behind one lock;
-checksums are computed and bytes are sent outside of it, and of Python's.
+It trusts clients that have the run's token. One thread serves each connection. What is kept is looked up behind one
+lock; checksums are computed and bytes are sent outside of it, and of Python's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HELLO_TIMEOUT_SECONDS = 10.0
 
 
 def no_announcement(step: int, phase: str) -> None:
-    """Nobody wants to hear of a phase."""
+    """Ignore a phase: there is no observer."""
 
 
 class SnapshotProcess:
@@ -127,7 +127,7 @@ class SnapshotProcess:
             self._reports.note()
 
     def kept(self) -> SnapshotOffers:
-        """What can be had here."""
+        """What this process can provide."""
         source = SnapshotSource(self._node, self.address)
         with self._changed:
             contents = self._contents
@@ -136,7 +136,7 @@ class SnapshotProcess:
             return SnapshotOffers(self.address, contents.shelf.kept, offers, contents.held(), failed)
 
     def obey(self, order: ToSnapshotProcess) -> None:
-        """Do what the coordinator says."""
+        """Carry out a request of the coordinator."""
         if isinstance(order, Reencode):
             self._to_protect.put(order)
             return
@@ -145,7 +145,7 @@ class SnapshotProcess:
         self._note()
 
     def inspect(self) -> SnapshotInspection:
-        """What an observer may see of it."""
+        """The view of this process that observers get."""
         return SnapshotInspection(self._contents.shelf, self._changed)
 
     # ---- connections ----

@@ -1,7 +1,7 @@
-"""Memory that a rank writes and its node's snapshot process owns: it outlives the rank, and nobody else can name it.
+"""Memory that a rank writes and its node's snapshot process owns: it outlives the rank, and is private to both.
 
-An anonymous file (memfd_create(2)) of the snapshot process, which the rank opens by that process's descriptor. So it is
-gone with the last of the two, however they end, and nothing of it is ever left in a file system.
+An anonymous file (memfd_create(2)) of the snapshot process, which the rank opens by that process's descriptor. It is
+freed when both have ended, however they end, and leaves nothing in a file system.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ class Region:
 
     @classmethod
     def create(cls, num_bytes: int) -> Region:
-        """New memory; it is taken from the machine at once.
+        """Allocate new memory, committed at once.
 
-        Raises:
-            OSError: there is not so much.
+        Raises: OSError: there is not enough memory.
         """
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         try:

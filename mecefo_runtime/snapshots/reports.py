@@ -19,9 +19,9 @@ CONNECT_TIMEOUT_SECONDS = 0.5
 
 
 class Reports:
-    """Tells the coordinator what can be had, whenever that changes, and again when there is another coordinator.
+    """Tells the coordinator what this process can provide: after each change, and when there is a new coordinator.
 
-    `obey` hears what that wants done.
+    `obey` receives the coordinator's requests.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Reports:
         self._has_changed.set()
 
     def tell(self) -> None:
-        """Tell it now, if there is a coordinator."""
+        """Send the report now, if there is a coordinator."""
         with self._is_sending:
             if self._connection is not None:
                 # That it broke is seen by who reads from it.

@@ -1,4 +1,4 @@
-"""What one snapshot process holds: whose memory, which versions in it, and what of that can be given out."""
+"""The contents of one snapshot process: each rank's memory, the versions in it, and which of them can be served."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Shelf:
         return self._kept
 
     def offers(self) -> dict[Version, dict[str, frozenset[Share]]]:
-        """What can be had: for each version the shares of each unit."""
+        """What can be served: for each version the shares of each unit."""
         found: dict[Version, dict[str, set[Share]]] = {}
         for place in self._places.values():
             for _, snapshot in place.whole():
@@ -247,7 +247,7 @@ class Shelf:
 
 
 def is_outdated(version: Version, newer: Version) -> bool:
-    """Whether nobody needs `version` where `newer` is: it is older, or of another course of training."""
+    """Whether `newer` makes `version` unnecessary: it is older, or of another lineage."""
     return version.lineage != newer.lineage or version.step < newer.step
 
 

@@ -179,7 +179,7 @@ class SnapshotWriter(StateActivity):
             self._tell_if_done()
 
     def leave(self) -> None:
-        """Copy the rest: what all of them have copied counts, whatever follows."""
+        """Copy the rest: a snapshot that all ranks have copied is valid, whatever follows."""
         self.finish()
 
     def agree(self, step: int) -> None:
@@ -195,7 +195,7 @@ class SnapshotWriter(StateActivity):
         self._send(Keep(version))
 
     def close(self) -> None:
-        """Hang up; the snapshots stay."""
+        """Close the connection; the snapshots stay."""
         self._hang_up()
 
     # ---- copying ----

@@ -8,7 +8,7 @@ from mecefo_runtime.stacks.rulers import OffsetKind, best_redundancy, largest_re
 
 
 class DoesNotFit(ValueError):
-    """So many copies of a shard type do not fit among so few groups; the text says how many would."""
+    """The redundancy is too large for the number of groups; the text says how many copies fit."""
 
 
 @dataclass(frozen=True, slots=True)

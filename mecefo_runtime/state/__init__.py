@@ -1,4 +1,4 @@
 """What a rank holds, unit by unit: parameters, gradients, optimizer state, and how they move between ranks.
 
-Nothing here decides what moves; that is in the layout and the coordinator's messages. Nor is anything approximated.
+The layout and the coordinator's messages decide what moves. Nothing here approximates.
 """

@@ -13,11 +13,11 @@ class StateActivity:
         """A compute segment is over: do a little, in much less time than a segment takes."""
 
     def finish(self) -> None:
-        """The optimizer is next: be through with the state that it is going to change.
+        """The optimizer is next: finish using the state that it will change.
 
         Raises:
-            mecefo_runtime.comm.operations.EpochBroken: that takes a peer, and it is gone.
+            mecefo_runtime.comm.operations.EpochBroken: a peer that this needs is lost.
         """
 
     def leave(self) -> None:
-        """The epoch is over: be through with its state, as far as that takes no peer."""
+        """The epoch is over: finish using its state, as far as that needs no peer."""

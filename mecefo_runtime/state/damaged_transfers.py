@@ -1,4 +1,4 @@
-"""Who sent state that arrived damaged: whom the next epoch does not ask for it, and who has done it too often."""
+"""Which ranks sent state that arrived damaged, and how often: the next epoch does not ask them for it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class DamagedTransfers:
         return bool(self.deliveries)
 
     def and_also(self, deliveries: Iterable[tuple[str, int]]) -> DamagedTransfers:
-        """These, and newer ones."""
+        """These together with newer ones."""
         return DamagedTransfers((*self.deliveries, *deliveries))
 
     @property
     def repeated_sources(self) -> Mapping[int, int]:
-        """Who is asked for nothing any more, and how many damaged units it sent."""
+        """The ranks that are no longer asked for state, and how many damaged units each sent."""
         counted = Counter(source for _, source in self.deliveries)
         return {source: number for source, number in sorted(counted.items()) if number > TOLERATED_DELIVERIES}
 

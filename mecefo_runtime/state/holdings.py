@@ -1,4 +1,4 @@
-"""What a rank keeps from one epoch to the next, and what of it counts.
+"""The state that a rank keeps from one epoch to the next, and which part of it is valid.
 
 Between two epochs memory is short: what only the old epoch needed goes before the new one is built. What is committed
 stays until the new epoch has begun, for the regroup may fail.
@@ -42,7 +42,7 @@ class Holdings:
         return self._state
 
     def units(self, distrusted: Collection[str], received: Collection[str] = ()) -> dict[str, UnitState]:
-        """What this rank has and its peers would have too: nothing `distrusted`.
+        """The units that this rank holds and trusts (none of the `distrusted`).
 
         `received` are units that the present epoch has fetched by now.
         """
@@ -83,9 +83,9 @@ class Holdings:
         """Build the state of an epoch; returns it and what others may be sent.
 
         Gradients and units that no longer count are freed before anything new is made. `incoming` are the units that
-        this rank will be sent, `restores` says that all will be loaded instead. What is sent goes to new memory: if the
-        transfer breaks off, what was here is whole. What is loaded goes to any: there is a restore because state is
-        lost.
+        this rank will be sent, `restores` says that all will be loaded instead. Received units go to new memory: if
+        the transfer fails, the old state is intact. Loaded units may go anywhere: a restore only happens when state
+        is lost.
         """
         self._release()
         held = self.trusted(distrusted)
@@ -131,7 +131,7 @@ class Holdings:
         self._given_away = {}
 
     def clear(self) -> None:
-        """Forget everything: this rank is a newcomer."""
+        """Forget everything: this rank starts over."""
         self._release()
         self._units, self._given_away, self._awaited = {}, {}, frozenset()
 

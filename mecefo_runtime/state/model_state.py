@@ -93,7 +93,7 @@ class ModelState:
         self.optimizer = UnitOptimizer(config, self.units, {name: self._gradient_of(name) for name in self.units})
 
     def release(self) -> None:
-        """Let go of the units, the gradients and the optimizer, whoever still knows this state: its epoch is over."""
+        """Release the units, the gradients and the optimizer, even if this state is still referred to."""
         # Replaced, where others may know them; cleared, where this state alone does.
         self.units, self.computed, self.holders, self.buckets = {}, (), {}, ()
         self.gradients = self.stats = self._own = self.gradients.new_empty(0)

@@ -1,4 +1,4 @@
-"""Copies of state into memory that stays as it is when the state changes: in slices, while the rank computes."""
+"""Copies state into memory that does not change with it: in slices, while the rank computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored state that cannot be used: an epoch was to begin with it, and does not."""
+"""Stored state that cannot be used to start an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that moves between ranks: any number of units under way at once, their checksums computed beside."""
+"""Moves state between ranks: any number of units at once, with their checksums computed in parallel."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def keep_own(
     units: Mapping[str, UnitState],
     previous: Mapping[tuple[str, Share], UnitState],
 ) -> None:
-    """Those of `pieces` of which this rank is its own source, from `previous` into `units`."""
+    """Copy those of `pieces` whose source is this rank itself from `previous` into `units`."""
     for piece in pieces:
         if piece.source == PeerSource(rank):
             units[piece.unit].load(piece.share, previous[piece.unit, piece.share].packed(piece.share))

@@ -77,7 +77,7 @@ class UnitOptimizer:
         raise LookupError(f"{name} has no element {element}")
 
     def release(self) -> None:
-        """Let go of all tensors."""
+        """Release all tensors."""
         self._slices.clear()
         self._counts_alone.clear()
         self._adamw.state.clear()

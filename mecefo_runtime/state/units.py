@@ -89,7 +89,7 @@ class UnitState:
         return 3 * (end - first) + self.step_counts.numel()
 
     def views(self, share: Share) -> tuple[Tensor, ...]:
-        """What `share` of the unit consists of, `num_elements` together; this holder must have its moments."""
+        """The tensors that make up `share` of the unit, `num_elements` together; this holder must have its moments."""
         first, end = share.extent(self.num_parameters)
         assert self.first_owned <= first and end <= self.end_owned
         moments = slice(first - self.first_owned, end - self.first_owned)
@@ -127,7 +127,7 @@ class UnitState:
             parameter.grad = None
 
     def vital_sign(self) -> Tensor:
-        """A scalar on the device that is not finite if any moment is not; a sum that overflows is none the worse."""
+        """A scalar on the device that is not finite if any moment is not; an overflow of the sum is harmless."""
         return torch.dot(self.first_moments, self.second_moments)
 
     def is_corrupted(self) -> bool:

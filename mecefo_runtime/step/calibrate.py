@@ -1,4 +1,4 @@
-"""What this rank's device needs for a microbatch of each kind of unit, measured on copies of them before it trains."""
+"""Measures what a microbatch of each kind of unit costs on this rank's device, before training."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _PROBE_TAG = 1 << 19
 def measure_costs(job: JobConfig, device: torch.device) -> Costs:
     """Measure forward, backward and optimizer of each kind of unit at the job's shapes: medians of a few rounds.
 
-    In every round all kinds have their turn, so that a machine that becomes slower meanwhile does so for all of them.
-    Seconds are what a rank's compute takes: on a CPU this thread's CPU seconds times the job's dilation, on a GPU its
-    own. How fast state moves is not known before there are groups (see `measure_transfer`): until then, as fast as this
+    Every round measures all kinds, so that a machine that becomes slower meanwhile affects all of them alike. Seconds
+    are what a rank's compute takes: on a CPU this thread's CPU seconds times the job's dilation, on a GPU its own.
+    How fast state moves is not known before there are groups (see `measure_transfer`): until then, as fast as this
     rank copies it.
     """
     shape = (job.microbatch_size, job.sequence_length)
@@ -94,7 +94,7 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
 
 
 def measure_apart(job: JobConfig, device_place: int) -> Costs:
-    """As `measure_costs`, in a process of its own: what it takes does not add to the memory of training."""
+    """As `measure_costs`, in a separate process: its memory does not add to that of training."""
 
     def measure() -> str:
         return json.dumps(measure_costs(job, find_device(job.device, device_place)).to_dict())

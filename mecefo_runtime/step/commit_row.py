@@ -1,6 +1,6 @@
 """What the commit exchange carries: a row of numbers of every member, and their sum.
 
-By place: what there is one of in a step, then a part for each member, in which nobody but that member puts anything.
+By position: first the figures of the whole step, then a part for each member, which only that member fills.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank has computed of the step in flight, and how it outlives the epoch that it was computed in."""
+"""What a rank has computed of the step in flight, and how it survives the end of its epoch."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ class OwnContribution:
             self._carried, self._state = self._state.own_gradients(), None
 
     def resume(self, state: ModelState) -> None:
-        """Go on adding to them in `state`, which has the same units."""
+        """Continue adding to them in `state`, which has the same units."""
         state.begin_gradients(self._carried)
         self._carried, self._state = {}, state

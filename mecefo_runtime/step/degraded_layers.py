@@ -92,7 +92,7 @@ class DegradedLayers:
         return len({layer_unit(layer) for layer in self._approximated} | set(self.bases))
 
     def refresh(self) -> None:
-        """Follow the weights, which have turned since the bases were computed; all holders do so in the same steps."""
+        """Recompute the bases from the present weights; all holders do so in the same steps."""
         for layer in self._approximated:
             refresh(self._state.units[layer_unit(layer)].module)
         self.bases = {name: self._bases_of(name, previous) for name, previous in self.bases.items()}

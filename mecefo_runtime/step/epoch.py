@@ -1,4 +1,4 @@
-"""What a rank has in an epoch, where it is in the step-and-commit rule, and what its steps ask of it."""
+"""What a rank holds in an epoch, its position in the step-and-commit rule, and the interface of its steps."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class StepHost(Protocol):
         """The rank is about to enter `phase` of `step`."""
 
     def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
-        """Of the leader: what it makes of a step, before anybody else hears of it."""
+        """On the leader: its verdict on a step, before it is sent to the others."""
 
     def on_applied(self, record: Mapping[str, Any]) -> None:
         """A step is committed and applied here; `record` is what its event says."""

@@ -1,10 +1,10 @@
-"""Numerical health: is a step fit to be committed, and if not, what becomes of it and who is to blame.
+"""Numerical health: whether a step may be committed, and if not, what happens to it and which rank is to blame.
 
-The leader judges every step in the commit exchange, from what each member says of its own part, and everybody obeys.
-Where it is lost before it could, the coordinator judges by the same function. A step that is not finite, or whose
-gradient is far larger than usual, is computed again, skipped, or costs the rank that corrupted it its place. Where
-parameters of two holders differ, the one that differs gets its peers'; so does one whose parameters are not finite, or
-would not be after the optimizer's next step.
+The leader judges every step in the commit exchange, from what each member says of its own part, and all members
+follow. If the leader is lost before it could, the coordinator judges by the same function. A step that is not finite,
+or whose gradient is far larger than usual, is repeated or skipped, or the rank that corrupted it is evicted. Where
+parameters of two holders differ, the one that differs gets its peers'; so does one whose parameters are not finite,
+or would not be after the optimizer's next step.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _given_up(policy: str, suspects: tuple[int, ...], reason: str) -> Judgement:
 
 
 def origins_of(parts: Mapping[int, PartHealth]) -> tuple[int, ...]:
-    """Whose compute made numbers that are not finite; if that cannot be told, who had such gradients."""
+    """The ranks whose compute produced non-finite numbers; if that is unknown, those that had such gradients."""
     origins = tuple(rank for rank, part in sorted(parts.items()) if part.is_origin)
     return origins or tuple(rank for rank, part in sorted(parts.items()) if not isfinite(part.gradient_norm))
 
@@ -118,9 +118,9 @@ def outliers_among(parts: Mapping[int, PartHealth], ratio: float = 10.0) -> tupl
 
 
 def odd_ones_out(checksums: Mapping[int, int]) -> tuple[int, ...]:
-    """Who of a unit's holders differs: all but the largest group that agrees.
+    """The holders of a unit that differ: all but the largest group that agrees.
 
-    Of two holders, or two groups of the same size, nobody can say which is right: then those without the lowest rank.
+    Of two groups of the same size it is unknown which is right: then the group without the lowest rank.
     """
     if not checksums:
         return ()

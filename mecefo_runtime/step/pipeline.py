@@ -54,8 +54,8 @@ class Leaving(Protocol):
 class Pipeline:
     """One rank's part of its replica. `leaving` is asked between microbatches and may raise to leave the step.
 
-    Where it lets the pipeline finish what is in flight, the last stage, through which all gradients come, stops after
-    a microbatch; a word that rides behind every gradient tells the stages before it, which have the same ones then.
+    When the pipeline may drain, the last stage stops after a microbatch; a flag that is sent with every gradient
+    tells the earlier stages, which then have the same microbatches.
     """
 
     def __init__(

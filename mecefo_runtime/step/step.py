@@ -1,4 +1,4 @@
-"""One step of one rank: compute, reduce, agree, apply. What the rank is through with is its `StepProgress`."""
+"""One step of one rank: compute, reduce, agree, apply. `StepProgress` says how far the rank is."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Stepper:
         return None if own is None or own.said.step <= self.progress.committed_step else own.said
 
     def start_over(self) -> None:
-        """Forget everything: this rank is a newcomer."""
+        """Forget everything: this rank starts over."""
         self.progress, self.own = StepProgress(), None
         self.distrusted = frozenset()
 

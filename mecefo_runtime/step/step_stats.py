@@ -1,8 +1,8 @@
-"""How a step's stats ride behind the head's gradients, through the same sum over replicas.
+"""Encodes a step's stats as elements behind the head's gradients, so that the same sum over replicas reduces both.
 
-So whoever has the head's reduced gradients has the step's stats, and a step that survivors commit after a loss is known
-as well as any other. The sum is done in float32, where large whole numbers would be rounded: they travel as limbs of 12
-bits, which stay exact for 4096 replicas.
+Each rank with the head's reduced gradients has the step's stats, and a step that survivors commit after a loss is as
+well known as any other. The sum is done in float32, where large whole numbers would be rounded: they travel as limbs
+of 12 bits, which stay exact for 4096 replicas.
 """
 
 from __future__ import annotations

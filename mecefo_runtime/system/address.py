@@ -1,4 +1,4 @@
-"""An address that outlives who listens there: the same for each process that is started in the place of another."""
+"""An address that outlives its listener: each process that replaces another listens at the same one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 
 class ReservedAddress:
-    """A free port of `host` that nobody else is given, on which nobody listens but who is told to.
+    """A free port of `host` that no other process is given; it has a listener only when one is opened.
 
-    While no process listens there, the kernel refuses connections at once: whoever asks a process that is gone does not
-    wait for it. So the listener is the process's alone, and ends with it.
+    While no process listens there, the kernel refuses connections at once: a client does not wait for a process that
+    is gone. So the listener is the process's alone, and ends with it.
     """
 
     def __init__(self, host: str) -> None:
@@ -32,5 +32,5 @@ class ReservedAddress:
         return socket.create_server(self._address, backlog=1024)
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the port."""
         self._socket.close()

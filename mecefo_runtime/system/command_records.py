@@ -1,4 +1,4 @@
-"""The events that only an external job has: what the agent sees in ranks of a script that was not changed."""
+"""The events of external jobs: what the agent observes in the ranks of an unchanged script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepsCounted(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReset(Record):
-    """The user's own command put the job back to its beginning, before it was started."""
+    """The user's reset command put the job back to its beginning, before it was started."""
 
     KIND: ClassVar[str] = "job_reset"
 

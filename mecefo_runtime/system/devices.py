@@ -1,7 +1,6 @@
-"""Which device a rank computes on, and how what lies there gets to where only host memory will do.
+"""Which device a rank computes on, and how tensors there are copied to host memory.
 
-torch is imported only where there is something to ask it: whoever merely wants to know whether this machine has GPUs
-need not have it.
+torch is imported only where it is needed: a caller that only asks whether this machine has GPUs need not have it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 class DeviceError(ValueError):
-    """The device that was asked for is not there; the text says what to do."""
+    """The requested device does not exist; the text says what to do."""
 
 
 def device_name(choice: DeviceChoice, local_rank: int, num_devices: int) -> str:
@@ -116,7 +115,7 @@ def find_device(choice: DeviceChoice, local_rank: int) -> torch.device:
 
 
 def device_name_of(device: torch.device) -> str:
-    """What the maker calls it; of a CPU, of which a rank is one thread, its model."""
+    """The vendor's name of the device; for a CPU, of which a rank uses one thread, its model."""
     import torch
 
     if device.type == "cuda":
@@ -129,7 +128,7 @@ def device_name_of(device: torch.device) -> str:
 
 
 def nccl_device(device: torch.device) -> str | None:
-    """What tells `device` from all others, wherever they are, if NCCL can be used on it; None: it cannot.
+    """A globally unique id of `device` if NCCL can be used on it, otherwise None.
 
     The UUID alone: containers on one machine have different host names and may share a GPU. Initializes CUDA.
     """
@@ -154,7 +153,7 @@ def choose_way(devices: Mapping[int, str | None]) -> Way:
 def host_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor, in host memory: its own if it lies there, else a copy.
 
-    The copy is of what the tensor is when all that has been asked of the device is done; that is waited for.
+    The copy waits for all work that is queued on the device.
     """
     view: memoryview = tensor.detach().cpu().numpy().data
     return view

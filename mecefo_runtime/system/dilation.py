@@ -1,4 +1,4 @@
-"""Time dilation: every rank behaves like a device of its own, though many share a few cores.
+"""Time dilation: every rank behaves like a separate device, though many share a few cores.
 
 A compute segment is done, and then padded by sleep to the time that the device takes for it. That is
 
@@ -35,7 +35,7 @@ MAX_CARRIED_SECONDS = 0.005
 
 
 def usable_cores(num_cores: int) -> float:
-    """What ranks may take: all but a core, where there are two or more, and at most `MAX_UTILISATION` of all."""
+    """The cores that ranks may use: all but one, where there are two or more, and at most `MAX_UTILISATION` of all."""
     return min(MAX_UTILISATION * num_cores, max(num_cores - 1.0, num_cores / 2))
 
 
@@ -45,18 +45,18 @@ def automatic_ratio(num_ranks: int, num_cores: int) -> float:
 
 
 class Steady:
-    """What something between ranks takes at least, of late: a busy machine delays some of it, a slow link all."""
+    """The recent minimum time of an exchange between ranks: a busy machine delays some of them, a slow link all."""
 
     def __init__(self, num_recent: int) -> None:
         self._recent: deque[float] = deque(maxlen=num_recent)
 
     def add(self, seconds: float) -> None:
-        """It took so long this time."""
+        """Add one measurement."""
         self._recent.append(seconds)
 
     @property
     def seconds(self) -> float:
-        """The least of the last ones; 0.0 while they are few."""
+        """The minimum of the last measurements; 0.0 while there are too few."""
         return min(self._recent) if len(self._recent) == self._recent.maxlen else 0.0
 
 
@@ -109,7 +109,7 @@ class Pacer:
         return max(self._device_seconds, now_seconds - carried_seconds)
 
     def set_now(self, device_seconds: float, rated_seconds: float = 0.0) -> None:
-        """Something that all ranks waited for was over then, on their devices, which takes them `rated_seconds`."""
+        """Set the device's clock: something that all ranks waited for, rated at `rated_seconds`, has ended."""
         self._device_seconds = device_seconds
         self._longest_meeting_seconds = max(self._longest_meeting_seconds, rated_seconds)
 
@@ -162,7 +162,7 @@ class Pacer:
             self.worst_overrun_seconds = max(self.worst_overrun_seconds, seconds)
 
     def settle(self) -> None:
-        """Bring the account up to date, however long that takes."""
+        """Complete the account, however long that takes."""
 
     def account(self) -> dict[str, float]:
         """All sums, by the names that the event `rank_finished` has for them."""

@@ -25,7 +25,7 @@ class Event:
 
     `time_seconds` is Unix time, for people; `monotonic_seconds` is CLOCK_MONOTONIC, which all processes of one host
     share: durations are differences of it. `attempt` counts the starts of the emitting rank or node, from 1: together
-    with `pid` it tells a dying process's last words from its successor's first ones.
+    with `pid` it separates the last events of a dying process from the first ones of its successor.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Event:
 
 
 class Emitter:
-    """Stamps events with who and when, and hands them to a sink."""
+    """Stamps events with their origin and time, and passes them to a sink."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Emitter:
         return Emitter(self._sink, self._source, job=job, rank=self._rank, node=self._node, attempt=self._attempt)
 
     def of_rank(self, rank: int) -> Emitter:
-        """The same, speaking for a rank."""
+        """The same, emitting for a rank."""
         return Emitter(self._sink, self._source, job=self._job, rank=rank, node=self._node, attempt=self._attempt)
 
     def emit(
@@ -137,7 +137,7 @@ class Emitter:
 
 
 class SocketSink:
-    """Sends events as lines over a connected stream socket; a lost collector never stops a training process."""
+    """Sends events as lines over a connected stream socket; losing the collector never stops a training process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

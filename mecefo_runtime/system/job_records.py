@@ -44,7 +44,7 @@ class AttemptStarted(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStarted(Record):
-    """A rank is there."""
+    """A rank has started."""
 
     KIND: ClassVar[str] = "rank_started"
 
@@ -56,7 +56,7 @@ class RankStarted(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished(Record):
-    """A rank is done; of a foreign one only what it left out is known."""
+    """A rank has finished; of an external job's rank only the skipped events are known."""
 
     KIND: ClassVar[str] = "rank_finished"
 
@@ -118,7 +118,7 @@ class LayoutTold(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regrouped(Record):
-    """The membership of `epoch` is at work."""
+    """The members of `epoch` are training."""
 
     KIND: ClassVar[str] = "regrouped"
 
@@ -302,7 +302,7 @@ class RestartStarted(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested(Record):
-    """A node will be taken away: its ranks are to leave in order."""
+    """A node will be preempted: its ranks are to leave in an orderly way."""
 
     KIND: ClassVar[str] = "drain_requested"
 
@@ -390,7 +390,7 @@ class JobEnded(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Record):
-    """Something that a person should know."""
+    """A warning."""
 
     KIND: ClassVar[str] = "warning"
 

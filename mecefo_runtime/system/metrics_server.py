@@ -37,8 +37,8 @@ _KEPT_ANSWERS = 4
 class MetricsServer:
     """Serves what `collector` has, on `host` and `port` (0: a free one), from `start` to `close`.
 
-    The registry is its own: nothing of the process that nobody asked for is in it. `served_seconds` are the times of
-    the newest answers (CLOCK_MONOTONIC).
+    It has its own registry, without prometheus_client's default metrics of the process. `served_seconds` are the
+    times of the newest answers (CLOCK_MONOTONIC).
     """
 
     def __init__(self, collector: Collector, host: str, port: int = 0) -> None:
@@ -64,16 +64,16 @@ class MetricsServer:
 
     @property
     def interval_seconds(self) -> float | None:
-        """How often it is read, at most; None while nobody has come back twice."""
+        """The shortest interval at which it was scraped; None before a client has come back twice."""
         times = tuple(self.served_seconds)
         return max(later - earlier for earlier, later in pairwise(times)) if len(times) > 2 else None
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
-        """Serve no longer, when requests under way have been answered. May be called twice."""
+        """Stop serving, after requests in progress have been answered. May be called twice."""
         with suppress(OSError):
             # Linux: whoever waits in accept() is woken up by this, not by close().
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -163,8 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def version_string(self) -> str:
-        """Who answers, for the header."""
+        """The value of the `Server` header."""
         return "mecefo-chaos"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: standard error is the run's."""
+        """Log nothing: standard error belongs to the run."""

@@ -1,4 +1,4 @@
-"""A process's own network: a Linux network namespace that somebody made for it, and its address there."""
+"""A process's own network: a Linux network namespace that was made for it, and its address there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OwnNetwork:
     address: str
 
     def enter(self) -> None:
-        """Move the calling thread in, for good; whatever it opens afterwards belongs there.
+        """Move the calling thread in permanently; whatever it opens afterwards belongs there.
 
         Raises:
             OSError: the namespace may not be entered.
@@ -29,7 +29,7 @@ class OwnNetwork:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Be in it for a while: sockets that are made meanwhile stay there."""
+        """A context inside the namespace: sockets that are made in it stay there."""
         back = os.open(Path("/proc/thread-self/ns/net"), os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.enter()

@@ -1,4 +1,4 @@
-"""Processes by pid and start time, and the bond that lets none of them outlive its parent. Linux only."""
+"""Processes by pid and start time, and how none of them outlives its parent. Linux only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ProcessId:
         )
 
     def state(self) -> str:
-        """The process table's word for it (`R`, `S`, `T`, `Z`...), or `gone`."""
+        """Its state in the process table (`R`, `S`, `T`, `Z`...), or `gone`."""
         fields = _stat(self.pid)
         if fields is None or int(fields[_START_TIME_FIELD]) != self.start_ticks:
             return "gone"

@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class WireError(ConnectionError):
-    """The peer is gone, or what it sent is no message."""
+    """The connection has ended, or what the peer sent is not a message."""
 
 
 def encode(message: Message) -> bytes:
@@ -83,7 +83,7 @@ def connect(address: str, timeout_seconds: float) -> socket.socket:
 
 
 class Guarded:
-    """Which socket a descriptor was at first: whoever closes all descriptors may be given its number for its own."""
+    """A descriptor and the socket that it referred to at first: its number may have been reused for another file."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -137,7 +137,7 @@ class Connection:
         return self._socket.fileno()
 
     def set_timeout(self, seconds: float | None) -> None:
-        """From now on, give up whatever takes longer than `seconds`: afterwards the connection is of no use.
+        """From now on, abort operations that take longer than `seconds`: afterwards the connection is unusable.
 
         None: wait for as long as it takes, but to send.
         """

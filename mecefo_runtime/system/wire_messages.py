@@ -19,7 +19,7 @@ def to_wire(message: object) -> Message:
 
 
 def reader(union: object) -> Callable[[Message], Any]:
-    """What reads any of the messages of `union`; it raises WireError for anything else."""
+    """A function that reads any of the messages of `union`; it raises WireError for anything else."""
     kinds = {kind.__name__: kind for kind in get_args(union)}
 
     def read(raw: Message) -> Any:

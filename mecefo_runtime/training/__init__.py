@@ -1,4 +1,4 @@
-"""The loop of a rank, its figures and its hooks.
+"""The training loop of a rank, its metrics and its hooks.
 
-Who is a member is not decided here; the loop obeys the coordinator.
+The coordinator decides the membership; the loop follows it.
 """

@@ -1,4 +1,4 @@
-"""How slowly a device must be emulated, so that the cores carry the arithmetic that goes on meanwhile: measured."""
+"""How slowly a device must be emulated so that this machine's cores can keep up with the arithmetic: measured."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _DIGITS = 2
 def smallest_time_scale(job: JobConfig, num_cores: int) -> float:
     """The least scale at which a step of `job`, whose own is 1, takes as long as the cores need to compute it all.
 
-    By CPU seconds of the small model's layers and of messages, measured in a process of its own; rounded up. A part of
-    the cores is left to whoever else is there, as with time dilation.
+    By CPU seconds of the small model's layers and of messages, measured in a process of its own; rounded up. A part
+    of the cores is left to other processes, as with time dilation.
     """
     assert job.ratings is not None
     cpu_seconds = float(run_apart(lambda: json.dumps(_step_cpu_seconds(job))))

@@ -1,9 +1,9 @@
-"""What a rank does when the members are called out of the epoch while it computes: leave at once, or finish first.
+"""How a rank leaves an epoch while it computes: at once, or after it has drained its pipeline.
 
 A rank whose own replica lost nobody finishes what its pipeline has in flight: then all ranks of the replica have the
-gradients of the same microbatches, which count when the step is completed. Whoever waits for a lost rank, in its own
-pipeline or in a reduction, leaves at once. Nothing but work depends on it: what ranks have is looked at when all of
-them have left.
+gradients of the same microbatches, which count when the step is completed. A rank that waits for a lost rank, in its
+own pipeline or in a reduction, leaves at once. Only the amount of lost work depends on this: contributions are
+compared after all ranks have left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from mecefo_runtime.comm.operations import EpochBroken, EpochOver
 class Drain:
     """Says, to the training thread and to the one that ends what it is blocked in, whether the rank finishes first.
 
-    That takes `patience_seconds` at most, and as long as the last pipeline took: whoever is held up longer leaves.
+    Draining takes at most `patience_seconds`, or as long as the last pipeline took: a rank that is delayed longer
+    leaves.
     """
 
     def __init__(self, client: CoordinatorClient, patience_seconds: float) -> None:
@@ -43,7 +44,7 @@ class Drain:
             self._ranks = None
 
     def is_under_way(self) -> bool:
-        """Whether the rank is called, and is not to be disturbed."""
+        """Whether the rank is called out and still drains its pipeline."""
         ranks, lost = self._ranks, self._client.lost
         if ranks is None or not lost or lost & ranks:
             return False
@@ -53,7 +54,7 @@ class Drain:
         return now_seconds - self._called_seconds < self._patience_seconds + self._computed_seconds
 
     def must_stop(self) -> bool:
-        """Whether the rank is called, and its pipeline stops as soon as all its ranks have the same.
+        """Whether the rank is called out, and its pipeline stops as soon as all its ranks have the same microbatches.
 
         Raises:
             EpochOver: leave at once.

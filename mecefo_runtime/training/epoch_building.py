@@ -1,4 +1,4 @@
-"""What a rank needs to train in a new epoch, made in its groups: state in its place, and who computes with it."""
+"""Builds what a rank needs to train in a new epoch: its state, received over the epoch's groups, and its pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mecefo_runtime.system.dilation import Pacer
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An epoch, what this rank held before it, and what it has to tell of how its state came.
+    """An epoch, what this rank held before it, and how its state arrived.
 
     `transferred` is (seconds, bytes, by kind of source), `bytes_per_second` what was measured, None: nothing was.
     """

@@ -1,4 +1,4 @@
-"""What a rank shows of itself to Prometheus: noted by plain assignments on the training thread, read by another one.
+"""A rank's Prometheus metrics: set by plain assignments on the training thread, read by another one.
 
 Off unless MECEFO_METRICS says where to serve it: `auto` (the rank's own address and a free port), `HOST` (a free port
 there) or `HOST:PORT`, to which LOCAL_RANK is added. The event `rank_started` tells the address.
@@ -31,7 +31,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RankFigures:
-    """One rank's figures; noting one costs about a microsecond, whether anybody reads them or not."""
+    """One rank's metrics; setting one costs about a microsecond, scraped or not."""
 
     def __init__(self, rank: int, node: int, device: str, pacer: Pacer) -> None:
         self._labels = {"rank": str(rank), "node": str(node)}
@@ -64,7 +64,7 @@ class RankFigures:
         self._epoch = epoch
 
     def collect(self) -> Iterable[Metric]:
-        """The figures as Prometheus has them; called by the server, on a thread of its own."""
+        """The metrics in Prometheus' types; called by the server, on its own thread."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -124,7 +124,7 @@ class RankFigures:
         yield from gauge("device_memory_bytes", "Memory of tensors on the rank's GPU.", _device_bytes(self._device))
 
     def serve(self, where: str, host: str, local_rank: int) -> str | None:
-        """Serve the figures until this process ends; returns `host:port`, None if they are not served.
+        """Serve the metrics until this process ends; returns `host:port`, or None when they are not served.
 
         Args:
             where: what MECEFO_METRICS says, see this module; empty: nowhere.

@@ -1,4 +1,4 @@
-"""What the runtime lets others see and hold: it announces every (step, phase) before it enters it.
+"""The runtime's hooks: it announces every (step, phase) before it enters it, and a hook may hold it there.
 
 A job names its hooks as `module:function` (environment `MECEFO_HOOKS`, comma-separated); the function gets the rank's
 identity and returns a `Hook`. Without hooks an announcement costs an empty loop. A node's snapshot process has them,
@@ -43,11 +43,11 @@ class Hooks:
             )
 
     def announce(self, step: int, phase: str) -> None:
-        """Tell every hook."""
+        """Announce a phase to every hook."""
         for hook in self._hooks:
             hook.announce(step, phase)
 
     def expose(self, subject: Inspection | SnapshotInspection) -> None:
-        """Show every hook what the rank trains with, or what the process keeps."""
+        """Give every hook the view of what the rank trains with, or what the process keeps."""
         for hook in self._hooks:
             hook.expose(subject)

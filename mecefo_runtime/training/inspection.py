@@ -1,4 +1,4 @@
-"""What a rank's hooks may look at, and change: the modules and tensors that it trains with in the present epoch."""
+"""What a rank's hooks may read and change: the modules and tensors that it trains with in the present epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ TensorKind = Literal["parameters", "gradients", "optimizer"]
 
 
 class Inspection:
-    """One rank's units by name. The tensors are the very ones of the training, valid until the epoch ends.
+    """One rank's units by name.
+
+    The tensors are those in use by the training, not copies, and valid until the epoch ends.
 
     `pacer` is the rank's, the same in all epochs.
     """
@@ -56,7 +58,7 @@ class Inspection:
         return found
 
     def updater(self, name: str) -> tuple[Optimizer, Tensor, int]:
-        """Who updates a parameter: its optimizer, the tensor as that one knows it, the parameter's first element there.
+        """What updates a parameter: its optimizer, the optimizer's tensor, and the parameter's first element there.
 
         Raises:
             LookupError: there is no such parameter here, or others update a part of it.

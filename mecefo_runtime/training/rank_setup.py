@@ -1,4 +1,4 @@
-"""What a rank is told of itself, and who looks at it."""
+"""A rank's identity, and its observers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class RankIdentity:
 
     @property
     def device_place(self) -> int:
-        """Which of the devices is this rank's, counted around."""
+        """The index that selects this rank's device, modulo the number of devices."""
         return self.rank if self.local_rank is None else self.local_rank
 
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Who is told what a rank does: its log, its hooks, and whoever asks for its metrics.
+    """The observers of a rank: its log, its hooks, and its metrics.
 
     `metrics` says where to serve them, see `mecefo_runtime.training.exporter`; empty: nowhere.
     """

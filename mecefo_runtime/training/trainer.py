@@ -1,4 +1,4 @@
-"""The loop of a rank: step, commit, and, when the membership changes, regroup and go on in the same process."""
+"""The loop of a rank: step, commit, and, when the membership changes, regroup and continue in the same process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CALL_SECONDS = 1.0
 
 
 class Trainer:
-    """One rank of a job, from its first hello to the coordinator's goodbye."""
+    """One rank of a job, from its registration to the end of the job."""
 
     def __init__(
         self, job: JobConfig, identity: RankIdentity, coordinator: CoordinatorAddress, observers: Observers
@@ -111,7 +111,7 @@ class Trainer:
 
         Raises:
             mecefo_runtime.comm.coordinator_client.Stopped: the coordinator ended the job early.
-            mecefo_runtime.comm.coordinator_client.CoordinatorLost: there is none, and this rank cannot go on without.
+            mecefo_runtime.comm.coordinator_client.CoordinatorLost: this rank cannot continue without one.
         """
         metrics = self._figures.serve(self._observers.metrics, self._identity.host, self._identity.device_place)
         self._emitter.emit("rank_started", device=str(self._device), metrics=metrics)
@@ -243,7 +243,7 @@ class Trainer:
         return self._stepper.progress.committed_step
 
     def abort(self) -> None:
-        """End whatever the training thread is blocked in, unless that is what it is to finish first."""
+        """End the blocked operation of the training thread, unless the rank is to finish it first."""
         if self._drain.is_under_way():
             return
         epoch = self._epoch
@@ -292,15 +292,15 @@ class Trainer:
         return self._keeping.snapshot_step, self._keeping.snapshot_costs
 
     def announce(self, step: int, phase: str) -> None:
-        """Tell the hooks."""
+        """Announce a phase to the hooks."""
         self._observers.hooks.announce(step, phase)
 
     def on_applied(self, record: Mapping[str, Any]) -> None:
-        """Show it in this rank's metrics."""
+        """Update this rank's metrics."""
         self._figures.commit(record)
 
     def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
-        """The leader says what it makes of a step that is not fit to be committed."""
+        """On the leader: emit the verdict on a step that cannot be committed."""
         if judgement.verdict is StepVerdict.COMMIT:
             return
         self._emitter.emit(

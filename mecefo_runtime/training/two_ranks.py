@@ -16,7 +16,7 @@ _NUM_TRIES = 5
 
 
 def on_two_ranks(act: Callable[[Groups], T]) -> list[T]:
-    """What `act` returns as rank 0, and as rank 1. On a busy machine they may not find each other at once.
+    """What `act` returns as rank 0, and as rank 1. On a busy machine the connection may take several attempts.
 
     Raises:
         EpochBroken: one of them failed, each time that it was tried.
