@@ -1,4 +1,4 @@
-"""The command and the injector: experiments, triggers, targets, faults, and the order of acts that breaks a job.
+"""The command and the injector: experiments, triggers, targets, faults, and how they are injected.
 
 Below `cli` and `commands` nothing here imports `harness`.
 """

@@ -1,6 +1,6 @@
-"""What the installed `chaos` and `python -m chaos` start: the command, of which Ctrl-C shows no traceback.
+"""Entry point of the installed `chaos` and of `python -m chaos`; Ctrl-C never shows a traceback.
 
-Not even while the program itself is still being read in, which takes its time on a busy machine.
+This also holds while modules are still being imported, which takes a while on a busy machine.
 """
 
 import sys

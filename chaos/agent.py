@@ -1,4 +1,4 @@
-"""What training processes call of us: `install`, the runtime's hook, and `step`, for a script of your own."""
+"""What training processes call: `install`, the runtime's hook, and `step`, for your own script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def install(*, rank: int | None, node: int, attempt: int) -> Agent:
 def step(
     loss: float | None = None, samples: int | None = None, tokens: int | None = None, *, number: int | None = None
 ) -> None:
-    """Say that a step of the training is over: for a script in which an optimizer's step is not one.
+    """Report the end of a training step: for scripts in which an optimizer's step is not one.
 
     Import this module before the first optimizer is made, and call this in every rank at the end of every step: nothing
     is counted by itself then. `number` is the script's own count of steps (from 1), where it does not begin at 1; the

@@ -1,4 +1,4 @@
-"""The roof: arguments in, exit code out. Imports neither torch nor rich on the way to `--help`."""
+"""The command line: arguments in, exit code out. Imports neither torch nor rich on the way to `--help`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _SETTING = re.compile("\x02(.*?)\x03")
 
 
 class ChaosError(Exception):
-    """Anything that this tool says went wrong."""
+    """The base of all errors that this tool reports."""
 
     exit_code: ClassVar[int] = 3
 
@@ -109,7 +109,7 @@ class HealError(ChaosError):
 
 
 class EnvironmentFailure(ChaosError):
-    """The machine refuses what the run needs."""
+    """The machine lacks or refuses what the run needs."""
 
     exit_code = 3
 
@@ -133,7 +133,7 @@ def in_terms(message: str, option_of: Callable[[str], str | None] = lambda key: 
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that was probably meant by `word`, if any is near enough."""
+    """The one of `words` that `word` probably stands for, if any is close enough."""
     matches = difflib.get_close_matches(word.lower(), sorted(words), n=1)
     return matches[0] if matches else None
 

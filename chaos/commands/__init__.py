@@ -1,4 +1,4 @@
-"""The subcommands of `chaos` that are an idea of their own, one a file.
+"""The subcommands of `chaos`, one per file.
 
-Each parses options and prints; what is computed is computed below.
+Each parses options and prints; other packages compute.
 """

@@ -1,4 +1,4 @@
-"""`chaos doctor`: what this machine has of what runs need, and what to do about the rest."""
+"""`chaos doctor`: what runs need, what this machine lacks of it, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chaos forecast`: what failures will cost a job on a cluster, under each strategy, before anybody buys it."""
+"""`chaos forecast`: what failures will cost a job on a cluster, under each strategy, before it exists."""
 
 from __future__ import annotations
 

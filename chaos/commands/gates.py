@@ -1,4 +1,4 @@
-"""`chaos gates`: what a gate can be set on, and what one that is written means."""
+"""`chaos gates`: the metrics that gates can use, and what a gate means."""
 
 from __future__ import annotations
 

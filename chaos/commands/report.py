@@ -1,4 +1,4 @@
-"""`chaos report` and `chaos runs`: what is stored of runs."""
+"""`chaos report` and `chaos runs`: reports on stored runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chaos serve`: the metrics of a run that is stored, for Prometheus and Grafana to look at once more."""
+"""`chaos serve`: the metrics of a stored run, for Prometheus and Grafana."""
 
 from __future__ import annotations
 

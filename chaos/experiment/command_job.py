@@ -137,7 +137,7 @@ class CommandCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommandConfig:
-    """A command to run and what is expected of it; `steps` None: not known beforehand."""
+    """A command to run, with its shape; `steps` None: not known beforehand."""
 
     command: tuple[str, ...]
     nodes: int = 1
@@ -177,7 +177,7 @@ _LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "mpiru
 
 
 def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None:
-    """See that there is something to start. Which programs containers have is not known here.
+    """Check that the command exists. Which programs containers have is not known here.
 
     Raises:
         UsageError: its folder or its program is not there, or the folder cannot be in a container.

@@ -1,4 +1,4 @@
-"""What cannot be in an experiment although every value in it by itself can."""
+"""Contradictions in an experiment whose values are all valid by themselves."""
 
 from __future__ import annotations
 

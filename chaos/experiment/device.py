@@ -1,4 +1,4 @@
-"""The device that a job's ranks stand for, and its links, as a user names them."""
+"""The device that a job's ranks emulate, and its links, as a user names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The single values of an experiment: how each is read, written, and described in the JSON Schema."""
+"""The types of an experiment's values: how each is read, written, and described in the JSON Schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Said(BaseModel):
 
 
 def require_few_ranks(nodes: int, gpus_per_node: int, given: Collection[str], otherwise: str = "nodes") -> None:
-    """See that a job has at most MAX_RANKS ranks.
+    """Check that a job has at most MAX_RANKS ranks.
 
     Raises:
         UsageError: it has more. It names the larger one of `nodes` and `gpus_per_node` that is among the keys `given`,
@@ -42,7 +42,7 @@ def require_few_ranks(nodes: int, gpus_per_node: int, given: Collection[str], ot
 
 
 def one_line(text: object) -> str:
-    """`text`, which stands on one line and steers no terminal.
+    """`text`, after a check that it is one line without control characters.
 
     Raises:
         UsageError: it has control characters in it.

@@ -1,4 +1,4 @@
-"""How real clusters fail: kinds of faults by published counts, and how much more often a run fails than they do.
+"""How real clusters fail: kinds of faults by published counts, and how much more often faults occur in a run.
 
 The counts of `llama3` are those of 54 days of Llama 3 405B's pre-training on 16,384 GPUs: 419 unexpected interruptions
 (Llama Team, "The Llama 3 Herd of Models", 2024, section 3.3.4 and table 5). They are classed here by what a job sees.
@@ -143,7 +143,7 @@ class Coverage:
 
     @property
     def left_out_ratio(self) -> float:
-        """Of all that was counted, what this job cannot have."""
+        """The share of the counted failures that this job cannot have."""
         gone = sum(failure.count for failure, _ in self.left_out)
         return gone / (gone + sum(failure.count for failure in self.classes))
 
@@ -180,7 +180,7 @@ def _why_not(kind: type[Fault[Any]] | None, capabilities: Collection[str], num_n
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One drawn failure: its class and the step at which it affects."""
+    """One drawn failure: its class and its step."""
 
     failure_class: FailureClass
     step: int

@@ -1,4 +1,4 @@
-"""What of an experiment makes sense although some of it does not, so that all of its mistakes can be told at once."""
+"""The valid part of an experiment with errors, so that all of its errors can be reported at once."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from mecefo_runtime.system.events import MAIN_JOB
 
 
 def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, Report]:
-    """Say hello as this rank.
+    """Register as this rank.
 
     Raises:
-        OSError, mecefo_runtime.system.wire.WireError: nobody listens, or not to us.
+        OSError, mecefo_runtime.system.wire.WireError: there is no listener, or it refuses this rank.
     """
     agent = Agent(
         environment["CHAOS_AGENT"],

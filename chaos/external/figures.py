@@ -1,4 +1,4 @@
-"""What one sees of an external step without a line changed: loss, samples, tokens. What is unknown is not told."""
+"""The figures of an external step: loss, samples, tokens, as far as they can be seen. Unknown ones are left out."""
 
 from __future__ import annotations
 

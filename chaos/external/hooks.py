@@ -1,4 +1,4 @@
-"""Where an external training shows what it does: the places of torch that call us, left as they were afterwards."""
+"""Hooks into torch that show what an external training does, and that are removed without a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chaos.external.imports import Awaiting
 
 
 class Observer(Protocol):
-    """What is told of the training, on the thread that does it."""
+    """Receives what the training does, on its own thread."""
 
     def is_elsewhere(self) -> bool:
         """Whether this is a thread that is known not to train."""
@@ -111,7 +111,7 @@ class TorchHooks:
         self._num_stepped = 0
 
     def attach(self) -> None:
-        """Be called from now on."""
+        """Install the hooks."""
         observer, compiled = self._observer, self._compiled_steps
 
         def stepping(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -147,7 +147,7 @@ class TorchHooks:
         self.await_forward()
 
     def detach(self) -> None:
-        """Leave everything as it was."""
+        """Remove the hooks."""
         self._await_no_forward()
         while self._undo:
             self._undo.pop()()

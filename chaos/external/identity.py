@@ -41,7 +41,7 @@ class Identity:
 
 
 def identify(environment: Mapping[str, str], replica: int | None = None) -> Identity:
-    """Who this process is: as its process group says, else as the launcher's variables say, else rank 0 of 1.
+    """The identity of this process: by its process group, else by the launcher's variables, else rank 0 of 1.
 
     Its node is the container that it is in, else what the launcher counts as one. `replica` is the group as the script
     itself names it, where no variable does.

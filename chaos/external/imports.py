@@ -1,4 +1,4 @@
-"""Modules that a script imports itself, or never: we wait for them, and import none on its behalf."""
+"""Waits for modules that a script may import itself, and imports none on its behalf."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Awaiting(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

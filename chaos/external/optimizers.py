@@ -1,4 +1,4 @@
-"""The optimizers of one process: which of them train, which of their steps do, and how many the training has made."""
+"""The optimizers of one process: which of them train, which of their steps count, and how many steps were made."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Optimizers:
 
 
 def parameters_of(optimizers: list[Optimizer]) -> Iterator[torch.Tensor]:
-    """What they train, in their order."""
+    """The parameters that they train, in their order."""
     return (parameter for one in optimizers for group in one.param_groups for parameter in group["params"])
 
 

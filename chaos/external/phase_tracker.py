@@ -77,7 +77,7 @@ class PhaseTracker:
         self._leave_managers: Callable[[], None] = lambda: None
 
     def attach(self) -> None:
-        """Follow from now on."""
+        """Start following."""
         self.hooks.attach()
         self._leave_managers = self._managers.watch()
         atexit.register(self._finish, os.getpid())
@@ -85,7 +85,7 @@ class PhaseTracker:
     # ---- what the script does (`chaos.external.hooks.Observer`) ----
 
     def created(self, optimizer: Optimizer) -> None:
-        """It has an optimizer more."""
+        """The script has made another optimizer."""
         self._optimizers.add(optimizer)
 
     def is_elsewhere(self) -> bool:
@@ -223,7 +223,7 @@ class PhaseTracker:
             report.emit("checkpoint_written", step=step, saved=saved, **told)
 
     def on_departure(self) -> None:
-        """See `Observer`: what was not sent yet would be lost."""
+        """See `Observer`: send what would otherwise be lost."""
         if self._report is not None:
             self._report.flush()
 
@@ -380,7 +380,7 @@ class PhaseTracker:
                 self._report.emit("rank_finished", **left_out)
 
     def stop(self) -> None:
-        """Follow no further; the script continues."""
+        """Stop following; the script continues."""
         self._is_over = True
         self._agent = self._report = None
         self.hooks.detach()

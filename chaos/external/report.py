@@ -1,4 +1,4 @@
-"""What an external rank tells of itself: events, as the ranks of our own runtime send them."""
+"""The events of an external rank, in the form in which the built-in runtime's ranks send them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Report:
         self._sender: threading.Thread | None = None
 
     def emit(self, kind: str, step: int | None = None, **fields: Any) -> None:
-        """Tell at once that something happened now."""
+        """Emit an event now."""
         if self._socket is not None:
             self._emitter.emit(kind, step=step, **fields)
             self.flush()

@@ -1,4 +1,4 @@
-"""What a script saves after a step: one checkpoint, whatever it consists of, and whoever still writes at it."""
+"""What a script saves after a step: one checkpoint, of any number of files, written now or in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script makes of a fault inside its rank: whether it computes on and takes no step any more, and why not."""
+"""Whether a script keeps computing after a fault inside its rank without taking a step, and why."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StallReason:
             self.end()
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._is_watching = False
         self._undo()
         self._undo = lambda: None

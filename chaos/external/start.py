@@ -1,4 +1,4 @@
-"""Where following begins: with the first optimizer that a process makes, or the first step that it says itself."""
+"""Starts following a process: at its first optimizer, or at the first step that it reports itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All faults: a file in this folder is found by being there, others' packages by the entry point `chaos.faults`.
+"""All faults: files in this folder are found automatically, plug-ins by the entry point `chaos.faults`.
 
 A fault knows hosts, agents and links by the interfaces that it declares; no harness, no experiment.
 """

@@ -1,4 +1,4 @@
-"""What faults have in common that act inside ranks: they begin one effect in each, and lift it where it still is."""
+"""The base of faults that act inside ranks: they begin one effect in each, and lift it while the rank lives."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InsideFault(Fault[ParametersT]):
         return Act(running, ProcessesRecord.of(running).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
-        """Begin it in each rank, which does it on its training thread."""
+        """Begin the effect in each rank, on its training thread."""
         effect, arguments = self._effect()
         for rank in act.ranks:
             self._begun[rank] = await context.inside.begin(rank, effect, {**arguments, "seed": f"{self.seed}/{rank}"})
@@ -57,7 +57,7 @@ class InsideFault(Fault[ParametersT]):
         """The effect and its arguments."""
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """Wait until each rank has told what came of it."""
+        """Wait for each rank's report on the effect."""
         if not self._begun:
             raise EffectNotSeen("the fault was not started inside the ranks")
         deadline = asyncio.get_running_loop().time() + timeout_seconds
@@ -77,7 +77,7 @@ class InsideFault(Fault[ParametersT]):
         """
 
     async def lift(self, act: Act, context: FaultContext) -> None:
-        """End it in the ranks, which take their hooks out."""
+        """End the effect in the ranks, which remove their hooks."""
         for rank, (handle, _) in self._begun.items():
             await context.inside.lift(rank, handle, LIFT_TIMEOUT_SECONDS)
 

@@ -23,7 +23,7 @@ class ProcessRecord(UndoRecord):
 
     @property
     def process(self) -> ProcessId:
-        """Which it is."""
+        """The process, by pid and start time."""
         return ProcessId(self.pid, self.start_ticks)
 
 
@@ -40,5 +40,5 @@ class ProcessesRecord(UndoRecord):
 
     @property
     def ids(self) -> tuple[ProcessId, ...]:
-        """Which they are."""
+        """The processes, by pid and start time."""
         return tuple(one.process for one in self.processes)

@@ -1,4 +1,4 @@
-"""What a fault is: it names what it will touch, does one thing to it, and proves that it happened.
+"""The interface of a fault: it names what it will touch, changes it, and verifies the effect.
 
 A new fault is one file in this folder with one class per kind. The injector calls, in this order: `look` (what only the
 run can tell), `prepare` (resolve, check that it is ours, say how to undo), then writes and syncs the undo record,
@@ -31,7 +31,7 @@ MAX_BRIEF = 29
 
 
 class NoParameters(BaseModel):
-    """A fault that takes none."""
+    """No parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +71,7 @@ class OwnedProcess:
 
 
 class ProcessHost(Protocol):
-    """The ability to be told which processes of the run make up a target.
+    """Finds the processes of the run that make up a target.
 
     All that is returned was started by this run and was alive when it was last heard of.
     """
@@ -90,7 +90,7 @@ class ProcessHost(Protocol):
 
 
 class InsideHost(Protocol):
-    """The ability to act inside a rank, on its training thread (see `chaos.in_process`)."""
+    """Acts inside a rank, on its training thread (see `chaos.in_process`)."""
 
     async def begin(self, rank: int, effect: str, arguments: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Begin `effect` (`module:class`) in a rank that is held; returns (handle, what the effect says it did).
@@ -130,10 +130,10 @@ End = int | str
 
 
 class LinkHost(Protocol):
-    """The ability to change the network between ranks."""
+    """Changes the network between ranks."""
 
     def ends(self) -> tuple[End, ...]:
-        """Whatever has a network of its own."""
+        """The ranks and hosts that have their own network."""
         ...
 
     def sharing_network(self, rank: int) -> tuple[int, ...]:
@@ -288,7 +288,7 @@ class Fault(ABC, Generic[ParametersT]):
 
     @functools.cached_property
     def rng(self) -> Random:
-        """What is left to be drawn when it fires, always the same for an incident."""
+        """The random generator for draws at injection, the same for every run of an incident."""
         return Random(self.seed)
 
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
@@ -331,9 +331,9 @@ class Fault(ABC, Generic[ParametersT]):
 
     @abstractmethod
     async def apply(self, act: Act, context: FaultContext) -> float | None:
-        """Do it; returns when it took effect (CLOCK_MONOTONIC, seconds), where that was later than it was called.
+        """Inject the fault; returns when it took effect (CLOCK_MONOTONIC, seconds), if that was later than the call.
 
-        All that is measured counts from then. Never say a time by which the job can have noticed.
+        All measurements start then. Never return a time at which the job may already have noticed.
 
         Raises:
             chaos.errors.InjectionError: it could not be done.

@@ -1,4 +1,4 @@
-"""What the job does while faults are active, as its events tell it: for faults whose effect shows in the job."""
+"""Follows the job's events while faults are active, for faults whose effect shows in the job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Watch:
         return self.steps[-1].step if self.steps else 0
 
     def feed(self, event: Event) -> None:
-        """Take in one event of the job; one that makes no sense is nobody's."""
+        """Process one event of the job; malformed events are ignored."""
         if event.kind not in (StepCommitted.KIND, CheckpointWritten.KIND) and not self._waiting:
             return
         try:

@@ -145,8 +145,8 @@ def remove(
 ) -> list[str]:
     """Remove all that a run has in the engine, running or not; returns what that was.
 
-    With `settle_seconds` there must be nothing for so long: of somebody who was killed the engine goes on to make what
-    it was asked for.
+    With `settle_seconds` there must be nothing for so long: the engine completes the requests of a client that was
+    killed.
 
     Raises:
         HealError: something is still there after the time.

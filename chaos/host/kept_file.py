@@ -1,7 +1,7 @@
 """One file of a checkpoint's unit, kept whole elsewhere while it is damaged in its place, and put back from its record.
 
-The unit's `unit.json` says what the file must be. As long as that is the one that it was, to put the kept copy back is
-right, whoever has touched the file; once the job has written the unit again, nothing of it is ours to change.
+The unit's `unit.json` says what the file must be. As long as that is the one that it was, to restore the kept copy is
+right, whatever has changed the file; once the job has written the unit again, nothing of it may be changed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class MemoryLimit(UndoRecord):
 
     @property
     def process(self) -> ProcessId:
-        """Whose it is."""
+        """The process that it limits."""
         return ProcessId(self.pid, self.start_ticks)
 
     @property
@@ -83,7 +83,7 @@ def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> MemoryLimi
 
 
 def impose(limit: MemoryLimit) -> None:
-    """Put the planned limit active.
+    """Apply the planned limit.
 
     Raises:
         EnvironmentFailure: the machine refuses.
@@ -234,7 +234,7 @@ def container_limit_bytes() -> int | None:
 
 
 def available_bytes() -> int:
-    """What the machine can give without swapping."""
+    """The memory that the machine can provide without swapping."""
     return _memory_line("MemAvailable")
 
 

@@ -1,4 +1,4 @@
-"""What an undo is told: frozen dataclasses, of which each fault and each tool that changes the machine has its own.
+"""Undo records: frozen dataclasses, one for each fault and each tool that changes the machine.
 
 Their JSON stands in ledgers, which whoever heals may read years later: a key that is written stays readable.
 """

@@ -1,4 +1,4 @@
-"""The agent inside a rank: it is told where to stop, and stops there until it is let go.
+"""The agent inside a rank: it is told where to hold the rank, and holds it there until it is released.
 
 At its start the injector tells it all (step, phase) at which this rank is to be held. An announcement that is not
 among them is one look-up in a set; one that is goes out over a local socket, and the rank waits there while the

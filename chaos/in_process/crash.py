@@ -1,4 +1,4 @@
-"""The ways in which a rank ends itself, on its training thread, when it is let go."""
+"""The ways in which a rank crashes, on its training thread, when it is released."""
 
 from __future__ import annotations
 

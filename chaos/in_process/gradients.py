@@ -78,7 +78,7 @@ class GradientWatch:
 def is_carried(own: Tensor, affected: Tensor, reduced: Tensor, indices: Tensor) -> bool | None:
     """Whether a reduced gradient contains the affected one, judged by what the peers seem to have added.
 
-    For elements that were not affected, `reduced - own` is the peers' part. None: the affect is too small to be told
+    For elements that were not affected, `reduced - own` is the peers' part. None: the change is too small to be told
     from the peers' parts.
     """
     own, affected, reduced = own.double().reshape(-1), affected.double().reshape(-1), reduced.double().reshape(-1)
@@ -99,10 +99,10 @@ def is_carried(own: Tensor, affected: Tensor, reduced: Tensor, indices: Tensor) 
 
 
 def would_be(own: Tensor, affected: Tensor, reduced: Tensor, taken_in: Tensor, usual: float) -> Tensor:
-    """What the optimizer would have taken in without the affect, with the same clipping.
+    """What the optimizer would have taken in without the fault, with the same clipping.
 
-    Where the affect is so large that rounding has drowned what the peers added, which is `usual` as large as this,
-    their part is left out.
+    Where the change is so large that rounding has lost what the peers added, their part is left out. `usual` is the
+    usual size of gradients.
     """
     dtype = reduced.dtype
     own, affected, reduced, taken_in = (values.double() for values in (own, affected, reduced, taken_in))
@@ -115,13 +115,13 @@ def would_be(own: Tensor, affected: Tensor, reduced: Tensor, taken_in: Tensor, u
 
 
 class _GradientInjection(TensorInjection):
-    """What both affects on gradients have in common: once affected, the way of the gradient."""
+    """The base of both effects on gradients: follows the affected gradient."""
 
     _watch: GradientWatch | None = None
     _place = (0, "")
 
     def _before_step(self) -> None:
-        """Its optimizer is about to step, by its own word."""
+        """Its optimizer is about to step."""
         raise NotImplementedError
 
     def _after_step(self) -> None:
@@ -162,7 +162,7 @@ class InjectGradients(_GradientInjection):
     _name = ""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
-        """Choose the tensor; affect at once if this is the moment."""
+        """Choose the tensor; corrupt it at once if this is the moment."""
         gradients = self._gradients()
         if not gradients and phase in PHASES:
             raise InProcessFaultRefused("there are no gradients")

@@ -1,4 +1,4 @@
-"""A rank whose training thread keeps Python's interpreter lock: it is there, and nothing in it continues."""
+"""A rank whose training thread keeps Python's interpreter lock: the process exists, and nothing in it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all effects on tensors have in common: where they affect is drawn once, and they tell once what came of it."""
+"""The base of effects on tensors: their place is drawn once, and they report once what happened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mark:
         return not is_same_bits(self.before, self.after)
 
     def inject_again(self, tensor: Tensor) -> bool:
-        """Make the elements wrong once more; False when they still were."""
+        """Corrupt the elements again; False when they still were."""
         values = read(tensor, self.indices)
         wrong = self._settled.again(values)
         if is_same_bits(values, wrong):
@@ -97,7 +97,7 @@ class TensorInjection(InProcessFault):
         self._told: dict[str, Any] = {}
 
     def announced(self, step: int, phase: str) -> None:
-        """Strike where it is time, and look."""
+        """Corrupt the tensor when it is time, and observe it."""
         if self._is_told and not self._is_sticky:
             self._leave_owner()
             return

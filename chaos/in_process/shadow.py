@@ -198,8 +198,8 @@ class ReplayedOptimizer:
     ) -> tuple[Consumption, dict[str, Any]]:
         """What became of an affected value in the step that is over, and what shows it.
 
-        `gradient` is what the step took in; without the affect it would have been `clean_gradient`, with `clean_state`.
-        By elements, and where that does not explain the step (Muon, Adafactor), by the whole tensor.
+        `gradient` is what the step took in; without the fault it would have been `clean_gradient`, with
+        `clean_state`. By elements, and where that does not explain the step (Muon, Adafactor), by the whole tensor.
 
         Raises:
             InProcessFaultRefused: the step cannot be computed beside the training, and does not show it by itself.

@@ -27,7 +27,7 @@ class InjectParameters(TensorInjection):
     """
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
-        """Strike, and hook the module."""
+        """Corrupt the tensor, and hook the module."""
         modules = self._trained.modules()
         tensors = {name: tensor for name, tensor in self._tensors("parameters").items() if _path(name, modules)}
         self._name = self._selector.tensor_of(tensors, "parameters", self._rng)
@@ -200,7 +200,7 @@ class InjectOptimizer(TensorInjection):
     """Changes the optimizer's state where the rank is held, and tells what its next step made of it."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
-        """Strike."""
+        """Corrupt the state."""
         tensors = self._tensors("optimizer")
         if not tensors:
             raise InProcessFaultRefused("the optimizer keeps no state of its parameters, or not before its first step")

@@ -109,7 +109,7 @@ def read(tensor: Tensor, indices: Tensor) -> Tensor:
 
 
 def write(tensor: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Put `values` into the tensor's memory. Autograd does not learn of it: that is what a fault in memory is like."""
+    """Put `values` into the tensor's memory. Autograd does not notice, as with a real fault in memory."""
     if tensor.is_contiguous():
         tensor.data.view(-1)[indices] = values
     else:
@@ -128,7 +128,7 @@ def as_integers(values: Tensor) -> Tensor:
         InProcessFaultRefused: they are no floating-point numbers that are known here.
     """
     if values.dtype not in _FORMATS:
-        raise InProcessFaultRefused(f"elements of {_name(values.dtype)} cannot be struck, only floating-point numbers")
+        raise InProcessFaultRefused(f"elements of {_name(values.dtype)} cannot be corrupted: not floating-point")
     return values.contiguous().view(_INTEGERS[_FORMATS[values.dtype][0]])
 
 
@@ -172,7 +172,7 @@ def describe(name: str, tensor: Tensor, indices: Tensor, before: Tensor, after: 
 
 def _bit(wanted: int | str, dtype: torch.dtype, rng: Random) -> int:
     if dtype not in _FORMATS:
-        raise InProcessFaultRefused(f"elements of {_name(dtype)} cannot be struck, only floating-point numbers")
+        raise InProcessFaultRefused(f"elements of {_name(dtype)} cannot be corrupted: not floating-point")
     width, mantissa = _FORMATS[dtype]
     if isinstance(wanted, int):
         if not 0 <= wanted < width:

@@ -1,4 +1,4 @@
-"""The injector's end of the connections to the agents: who is there, who is held, what goes on inside them."""
+"""The injector's side of the connections to the agents: which are connected or held, and their effects."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AgentSessions:
         self._running[session] = {}
 
     def closed(self, session: AgentSession) -> None:
-        """An agent's connection ended: nothing more will be heard of what went on in its rank."""
+        """An agent's connection ended: there will be no further reports from its rank."""
         if self._sessions.get(session.place) is session:
             del self._sessions[session.place]
         session.is_held = False

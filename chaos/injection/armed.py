@@ -1,4 +1,4 @@
-"""An incident that waits for its moment, and whom it holds meanwhile."""
+"""An incident that waits for its trigger, and the ranks that it holds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Armed:
         return sorted(place.node for place in self.arrived if isinstance(place, SnapshotsOf))
 
     def release(self) -> None:
-        """Let go whom it holds."""
+        """Release the ranks that it holds."""
         for let_go in self.arrived.values():
             let_go()
         self.arrived.clear()

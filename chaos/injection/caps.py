@@ -1,4 +1,4 @@
-"""Caps on what is affected at once, as they are kept when an incident is about to fire."""
+"""Enforces the limits on what is affected at once, when an incident is about to fire."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ActiveRanks:
             self._lost |= ranks
 
     def end(self, incident: Incident) -> None:
-        """It was undone: whom it took away is still gone."""
+        """It was undone; ranks that it took down are still down."""
         self._in_force.pop(incident.incident, None)
 
     def on_event(self, event: Event) -> None:
-        """The job did something."""
+        """Follow an event of the job."""
         if event.kind == "rejoined":
             self._lost -= set(event.fields["ranks"])

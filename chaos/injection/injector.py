@@ -1,4 +1,4 @@
-"""The injector: holds the target at its trigger, acts, makes sure that it happened, lets go, and undoes.
+"""The injector: holds the target at its trigger, injects, verifies, releases and undoes.
 
 The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
 verify; emit; release; at the end of the lifetime undo, verify the undo, close the record. Where the effect shows only
@@ -68,14 +68,14 @@ class Injector:
             self._armed.append(Armed(incident, self._fault(incident), *_witnesses(incident, all_ranks, context)))
 
     def start(self) -> None:
-        """The job runs: incidents at a time start to count."""
+        """The job runs: the clock of incidents that fire at a time starts."""
         loop = asyncio.get_running_loop()
         for armed in self._armed:
             if armed.incident.trigger.at_seconds is not None:
                 armed.timer = loop.call_later(armed.incident.trigger.at_seconds, self._on_time, armed)
 
     def on_event(self, event: Event) -> None:
-        """The job did something."""
+        """Follow an event of the job."""
         self._context.watch.feed(event)
         self._affected.on_event(event)
 
@@ -118,11 +118,11 @@ class Injector:
                 self._sessions.call(session.place)
 
     def closed(self, session: AgentSession) -> None:
-        """An agent is gone, and is held no longer."""
+        """An agent's connection ended; it is no longer held."""
         self._sessions.closed(session)
 
     def on_message(self, session: AgentSession, message: FromAgent) -> None:
-        """An agent said something."""
+        """Handle a message of an agent."""
         if not isinstance(message, At):
             self._sessions.on_message(session, message)
             return

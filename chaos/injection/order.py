@@ -1,4 +1,4 @@
-"""In which order faults are undone that lie on top of each other: what covers the others first."""
+"""The order in which faults that cover each other are undone: the covering one first."""
 
 from __future__ import annotations
 

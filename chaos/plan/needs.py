@@ -1,4 +1,4 @@
-"""What faults need from the machine and the backend, and what is said when it is not there."""
+"""What faults need from the machine and the backend, and the messages when it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which incidents are active at once, as far as that is known before the run, and what of that cannot be.
+"""Which incidents are active at once, as far as that is known before the run, and which of them conflict.
 
 Moments in steps and in seconds are not compared: how long a step takes is known only when it is over.
 """

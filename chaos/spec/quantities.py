@@ -32,7 +32,7 @@ def parse_seconds(value: object) -> float:
 
 
 def parse_seconds_from_zero(value: object) -> float:
-    """The same, and 0 s too.
+    """As `parse_seconds`, but 0 s is allowed.
 
     Raises:
         UsageError: it is no time.

@@ -1,4 +1,4 @@
-"""How often: every so much, or at random with a rate; expanded into triggers before the run."""
+"""Recurrence: at an interval, or at random with a rate; expanded into triggers before the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*/\s*(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many firings in the mean (`count`, more than 0) per so much time or training (`per`, more than 0)."""
+    """On average `count` firings (more than 0) per time or steps (`per`, more than 0)."""
 
     count: float
     per: Duration

@@ -25,10 +25,10 @@ Places = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTarget:
-    """Whom exactly: `ranks`, ascending; `nodes` are those that are affected as a whole; a role is no rank and no node.
+    """The resolved target: `ranks`, ascending; `nodes` are those that are affected as a whole.
 
-    `links` are pairs of ranks, the lower one first; `ranks` then are those at their ends. When it is empty, it is what
-    a fault of checkpoints has.
+    A role is neither a rank nor a node. `links` are pairs of ranks, the lower one first; `ranks` then are
+    those at their ends. An empty target is that of a fault of checkpoints.
     """
 
     ranks: tuple[int, ...] = ()

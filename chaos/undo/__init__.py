@@ -1,4 +1,4 @@
-"""What makes sure that nothing is left behind: ledger, watchdog, heal, residue audit, registry of runs.
+"""Ensures that nothing is left behind: ledger, watchdog, heal, residue audit, registry of runs.
 
 Nothing here injects; it only undoes, from records alone.
 """

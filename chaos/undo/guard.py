@@ -1,4 +1,4 @@
-"""Sees to it that one run leaves nothing behind: its entry in the registry, its ledger, its watchdog, its audit."""
+"""Ensures that one run leaves nothing behind: its entry in the registry, its ledger, its watchdog, its audit."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Guard:
             await self._lease.ready()
 
     async def close(self, faults: Faults) -> Farewell:
-        """After everything was stopped: undo what is still pending, end whoever still runs, and look what is left."""
+        """After everything was stopped: undo what is pending, end remaining processes, and audit what is left."""
         undone: list[dict[str, Any]] = []
         # Where it cannot be written, what is pending stays so, and is said below.
         with suppress(ChaosError):

@@ -1,4 +1,4 @@
-"""The end of the watchdog that `chaos` holds: starts it, tells it every second that the injector lives, lets it go."""
+"""The side of the watchdog inside `chaos`: starts it, tells it every second that the injector is alive, ends it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Lease:
         return self.run
 
     async def ready(self) -> None:
-        """Until it watches: only then may anything be done that it would have to undo.
+        """Wait until it watches: only then may anything be done that it would have to undo.
 
         Raises:
             EnvironmentFailure: it does not come up.
@@ -105,7 +105,7 @@ class Lease:
             raise EnvironmentFailure(f"the watchdog ended as it started; see {self._log}")
 
     async def end(self, *, is_clean: bool) -> None:
-        """Let it go where nothing is left to do; else it tries once more when this process has ended."""
+        """End it if nothing is left to do; else it tries once more when this process has ended."""
         if self._renewal is not None:
             self._renewal.cancel()
             with suppress(asyncio.CancelledError):

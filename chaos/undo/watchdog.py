@@ -1,8 +1,8 @@
 """The watchdog: a process apart that undoes what is active when `chaos` dies or is silent for longer than its lease.
 
-It has a session of its own and ignores what a terminal sends, knows only the ledger, and imports no torch. It is told
-of life by a byte a second over a socket, and of death by the kernel. It ends when told that nothing is left to do, or
-when it has cleaned up after a dead `chaos`.
+It has a session of its own and ignores what a terminal sends, knows only the ledger, and imports no torch. `chaos`
+sends it one byte a second over a socket; the end of that connection tells it of its death. It ends when told that
+nothing is left to do, or when it has cleaned up after a dead `chaos`.
 """
 
 from __future__ import annotations

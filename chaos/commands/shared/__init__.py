@@ -1,4 +1,4 @@
-"""What several subcommands share: options, what is printed, what an error leaves behind.
+"""What several subcommands share: options, output, and the traces of errors.
 
-No subcommand lives here, and nothing of this is of use without a command line.
+There are no subcommands here, and nothing that is useful without a command line.
 """

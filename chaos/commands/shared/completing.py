@@ -1,4 +1,4 @@
-"""What a shell is offered for the word that is being typed: quickly, without torch, and nothing where that fails."""
+"""Completions for the word that is being typed: quickly, without torch, and none on errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that describe an experiment, and what stands behind `--`."""
+"""The options that describe an experiment, and the command after `--`."""
 
 from __future__ import annotations
 

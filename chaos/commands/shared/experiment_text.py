@@ -1,4 +1,4 @@
-"""An experiment file as a person writes one: what the command line says and no more, with a comment where it helps."""
+"""Writes an experiment file as a person would: the options of the command line and no more, with comments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was probably meant by a command line that cannot be parsed, and how that is written."""
+"""Guesses what was meant by a command line that cannot be parsed, and shows how to write it."""
 
 from __future__ import annotations
 

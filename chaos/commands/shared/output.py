@@ -1,4 +1,4 @@
-"""What goes to standard output: plans, reports, JSON; also when the reader has closed the pipe."""
+"""Writes plans, reports and JSON to standard output, also when the reader has closed the pipe."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an error before the report leaves for a CI system: annotations and a summary for GitHub, the JUnit file.
+"""Reports an error before the start to a CI system: annotations and a summary for GitHub, the JUnit file.
 
-Without them a job that was never started looks like one that has nothing to report.
+Without them, a job that was never started looks like one that has nothing to report.
 """
 
 from __future__ import annotations

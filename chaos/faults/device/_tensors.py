@@ -1,4 +1,4 @@
-"""What faults on tensors have in common: where they affect, how they begin in the ranks, and how they are judged.
+"""The base of faults on tensors: their place, how they begin in the ranks, and how their effect is verified.
 
 Seen is the effect when the training has used the wrong values (the optimizer took them in, a forward pass computed
 with them, somebody downstream received them), or when the job's own judge of steps has found the step rejected.
@@ -76,12 +76,12 @@ class TensorFault(InsideFault[ParametersT]):
         self._listening: asyncio.Task[Record] | None = None
 
     async def apply(self, act: Act, context: FaultContext) -> None:
-        """Begin it in each rank, and listen from before it can have consequences."""
+        """Begin the effect in each rank, and start listening before it can have consequences."""
         self._listening = asyncio.create_task(context.watch.wait_for(self._note, None))
         await super().apply(act, context)
 
     async def lift(self, act: Act, context: FaultContext) -> None:
-        """Listen no longer, and take the hooks out of the ranks."""
+        """Stop listening, and remove the hooks from the ranks."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})

@@ -1,4 +1,4 @@
-"""Numbers go wrong inside a rank: bits flip, values become infinite, or old ones come again.
+"""Faults of numbers inside a rank: flipped bits, infinities, NaN, scaled or stale values.
 
 Parameters, gradients, activations and the optimizer's state; which tensor and element is named or drawn from the seed.
 """
@@ -99,7 +99,7 @@ class _ElementFault(TensorFault[ParametersT]):
 
     @classmethod
     def phases_for(cls, parameters: BaseModel) -> tuple[str, ...]:
-        """What is affected must lie ahead in the step."""
+        """The phases before the affected tensor is used."""
         return PHASES_OF[getattr(parameters, "where", "parameters")]
 
 

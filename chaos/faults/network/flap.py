@@ -1,4 +1,4 @@
-"""A link that comes and goes, as a loose plug does."""
+"""A link that goes down and comes up repeatedly, as with a loose plug."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class FlapLink(LinkFault[FlapParameters]):
         self._is_lifted = asyncio.Event()
 
     async def apply(self, act: Act, context: FaultContext) -> float | None:
-        """Begin with down."""
+        """Cut the link, and start the cycle."""
         took_effect = await super().apply(act, context)
         self._turns = asyncio.create_task(self._turn(rules_of(act), link_host(context)))
         return took_effect
 
     async def lift(self, act: Act, context: FaultContext) -> None:
-        """No further turn. Where it stopped is for `undo`, which rules that are being added must not come after."""
+        """Stop the cycle, and wait for rules that are being added, so that `undo` comes after them."""
         self._is_lifted.set()
         if self._turns is not None:
             with suppress(ChaosError):

@@ -1,4 +1,4 @@
-"""Links between ranks' hosts: cut, reset or slowed. What a backend makes of the rules is its business.
+"""Links between ranks' hosts: cut, reset or slowed. The backend decides how rules are implemented.
 
 A link is seen from the network itself: that it carried traffic before, and what traffic on it does after. The rules
 are planned before they are added, and each is in the undo record.
@@ -62,7 +62,7 @@ class LinkFault(Fault[ParametersT]):
         self._before: dict[Link, Look] = {}
 
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
-        """Refuse links that are none: without two ends, or with both of them on one host."""
+        """Refuse links without two ends, or with both ends on one host."""
         for link in target.links:
             check_link(link, run.cluster, ranks_are_hosts=run.ranks_are_hosts)
 
@@ -87,7 +87,7 @@ class LinkFault(Fault[ParametersT]):
         return Act(undo_record=record, links=tuple(sorted(pairs)))
 
     async def apply(self, act: Act, context: FaultContext) -> float | None:
-        """See that the links carry traffic, NCCL's included, then add the rules; returns when they took effect."""
+        """Check that the links carry traffic, NCCL's included, then add the rules; returns when they took effect."""
         links = _links_of(act)
         refuse_what_no_rule_touches(links, read_routes(context.run_folder / LOGS_FOLDER))
         looks = [look(link_host(context), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]

@@ -1,4 +1,4 @@
-"""What traffic on a link does, judged from probes: is it through, how late, how much of it is lost, how fast it is."""
+"""The state of a link, measured by probes: reachability, round-trip time, loss and rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network that falls apart: groups of ranks that reach each other and nobody else, and where the coordinator is."""
+"""A partitioned network: groups of ranks that reach only each other, and the coordinator's group."""
 
 from __future__ import annotations
 

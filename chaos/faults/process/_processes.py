@@ -1,4 +1,4 @@
-"""What the faults of processes share: whom they affect, and how a process is heard to have ended."""
+"""The base of process faults: the processes that they affect, and how their ends are observed."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def send(owned: OwnedProcess, number: signal.Signals) -> bool:
 
 
 class Exits:
-    """Hears from the job's events how processes end, from its creation on."""
+    """Collects process exits from the job's events, from its creation on."""
 
     def __init__(self, processes: Iterable[OwnedProcess], context: FaultContext) -> None:
         self._waits = {owned.process: asyncio.ensure_future(_exit_code(owned, context)) for owned in processes}
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Until every end was told of, or the time is up."""
+        """Wait until every exit was reported, or the time is up."""
         if self._waits:
             await asyncio.wait(self._waits.values(), timeout=timeout_seconds)
 
@@ -69,7 +69,7 @@ class Exits:
         return wait.result() if wait.done() and not wait.cancelled() and wait.exception() is None else None
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for wait in self._waits.values():
             wait.cancel()
             with suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""A rank ends by itself, from within its training thread: a bad pointer, an abort, an exit, an exception."""
+"""A rank crashes in its own training thread: a bad pointer, an abort, an exit, an exception."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ class _Crash(ProcessFault[ParametersT]):
         return ending(code)
 
     async def lift(self, act: Act, context: FaultContext) -> None:
-        """Take it back where it has not affected yet."""
+        """Cancel the crash in ranks where it has not happened yet."""
         await _lift(self._handles, context)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The dead stay dead, and what had not affected ended with our connection."""
+        """Nothing to undo: ended processes stay ended, and a pending crash ended with the connection."""
         return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}
 
 

@@ -114,7 +114,7 @@ class KillDataWorker(ProcessFault[KillWorkerParameters]):
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The dead stay dead."""
+        """Nothing to undo: ended processes stay ended."""
         return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}
 
 
@@ -141,7 +141,7 @@ class SlowDataWorker(SlowRank):
         """Nobody pads what workers do."""
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """As of a slow rank; and whether the training noticed."""
+        """As for a slow rank; also whether the training became slower."""
         try:
             found = await super().verify(act, context, timeout_seconds)
         except EffectNotSeen as error:

@@ -1,4 +1,4 @@
-"""A planned move: a node is told that it will be taken away, has time to leave the job in order, and is killed."""
+"""A preemption with notice: a node is told, has time to leave the job in an orderly way, and is then killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DrainNode(_Kill[NoticeParameters]):
         self._tasks: list[asyncio.Task[None]] = []
 
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
-        """Only a node has a supervisor to be told."""
+        """Refuse targets other than nodes: only a node has a supervisor."""
         if target.role is not None:
             raise UsageError(f"drain-node moves a node, not the {target.role}: write node=1 or rank=3")
 
@@ -114,7 +114,7 @@ class DrainNode(_Kill[NoticeParameters]):
         }
 
     async def lift(self, act: Act, context: FaultContext) -> None:
-        """Wait for nobody any longer."""
+        """Stop waiting for ranks to leave."""
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):

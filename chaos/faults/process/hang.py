@@ -1,4 +1,4 @@
-"""A rank that holds the interpreter lock: it neither trains nor answers, and its connections stay open."""
+"""A rank that hangs with the interpreter lock held: it neither trains nor answers, and its connections stay open."""
 
 from __future__ import annotations
 

@@ -115,12 +115,12 @@ class _Kill(ProcessFault[KillParametersT]):
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The dead stay dead: nothing was changed that would have to be changed back."""
+        """Nothing to undo: ended processes stay ended."""
         return {"undone": "nothing to undo", "processes": len(ProcessesRecord.from_json(record).processes)}
 
 
 class KillProcess(_Kill[SignalParameters]):
-    """A signal (SIGKILL, or any other that ends it) to one rank's process; its node's other ranks live on."""
+    """A signal (SIGKILL, or any other that ends it) to one rank's process; its node's other ranks stay alive."""
 
     kind: ClassVar[str] = "kill-process"
     brief: ClassVar[str] = "SIGKILL to one rank"
@@ -163,7 +163,7 @@ class KillNode(_Kill[GraceParameters]):
             self.shows_when_released = True  # type: ignore[misc]
 
     async def apply(self, act: Act, context: FaultContext) -> None:
-        """SIGKILL, the supervisor first: a dead node reports nobody's death. With a grace, SIGTERM to begin with."""
+        """SIGKILL, the supervisor first: a dead node reports no exits. With a grace period, SIGTERM first."""
         if self.parameters.grace is None:
             for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
                 self._kill(owned)
@@ -241,7 +241,7 @@ class _KillAtOnce(_Kill[NoParameters]):
 
 
 class KillJob(_KillAtOnce):
-    """SIGKILL to every training process of the job at once; what looks after them lives on."""
+    """SIGKILL to every training process of the job at once; supervisors and launchers stay alive."""
 
     kind: ClassVar[str] = "kill-job"
     brief: ClassVar[str] = "SIGKILL to all ranks at once"
@@ -251,7 +251,7 @@ class KillJob(_KillAtOnce):
 
 
 class KillSmp(_KillAtOnce):
-    """SIGKILL to the process that keeps a node's snapshots, and with it to the snapshots; the node trains on."""
+    """SIGKILL to the process that keeps a node's snapshots, which are lost with it; the node continues training."""
 
     kind: ClassVar[str] = "kill-smp"
     brief: ClassVar[str] = "kill the snapshot process"

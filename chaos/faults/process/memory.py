@@ -1,4 +1,4 @@
-"""A rank that leaks memory until it is ended for it, under a limit of its own."""
+"""A rank that leaks memory until it is killed at its own memory limit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
         self._handles: dict[int, int] = {}
 
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
-        """Refuse what a node cannot hold: its own limit would affect first, and whom it likes."""
+        """Refuse leaks above the node's own limit, which would take effect first and could end any process."""
         node_bytes = run.node_memory_bytes
         if node_bytes is None:
             return
@@ -144,7 +144,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
             self._handles[rank], _ = await context.inside.begin(rank, EFFECT, arguments)
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """Its resident memory is seen to grow, and the process to end of it."""
+        """Check that its resident memory grows and that the process ends because of it."""
         began = time.monotonic()
         first = {owned.process: resident_bytes(owned.process) or 0 for owned in act.processes}
         most = dict(first)
@@ -198,7 +198,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
             raise EffectNotSeen(f"{name} ended, but not by a failed allocation: {ending(code)}")
 
     async def lift(self, act: Act, context: FaultContext) -> None:
-        """Where it has not ended: have the rank give back what it holds."""
+        """In a rank that has not ended, release the memory."""
         for rank, handle in self._handles.items():
             await context.inside.lift(rank, handle, LIFT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""SIGSTOP for a time, and SIGCONT whatever happens: a process that is there and does nothing."""
+"""SIGSTOP for a time, and SIGCONT in any case: a process that exists and does nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Pause(ProcessFault[NoParameters]):
     undo_summary: ClassVar[str] = "SIGCONT, and a look at every thread"
 
     async def apply(self, act: Act, context: FaultContext) -> None:
-        """SIGSTOP, the supervisor first: it is not to see its ranks stop."""
+        """SIGSTOP, the supervisor first, so that it does not see its ranks stop."""
         for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
             send(owned, signal.SIGSTOP)
 
@@ -69,14 +69,14 @@ class _Pause(ProcessFault[NoParameters]):
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """SIGCONT to what of it is still there."""
+        """SIGCONT to the processes that still exist."""
         processes = ProcessesRecord.from_json(record).ids
         resume(processes)
         return {"undone": "no thread of them is stopped", "pids": [process.pid for process in processes]}
 
 
 class PauseProcess(_Pause):
-    """SIGSTOP to one rank's process for a time, then SIGCONT: it is silent, and then it is back."""
+    """SIGSTOP to one rank's process for a time, then SIGCONT."""
 
     kind: ClassVar[str] = "pause-process"
     brief: ClassVar[str] = "SIGSTOP a rank for a time"
@@ -84,7 +84,7 @@ class PauseProcess(_Pause):
 
 
 class PauseNode(_Pause):
-    """SIGSTOP to every process of a node for a time, then SIGCONT: a frozen host that thaws."""
+    """SIGSTOP to every process of a node for a time, then SIGCONT: a host that freezes and resumes."""
 
     kind: ClassVar[str] = "pause-node"
     brief: ClassVar[str] = "SIGSTOP a node for a time"

@@ -1,7 +1,7 @@
 """A rank whose data or whose checkpoints come late: its training thread sleeps before that phase of every step.
 
-Seen from both sides: in the rank, how long it slept; in the job, that no step was committed before the rank that slept
-in it woke up, and that the steps took that long.
+Verified on both sides: in the rank, how long it slept; in the job, that no step was committed before the sleeping
+rank woke up, and that the steps took that long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank that is slower than the others: stopped for a share of the time, in turns of milliseconds."""
+"""A rank that is slower than the others: stopped for a share of the time, in cycles of milliseconds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The newest checkpoint of an external job: found from the saves that the agents saw, or in a folder that is named.
 
-Only files that were written since the run began count, regular ones that are where they seem to be: no others are this
-run's to damage.
+Only regular files that were written since the run began, and not through links, may be damaged: no others belong to
+this run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The disk that the job writes its checkpoints to runs full: one of the run's own, never one that others need.
+"""The disk that the job writes its checkpoints to becomes full: one of the run's own, never a shared one.
 
 Where the checkpoint folder is on a small filesystem of its own, that one is filled; else, with the right to mount, a
 small one is put over the folder as long as the fault lasts. Seen are all three: a byte more is refused (ENOSPC), the
