@@ -1,5 +1,5 @@
 """The one reader of the event log: what events mean, in steps, incidents, seconds and ratios.
 
-`state` is fed and asked, the rest are functions of what it keeps. `words` has the sentence that live view and report
-say of an event. No files, no views, no verdicts.
+`state` takes events in; the other modules are functions of what it keeps. `narrator` has the sentence that the live
+view and the report show for an event. No files, no views, no verdicts.
 """

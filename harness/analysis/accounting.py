@@ -1,7 +1,7 @@
-"""Where the time went: every second of the main job is productive or belongs to exactly one cause of badput.
+"""Goodput accounting: every second of the main job is productive or belongs to exactly one cause of badput.
 
-The wall clock is cut at every event that matters; each piece goes to the strongest claim on it. So productive and
-badput add up to the wall clock by construction, over the run and over the time that each incident answers for.
+The wall clock is cut at every relevant event; each piece goes to the strongest claim on it. So productive and badput
+add up to the wall clock by construction, over the run and over the time that each incident answers for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Segment:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length in seconds."""
         return self.end_seconds - self.start_seconds
 
 
@@ -62,12 +62,12 @@ class Account:
 
     @property
     def goodput_ratio(self) -> float | None:
-        """Productive time over wall clock; None of no time at all."""
+        """Productive time over wall clock; None when no time passed."""
         return self.productive_seconds / self.wall_clock_seconds if self.wall_clock_seconds > 0 else None
 
 
 class Strength(IntEnum):
-    """Whose claim on a piece of time wins: the highest."""
+    """The strength of a claim on a piece of time: the highest wins."""
 
     NOTHING = 0
     STARTUP = 1
@@ -127,7 +127,7 @@ def partition(timeline: Timeline) -> tuple[Segment, ...]:
 
 
 def account_until(timeline: Timeline, until_seconds: float) -> Account:
-    """What `account` makes of `partition`, of the time until then; of a run that goes on it costs what is new in it."""
+    """`account` of `partition` up to that time; for a run in progress only new events cost time."""
     sums: dict[str, list[float]] = {cause: [] for cause in (PRODUCTIVE, *BADPUT_CAUSES)}
     memo = timeline.steps.memo
     for stretch in _stretches(timeline, until_seconds):
@@ -146,7 +146,7 @@ def account_until(timeline: Timeline, until_seconds: float) -> Account:
 
 
 def step_cause(step: CommittedStep) -> str:
-    """What the time of a step that is committed for the first time went into: one that was left out taught nothing."""
+    """The cause to which the time of a newly committed step is counted: a skipped step is not productive."""
     return "repeated_work" if step.is_left_out else PRODUCTIVE
 
 

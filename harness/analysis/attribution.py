@@ -1,4 +1,4 @@
-"""Whose a loss is: the one rule by which what the job lost belongs to a fault, or to none.
+"""Attribution of losses: the one rule that assigns each loss of the job to a fault, or to none.
 
 A fault explains the loss of a rank that it affected while its effect on that rank is not over. It is over
 - of a fault that takes ranks away, when the rank is back in the job;
@@ -77,7 +77,7 @@ class Effect:
     back: dict[int, float] = field(default_factory=dict)
 
     def explains(self, lost: Culprit, at: float, how: str | None) -> bool:
-        """Whether the loss of a rank, or of the coordinator, at that time is its doing."""
+        """Whether it explains the loss of a rank, or of the coordinator, at that time."""
         if not isinstance(lost, int):
             return self.is_of_coordinator and at <= self._over
         if lost not in self.ranks:
@@ -87,7 +87,7 @@ class Effect:
         return at <= (self.back.get(lost, inf) if self.is_loss else max(self._over, self.back.get(lost, 0.0)))
 
     def is_at_work(self, at: float) -> bool:
-        """Whether it, or the job's recovery from it, was under way at that time."""
+        """Whether it was active, or the job was recovering from it, at that time."""
         if at < self.injected:
             return False
         returned = 0.0 if self.detected is None else inf if self.returned is None else self.returned
@@ -150,7 +150,7 @@ class UnplannedLoss:
 
 
 class Attribution:
-    """The losses of a job and whose they are; `main` holds its records by time."""
+    """The losses of a job and the faults that explain them; `main` holds its records by time."""
 
     def __init__(self, main: Iterable[Record], steps: Steps, *, is_command: bool = False) -> None:
         self._is_command = is_command
@@ -363,9 +363,9 @@ class Attribution:
 def undisturbed_baseline(
     steps: Sequence[CommittedStep], until: float, unplanned: Sequence[UnplannedLoss]
 ) -> tuple[CommittedStep, ...]:
-    """The steps that tell the speed before `until`: since the last unplanned loss, if they are few before the first.
+    """The steps that give the speed before `until`: those since the last unplanned loss, if few came before the first.
 
-    One speed is not to be made of the steps of two: with the rank and without it.
+    Steps with and without the lost rank must not be mixed into one speed.
     """
     earlier = [loss for loss in unplanned if loss.since < until]
     if not earlier:

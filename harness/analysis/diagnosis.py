@@ -1,4 +1,4 @@
-"""Did the job know what hit it? For every incident: whom the job named as the cause, whether rightly, and how soon."""
+"""The job's diagnosis of each incident: which ranks it named as the cause, whether correctly, and how soon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Diagnosis:
 
     @property
     def score(self) -> Score:
-        """How good it is."""
+        """The score of the diagnosis."""
         if not self.named:
             return "none"
         if self.named - self.affected:
@@ -54,7 +54,7 @@ class Diagnoses:
 
 
 def diagnose(main: Iterable[Record], timeline: Timeline) -> Diagnoses:
-    """Hold what the main job said against what was done to it; `main` holds its records by time.
+    """Compare what the main job named with the injected faults; `main` holds its records by time.
 
     A rank that is named counts for the incident that affected it last before; one that no incident has affected counts
     against the incident injected last, which is what the job tried to explain. That it noticed a loss which no fault

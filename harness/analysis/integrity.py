@@ -1,4 +1,4 @@
-"""What a run lost: steps, samples, and the closeness of its losses to the fault-free baseline's."""
+"""What a run lost: steps, samples, and how far its losses are from the fault-free baseline's."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def dilation_overrun_ratio(
 
 
 def overruns(finished: Iterable[RankFinished]) -> tuple[float, float] | None:
-    """(Share of the compute segments that took longer than they were to, seconds of the worst); None: nobody told."""
+    """(Share of the compute segments that overran their slot, seconds of the worst); None when no rank reported it."""
     told = [record for record in finished if record.num_segments]
     if not told:
         return None

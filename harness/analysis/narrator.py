@@ -1,4 +1,4 @@
-"""Key events in words: one sentence for each, none for other events."""
+"""One sentence for each key event, none for other events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks a job has, what each of them holds, whether there is a coordinator, and what is told of devices.
+"""The ranks of a job, what each of them holds, whether there is a coordinator, and the device errors reported.
 
 Device errors are those of `telemetry` events, which faults of fidelity `telemetry` tell; none of them is measured, and
 whoever shows them says so.
@@ -62,7 +62,7 @@ class Ranks:
         self._is_command = False
 
     def feed(self, record: Record) -> None:
-        """Take in one record of the main job."""
+        """Process one record of the main job."""
         if takes_coordinator(record):
             self.is_coordinator_up = False
         match record:

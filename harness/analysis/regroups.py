@@ -1,4 +1,4 @@
-"""When training stood still, and where the state came from with which it continued; the times without a coordinator."""
+"""When training was stopped, the source of the state with which it continued, and the times without a coordinator."""
 
 from __future__ import annotations
 

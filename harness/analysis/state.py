@@ -1,4 +1,4 @@
-"""What the events of a run say so far: fed event by event, asked at any time, the same for a log and for a run."""
+"""The state of a run from its events so far: fed event by event, readable at any time, from a log or a live run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RunState:
         self._timeline: Timeline | None = None
 
     def feed(self, event: Event) -> Record | None:
-        """Take in one event; returns its record, None where it makes no sense."""
+        """Process one event; returns its record, or None when it is malformed."""
         with self.lock:
             try:
                 record = parse(event)
@@ -74,7 +74,7 @@ class RunState:
 
     @property
     def timeline(self) -> Timeline:
-        """What happened when, as far as it is known."""
+        """The timeline so far."""
         with self.lock:
             if self._timeline is None:
                 main = self._steps[MAIN_JOB]
@@ -96,12 +96,12 @@ class RunState:
 
     @property
     def num_unread(self) -> int:
-        """How many events made no sense."""
+        """The number of malformed events."""
         return self.unread.total()
 
     @property
     def newest_seconds(self) -> float:
-        """When the last thing happened (CLOCK_MONOTONIC); 0 before the first."""
+        """The time of the newest event (CLOCK_MONOTONIC); 0 before the first."""
         return 0.0 if self._newest_seconds is None else self._newest_seconds
 
     @property
@@ -131,7 +131,7 @@ class RunState:
         return self._steps[job].last(number)
 
     def usual_step_seconds(self, job: str = MAIN_JOB) -> float | None:
-        """What a step of a job takes as it goes now; None before the first."""
+        """The recent median duration of a step of a job; None before the first."""
         return usual_step_seconds(self._steps[job].last(BASELINE_STEPS))
 
     def newest_step(self, job: str = MAIN_JOB) -> CommittedStep | None:

@@ -18,7 +18,7 @@ _BLOCK_STEPS = 256
 class StepLedger:
     """The committed steps of one job. Taking in a record costs the same however many there are.
 
-    A record that only says again what an old leader may have said fills a hole, no more.
+    A record that may repeat an earlier leader's only fills a gap.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class StepLedger:
         self._believes_processes = False
 
     def add(self, record: StepCommitted) -> None:
-        """Take in one record."""
+        """Process one record."""
         if record.step is None:
             return
         at = record.monotonic_seconds

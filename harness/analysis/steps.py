@@ -1,4 +1,4 @@
-"""The committed steps of a job: losses, durations, and the pre-fault speed that all else is compared with."""
+"""The committed steps of a job: losses, durations, and the pre-fault speed that figures are compared with."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
 
 
 def usual_step_seconds(steps: Sequence[CommittedStep]) -> float | None:
-    """What a step of a job takes as it goes now: the median duration of the last ones, None before the first."""
+    """The median duration of the last steps of a job; None before the first."""
     return median_step_seconds(steps[-BASELINE_STEPS:])
 
 

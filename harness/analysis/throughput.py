@@ -1,4 +1,4 @@
-"""Throughput before, during and after the faults of a run, and what they took from it."""
+"""Throughput before, during and after the faults of a run, and the drop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def measure(timeline: Timeline) -> Throughput:
 
 
 def drop_ratio(timeline: Timeline) -> float | None:
-    """`Throughput.drop_ratio` alone: what a run that goes on is asked for again and again."""
+    """`Throughput.drop_ratio` alone, for repeated queries of a run in progress."""
     return _drop(_during(timeline, windows_under_fault(timeline)), median_work_per_second(timeline.baseline))
 
 

@@ -1,4 +1,4 @@
-"""What happened when: the main job's regroups and the phases of every incident, from the event log alone."""
+"""The timeline of a run: the main job's regroups and the phases of every incident, from the event log alone."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Timeline:
 
     @cached_property
     def replicas(self) -> ReplicaComparison | None:
-        """What became of the state that ranks of an external job have in common; None without a fault, or of one rank.
+        """The comparison of an external job's replicas; None without a fault, or with one rank.
 
         Of a corrupted rank nothing else tells, where its loss is not read or not moved.
         """

@@ -1,4 +1,4 @@
-"""Words for what the log and the figures say: numbers, durations, ranks, targets, evidence."""
+"""Text for numbers, durations, ranks, targets and evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def num_layers(layout: Mapping[str, Any] | None, how: str) -> int:
 
 
 def target_text(target: object) -> str:
-    """A target as a person says it: `node 2` for `node=2`, `the coordinator` for `role=coordinator`."""
+    """A target in words: `node 2` for `node=2`, `the coordinator` for `role=coordinator`."""
     return one_line(target).replace("role=", "the ").replace("=", " ").replace(",", ", ")
 
 
@@ -34,7 +34,7 @@ def when(incident: Mapping[str, Any]) -> str:
 
 
 def evidence_text(evidence: object) -> str:
-    """Evidence of whatever shape as one readable line."""
+    """Evidence of any shape as one readable line."""
     if evidence is None:
         return ""
     if isinstance(evidence, Mapping):
@@ -78,7 +78,7 @@ def name_bytes(number: float) -> str:
 
 
 def name_seconds(seconds: float | None) -> str:
-    """A duration as a person would say it: `35 ms`, `1.24 s`, `12.3 s`, `4 min 05 s`; `-` when unknown."""
+    """A readable duration: `35 ms`, `1.24 s`, `12.3 s`, `4 min 05 s`; `-` when unknown."""
     if seconds is None:
         return "-"
     if abs(seconds) < 0.0995:
@@ -90,12 +90,12 @@ def name_seconds(seconds: float | None) -> str:
 
 
 def speed_text(speed: float) -> str:
-    """A speed with as many digits as say something: `40,960`, `12.3`, `0.534`."""
+    """A speed with the significant digits: `40,960`, `12.3`, `0.534`."""
     return f"{speed:,.0f}" if speed >= 100 or speed == 0 else f"{speed:.3g}"
 
 
 def exit_text(code: object) -> str:
-    """An exit code as a person says it: `exit code 1`, `killed by SIGKILL`."""
+    """An exit code in words: `exit code 1`, `killed by SIGKILL`."""
     if isinstance(code, int) and code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""What a backend does: start nodes, reach into them, start them again, stop them, and leave nothing behind."""
+"""The interface of a backend: start, reach, repair and stop nodes, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ AnyConfig = JobConfig | CommandConfig
 
 
 class RunningJob(ProcessHost, Protocol):
-    """A job that was started; also what process faults ask for their targets."""
+    """A running job; process faults ask it for their targets."""
 
     name: str
 
     @property
     def links(self) -> LinkHost | None:
-        """What changes the network between its ranks, where that can be changed."""
+        """The link host of its network; None where links cannot be changed."""
         ...
 
     async def start(self) -> None:
@@ -41,19 +41,19 @@ class RunningJob(ProcessHost, Protocol):
         """Start a rank again on its node. Does nothing while it runs."""
 
     def violation_about_start(self) -> str:
-        """What to say of it when it has committed no step in all the time that it was given to start."""
+        """Why it may have committed no step within its start-up time."""
 
     def cannot_begin(self) -> bool:
         """Whether it has committed no step, and nobody is left who could; a repair may still bring somebody."""
 
     def give_up(self) -> None:
-        """Count the job as failed."""
+        """Mark the job as failed."""
 
     async def stop(self) -> None:
         """End every process of the job; none is running when this returns."""
 
     def leftovers(self) -> tuple[OwnedProcess, ...]:
-        """What of the job is still running."""
+        """The processes of the job that still run."""
 
 
 class Backend(Protocol):
@@ -76,7 +76,7 @@ class Backend(Protocol):
 
     @property
     def jobs(self) -> Sequence[RunningJob]:
-        """All that were prepared."""
+        """All prepared jobs."""
         ...
 
     async def open(self) -> None:
@@ -87,7 +87,7 @@ class Backend(Protocol):
         """
 
     async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> RunningJob:
-        """Everything but the start: whoever is to hold ranks can get ready in between."""
+        """Prepare a job without starting it, so that the injector can get ready first."""
 
     async def close(self) -> None:
-        """Give back everything."""
+        """Release everything."""

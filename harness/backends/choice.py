@@ -1,4 +1,4 @@
-"""Which backend runs an experiment, made ready with all that it needs to know."""
+"""Chooses the backend of an experiment and configures it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a job that is under way: who may say it, and who waits for it."""
+"""The outcome of a running job: how it is set, and how to wait for it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class EndingJob:
         return await asyncio.shield(self._outcome)
 
     def on_backend_lost(self, loss: BaseException) -> None:
-        """What it runs in is gone, or cannot be had again: nothing can be said of the job."""
+        """Its backend is lost: there is no outcome."""
         if not self._outcome.done():
             self._outcome.set_exception(loss)
 
     def give_up(self) -> None:
-        """The job hangs: it counts as failed."""
+        """The job hangs: mark it as failed."""
         self._finish("failed")
 
     def _finish(self, outcome: Outcome) -> None:

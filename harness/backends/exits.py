@@ -1,4 +1,4 @@
-"""How a process ended that is no child of ours: the kernel tells it by a descriptor of the process. Linux only."""
+"""The exit code of a process that is not our child, by a pidfd. Linux only."""
 
 from __future__ import annotations
 

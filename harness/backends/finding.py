@@ -1,4 +1,4 @@
-"""What one look at the machine found."""
+"""The result of one check of the machine."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Check:
     needed_by: tuple[Backend, ...] = ()
 
     def ok(self, found: str) -> Finding:
-        """It is as it has to be."""
+        """The check passed."""
         return self._finding("ok", found, "")
 
     def missing(self, found: str, remedy: str) -> Finding:
-        """It is not there."""
+        """The thing is missing."""
         return self._finding("missing", found, remedy)
 
     def wrong(self, found: str, remedy: str) -> Finding:
-        """It is there, but not as it has to be."""
+        """The thing exists, but is not usable."""
         return self._finding("wrong", found, remedy)
 
     def looked(self, look: Callable[[], Finding]) -> Finding:

@@ -1,6 +1,6 @@
-"""One job of our runtime: its nodes' processes, as they start, exit, are repaired and stopped.
+"""One job of the built-in runtime: its nodes' processes, as they start, exit, are repaired and stopped.
 
-Where the nodes are, on this machine or in containers, is its backend's business.
+Its backend decides where the nodes run.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class NodeJob(EndingJob):
             await asyncio.sleep(END_POLL_SECONDS)
 
     def leftovers(self) -> tuple[OwnedProcess, ...]:
-        """What of the job is still running."""
+        """The processes of the job that still run."""
         return tuple(owned for owned in self._all_processes() if owned.process.is_running())
 
     def _all_processes(self) -> list[OwnedProcess]:

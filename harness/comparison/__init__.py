@@ -1,4 +1,4 @@
-"""Runs beside each other: the same experiment again and again, under several strategies, or against a baseline.
+"""Comparison of runs: repetitions of an experiment, several strategies, or a baseline.
 
 Nothing here reads events: it compares summaries.
 """

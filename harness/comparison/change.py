@@ -1,4 +1,4 @@
-"""Better, worse, or within the noise: two samples of a figure, and the band within which they cannot be told apart."""
+"""Better, worse, or within the noise: two samples of a figure, and the noise band between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of one experiment, repeated, as CI systems show them: what each has of its own, and what the median decides."""
+"""Repeated runs of one experiment in CI formats: the results of each, and the gates on the median."""
 
 from __future__ import annotations
 

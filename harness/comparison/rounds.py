@@ -1,4 +1,4 @@
-"""Runs experiments in turn, again and again, and keeps what came of it: a drift of the machine hits all alike."""
+"""Runs experiments in alternating rounds and keeps their results: a drift of the machine affects all alike."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool
 
 
 def headline(found: RunSet, verdict: SetVerdict) -> str:
-    """What a set came to, in a word or two; a comparison is not passed, but complete."""
+    """The outcome of a set in a word or two; a comparison is not passed, but complete."""
     word = "complete" if found.kind == "comparison" and verdict.verdict == "pass" else verdict.verdict
     return f"{word}, partial" if found.status == "partial" else word
 
 
 def notes(found: RunSet) -> list[str]:
-    """What must be known before trusting the figures of a set."""
+    """The caveats of a set."""
     said = []
     ran = [sample.label for sample in found.samples if any(run.is_done for run in sample.runs)]
     if found.kind == "comparison" and found.status == "partial":

@@ -1,4 +1,4 @@
-"""What a set of runs comes to: the verdict of repeated runs, of a comparison, and against a baseline."""
+"""The verdict of a set of runs: of repetitions, of a comparison, and against a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connections of a run: who reports to `chaos`, and how every event gets into the log.
+"""The connections of a run: processes report to `chaos`, and every event is written to the log.
 
 Nothing here decides what happens next.
 """

@@ -1,4 +1,4 @@
-"""Processes of containers, by the pids that they have out here: inside, every container counts from 1."""
+"""Translates pids inside containers to pids on the host."""
 
 from __future__ import annotations
 

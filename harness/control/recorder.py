@@ -1,4 +1,4 @@
-"""Writes events.jsonl: every event is in the file, whole, before anybody acts on it."""
+"""Writes events.jsonl: every event is completely in the file before anything acts on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has of what runs need, what is missing, what that is for, and what to do: `chaos doctor`.
+"""`chaos doctor`: what runs need, what this machine lacks, what it is for, and what to do.
 
-Nothing here changes the machine; what a backend needs, its own room examines.
+Nothing here changes the machine; each backend examines its own needs.
 """

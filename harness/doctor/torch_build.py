@@ -1,4 +1,4 @@
-"""torch and the devices it can use, looked at in a process of its own: importing it takes seconds."""
+"""torch and its devices, examined in a separate process, because importing it takes seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What Prometheus reads of a run: its events folded into figures as they come, and served while it continues.
+"""The Prometheus exporter of a run: figures are updated with each event and served during the run.
 
-`analysis` says what the events mean; here is how much of it may be told to a reader who comes again: counters that
-do not fall, a ratio that waits for the step in flight.
+`analysis` says what the events mean; this package decides what repeated scrapes may see: counters that never fall, a
+ratio that waits for the step in flight.
 """

@@ -1,4 +1,4 @@
-"""What is served of a run: the figures of its state, and what was told of its time before."""
+"""The figures that are served: those of the run's state, and the times served before."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Figures:
         self._told: dict[str, float] = {}
 
     def feed(self, event: Event) -> None:
-        """Take in one event, in the order of arrival."""
+        """Process one event, in the order of arrival."""
         self.state.feed(event)
 
     def judge(self, summary: Summary) -> None:
@@ -71,7 +71,7 @@ class Figures:
 
     @property
     def info(self) -> dict[str, str]:
-        """What run it is; empty before it has begun."""
+        """The identity of the run; empty before it has begun."""
         started = self.state.first_of(RunStarted)
         if started is None:
             return {}

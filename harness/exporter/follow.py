@@ -1,4 +1,4 @@
-"""The event log of a run, fed to an exporter: all that is there, then what is added to it."""
+"""Feeds the event log of a run to an exporter: its present content, then what is added."""
 
 from __future__ import annotations
 

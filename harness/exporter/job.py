@@ -1,4 +1,4 @@
-"""A run's endpoint for Prometheus, from before its first process until its verdict has been read."""
+"""A run's endpoint for Prometheus, from before its first process until its verdict has been scraped."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class JobExporter:
         self._judged_seconds = time.monotonic()
 
     def wait_for_last_read(self, stream: TextIO) -> None:
-        """Let whoever reads at intervals read the verdict: until then, for one interval and a bit; Ctrl-C ends it.
+        """Wait until a regular reader has scraped the verdict, for a little more than one interval; Ctrl-C ends it.
 
         A run that nobody reads, or only seldom, does not wait, nor one that was interrupted.
         """

@@ -74,7 +74,7 @@ class Targets:
             self._write(tries=1)
 
     def close(self) -> None:
-        """List nothing of this run any more; a file that is empty then is removed."""
+        """Remove this run's entries; a file that is then empty is removed."""
         self._update([], _LAST_LOCK_TRIES)
 
     def _write(self, tries: int = _LOCK_TRIES) -> None:

@@ -1,4 +1,4 @@
-"""What each set of lost ranks makes of the job: the real planners' layouts, and the real choice of how state moves.
+"""The effect of each set of lost ranks on the job: the real planners' layouts, and the real choice of transfers.
 
 **When the same layout serves for many.** Replicas are alike, so only matters which stages of how many replicas are
 lost: replicas are relabelled, those that were hit first, and a plan is made once for every such pattern. That is exact

@@ -1,4 +1,4 @@
-"""Strategies that mask the loss of a whole data-parallel group: who else holds its shards computes them.
+"""Strategies that mask the loss of a whole data-parallel group: other holders of its shards compute them.
 
 A group is a unit here: it is out as soon as one of its ranks is lost, and until all of them are back. So what an event
 costs goes with the number of groups, not with that of ranks.

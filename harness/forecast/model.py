@@ -1,4 +1,4 @@
-"""What a forecast is made from, and what it says: frozen values.
+"""The input and output of a forecast: frozen values.
 
     from harness.forecast.forecast import forecast
     from harness.forecast.model import Failures, JobModel, Policy, Recovery

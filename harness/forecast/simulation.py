@@ -1,4 +1,4 @@
-"""One job under given losses, from event to event: what it did with its time.
+"""Simulates one job under given losses, from event to event.
 
 Between two events nothing is stepped through: so many whole steps of so many seconds fit. The step that is in flight at
 a loss is completed: what counts of it is a head start of the next one. A rank that is back joins at the next step

@@ -1,4 +1,4 @@
-"""What a user asks of a cluster: every strategy's forecast, the best of them, and which inputs decide that."""
+"""A study of a cluster: every strategy's forecast, the best of them, and the most sensitive inputs."""
 
 from __future__ import annotations
 

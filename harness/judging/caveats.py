@@ -1,4 +1,4 @@
-"""What a reader must know before trusting the figures of a run: honest sentences, made from the run itself."""
+"""The caveats of a run: what a reader must know before trusting its figures."""
 
 from __future__ import annotations
 

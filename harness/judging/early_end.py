@@ -94,7 +94,7 @@ class EarlyEnd:
         self._timers: dict[tuple[str, int | None], list[asyncio.TimerHandle]] = {}
 
     def feed(self, event: Event) -> None:
-        """Take in one event, in the order of arrival."""
+        """Process one event, in the order of arrival."""
         if self._is_over or event.job != MAIN_JOB:
             return
         if event.kind == "job_ended":

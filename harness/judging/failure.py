@@ -1,4 +1,4 @@
-"""What a run failed of, so that two runs can be said to fail in the same way."""
+"""The causes of a failed run, to compare whether two runs fail in the same way."""
 
 from __future__ import annotations
 

@@ -194,8 +194,8 @@ def builtin_gates(runtime: object, strategy: str | None = None, *, went_back: bo
     """What counts, asked for or not, of a job of `runtime` with that `strategy`: what it promises.
 
     To go back to what was saved loses steps by design: always, with a strategy that stops on a loss, and with the
-    others where a job `went_back`, since no living peer had all of the state. Of a command's job it is only that it
-    comes through: which samples its steps used nobody can see.
+    others where a job `went_back`, since no living peer had all of the state. For an external job it is only that it
+    recovers: which samples its steps used cannot be seen.
     """
     if runtime != COMMAND_RUNTIME and (stops_on_loss(strategy) or went_back):
         return _BUILTIN_GATES_OF_A_RESTART

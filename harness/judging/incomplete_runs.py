@@ -1,4 +1,4 @@
-"""What of a job that did not come to its end is known for good."""
+"""Which values of a job that did not complete are final."""
 
 from __future__ import annotations
 

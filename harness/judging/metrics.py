@@ -1,4 +1,4 @@
-"""The figures that gates can be set on, that runs are compared by and that are exported: one record each."""
+"""The metrics for gates, comparisons and the exporter: one record each."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def find(name: str) -> Metric | None:
 
 
 def nearest(name: str, names: list[str]) -> str | None:
-    """The known name that `name` was probably meant to be."""
+    """The known name that is closest to `name`."""
     known = [*names, *(name.removesuffix(suffix) for name in names for suffix in _SUFFIXES if suffix)]
     matches = difflib.get_close_matches(name.strip().lower().replace("-", "_"), known, n=1)
     return matches[0] if matches else None

@@ -1,4 +1,4 @@
-"""The series that gates can be set on: a value for each committed step, or for each second of training."""
+"""The series for gates: a value for each committed step, or for each second of training."""
 
 from __future__ import annotations
 

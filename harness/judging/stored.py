@@ -1,4 +1,4 @@
-"""A stored run -> its summary, from its log alone."""
+"""Judges a stored run from its log alone."""
 
 from __future__ import annotations
 

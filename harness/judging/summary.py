@@ -57,7 +57,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class NamedCause:
-    """Whom the job named as the cause of an incident; see `harness.analysis.diagnosis.Diagnosis`.
+    """The ranks that the job named as the cause of an incident; see `harness.analysis.diagnosis.Diagnosis`.
 
     `struck` and `named` are ranks, or `coordinator`.
     """
@@ -119,7 +119,7 @@ class IncidentSummary:
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """The device that each rank stood for; a second of it lasted `time_scale` seconds.
+    """The device that each rank emulated; a second of it lasted `time_scale` seconds.
 
     `provenance` is that of its table. Throughput and the fault-free step are in the device's seconds; all other times
     of the summary are real.

@@ -1,4 +1,4 @@
-"""Planned repairs that had not come to their end when the job had, and whether they should have.
+"""Planned repairs that were not complete when the job ended, and whether they should have been.
 
 A job that has lost ranks for good is not the one that the experiment asked for.
 """
@@ -25,7 +25,7 @@ class UnfinishedRepair:
 
 
 def unfinished_repairs(timeline: Timeline) -> list[UnfinishedRepair]:
-    """Those of a job that came to its end; of others nobody knows what would have come."""
+    """The unfinished repairs of a completed job; for other jobs the outcome is unknown."""
     if timeline.outcome != "completed":
         return []
     seen = (incident for incident in timeline.incidents if incident.verified is not None and incident.missing)

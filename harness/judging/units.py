@@ -1,4 +1,4 @@
-"""What figures are measured in, and how a value is written."""
+"""The units of figures, and how values are written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCALES: Mapping[Unit, Mapping[str, float]] = {
 
 
 def written(value: float, unit: Unit) -> str:
-    """A value in base units as a person writes it."""
+    """A value in base units as readable text."""
     match unit:
         case "ratio":
             return f"{value:.2%}"

@@ -1,4 +1,4 @@
-"""What is shown while a run is under way.
+"""The live views of a run in progress.
 
-Shows what `analysis` makes of the events. Its own figures are the speed of the last few steps and the time left.
+They show the results of `analysis`. Its own figures are the speed of the last few steps and the time left.
 """

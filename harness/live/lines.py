@@ -1,4 +1,4 @@
-"""What is told of a run as lines, wherever they are kept."""
+"""The live view as lines of text, for logs and CI."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _happened(line: _Line) -> float:
 class PlainView:
     """Lines, by time: one for every event that matters, and one for every tenth of the steps.
 
-    Events of several processes come a little late, each by as much as it likes. So a line waits for what happened
-    before it: in a run for `HOLD_SECONDS`, without an event loop until an event is newer by that.
+    Events of several processes arrive with different delays. So a line waits for earlier events: in a run for
+    `HOLD_SECONDS`, without an event loop until an event is newer by that.
     """
 
     def __init__(self, stream: TextIO, state: RunState | None = None) -> None:
@@ -72,7 +72,7 @@ class PlainView:
         self._write("")
 
     def feed(self, event: Event) -> None:
-        """Take in the event; the line or two that it is worth, if any, are written in their turn."""
+        """Process one event; its lines, if any, are written in order of time."""
         told = [recovery_sentence(incident) for incident in self._progress.feed(event)]
         told.append(self._narrator.tell(event) or self._milestone(event) or "")
         # An event between two steps is told with the newest step heard of, so that the column runs backwards only where
@@ -165,7 +165,7 @@ def _speed_and_loss(job: JobProgress) -> str:
 
 
 def rounded(seconds: float) -> str:
-    """An estimate, no more exact than it is."""
+    """An estimate, rounded to its precision."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

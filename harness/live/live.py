@@ -1,7 +1,7 @@
-"""What a person sees during a run: `LiveView` on a terminal, `PlainView` wherever lines are kept.
+"""The views of a run: `LiveView` on a terminal, `PlainView` for logs.
 
-Both show nothing but what the events fed to them say. The machine is busy training: taking in an event costs some
-microseconds, and a terminal is redrawn four times a second from text that was laid out by hand.
+Both show only what the events say. The machine is busy training: processing an event costs some microseconds, and a
+terminal is redrawn four times a second from text that is laid out by hand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STYLES = {"gone": "red", "restarting": "yellow", "waiting": "yellow", "starting
 
 
 class RunView(Protocol):
-    """Shows a run. Entering it starts the display, leaving it ends it; nothing it does can fail the run."""
+    """Shows a run. Entering it starts the display, leaving it ends it; its errors never fail the run."""
 
     def __enter__(self) -> Self: ...
 
@@ -45,7 +45,7 @@ class RunView(Protocol):
     ) -> None: ...
 
     def feed(self, event: Event) -> None:
-        """Take in one event, in the order of arrival."""
+        """Process one event, in the order of arrival."""
         ...
 
     def message(self, text: str) -> None:
@@ -97,7 +97,7 @@ class LiveView:
         self._live.stop()
 
     def feed(self, event: Event) -> None:
-        """Take in one event; the next redraw shows it."""
+        """Process one event; the next redraw shows it."""
         with self._lock:
             recovered = self._progress.feed(event)
             told = [recovery_sentence(incident) for incident in recovered]
@@ -230,7 +230,7 @@ class Screen:
 
 
 def stage_words(incident: MeasuredIncident) -> tuple[str, str]:
-    """How far an incident has come, in words, and a style for them."""
+    """The stage of an incident in words, and their style."""
     if incident.is_unverified:
         return "effect NOT verified", "red"
     stage = _stage(incident)

@@ -1,4 +1,4 @@
-"""Where a run stands: what the live views show of its state."""
+"""The progress of a run, as the live views show it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunProgress:
         self._recovered: set[int] = set()
 
     def feed(self, event: Event) -> tuple[MeasuredIncident, ...]:
-        """Take in one event; returns the incidents from which the job recovered by it."""
+        """Process one event; returns the incidents from which the job recovered with it."""
         if self.began_monotonic_seconds is None:
             self.began_monotonic_seconds = event.monotonic_seconds
         if self._feeds:
@@ -71,14 +71,14 @@ class RunProgress:
 
     @property
     def name(self) -> str:
-        """What the experiment is called."""
+        """The name of the experiment."""
         started = self.state.first_of(RunStarted)
         experiment = None if started is None else started.experiment
         return str(experiment.get("name", "")) if isinstance(experiment, dict) else ""
 
     @property
     def seed(self) -> object:
-        """What the run draws from."""
+        """The seed of the run."""
         started = self.state.first_of(RunStarted)
         return None if started is None else started.seed
 

@@ -1,4 +1,4 @@
-"""What is seen of a link by asking processes that stand at its ends, however those are reached."""
+"""Probes of a link, by processes at its ends."""
 
 from __future__ import annotations
 

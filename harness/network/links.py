@@ -1,4 +1,4 @@
-"""Changing what goes over the links of a run's networks, from outside: firewall rules at one end of each link.
+"""Changes the links of a run's networks from outside: firewall rules at one end of each link.
 
 Rules are planned as records first, from which alone they can be removed again (`chaos.host.links.firewall`).
 """
@@ -40,7 +40,7 @@ _MARK_BYTES = 4
 
 
 def new_mark() -> str:
-    """A word by which one run's rules are told from all others."""
+    """A mark that identifies the rules of one run."""
     return os.urandom(_MARK_BYTES).hex()
 
 
@@ -235,7 +235,7 @@ def _to_list(network: OwnNetwork) -> list[Any]:
 
 
 async def all_over(*adding: Awaitable[float]) -> list[float]:
-    """Wait for all of them, also where one fails: whoever hears of it undoes, and no rule may come after that."""
+    """Wait for all of them, even if one fails: the failure triggers the undo, and no rule may be added after that."""
     times = []
     for told in await asyncio.gather(*adding, return_exceptions=True):
         if isinstance(told, BaseException):
@@ -245,7 +245,7 @@ async def all_over(*adding: Awaitable[float]) -> list[float]:
 
 
 def places_of(near: End, far: End, action: str, way: str) -> list[tuple[End, str, End]]:
-    """Where a link is touched: (end, chain, peer)."""
+    """The places of a link's rules: (end, chain, peer)."""
     if action == "shape":
         # Where packets arrive: those that wait where they leave count as unsent, and TCP sends no more until they go.
         places = {"out": [(far, "INPUT", near)], "in": [(near, "INPUT", far)]}

@@ -1,4 +1,4 @@
-"""Whether this machine lets a run have networks of its own, and what would have to change if not."""
+"""Whether this machine allows a run to have its own networks, and what would have to change if not."""
 
 from __future__ import annotations
 

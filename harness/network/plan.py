@@ -1,4 +1,4 @@
-"""Which networks a run has: values, shared by who makes them and who changes what goes over their links."""
+"""The networks of a run as values, shared by the code that makes them and the code that changes their links."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Networks:
 
     @property
     def coordinator(self) -> OwnNetwork:
-        """Where the coordinator is."""
+        """The coordinator's network."""
         return self.by_name["coordinator"]
 
     def of_node(self, node: int) -> OwnNetwork:
-        """Where the supervisor of `node` is."""
+        """The network of `node`'s supervisor."""
         return self.by_name[f"node-{node}"]
 
     def of_rank(self, rank: int) -> OwnNetwork:
-        """Where `rank` is."""
+        """The network of `rank`."""
         return self.by_name[f"rank-{rank}"]
 
     def of(self, end: int | str) -> OwnNetwork:

@@ -36,7 +36,7 @@ class Prober:
         self._asked: dict[bytes, asyncio.Future[float]] = {}
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the question says: `probe`, `measure` a rate, list the `connections`, or `end` them."""
+        """Carry out a request: `probe`, `measure` a rate, list the `connections`, or `end` them."""
         near, far = (self._network(question[end]) for end in ("from", "to"))
         timeout_seconds = float(question["timeout_seconds"])
         match question["do"]:

@@ -1,4 +1,4 @@
-"""TCP connections of a network namespace: listed, and ended, by the kernel itself (sock_diag(7)).
+"""TCP connections of a network namespace, listed and ended by the kernel (sock_diag(7)).
 
 Rather than the `ss` command: it need not be installed, and its output is made for people.
 """

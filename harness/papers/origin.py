@@ -1,4 +1,4 @@
-"""Where figures are from that were not made just now."""
+"""The origin of stored figures."""
 
 from __future__ import annotations
 

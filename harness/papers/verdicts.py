@@ -1,4 +1,4 @@
-"""Whether a claim holds here: in one word with one sentence, and as an exit code."""
+"""Whether a claim holds here: as a verdict with one sentence, and as an exit code."""
 
 from __future__ import annotations
 

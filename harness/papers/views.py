@@ -1,4 +1,4 @@
-"""What the texts and the pages of all papers have in common."""
+"""What the texts and pages of all papers share."""
 
 from __future__ import annotations
 

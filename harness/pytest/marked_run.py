@@ -1,4 +1,4 @@
-"""The run of a test that is marked with `chaos`: from the marker to an experiment, to a process, to a verdict."""
+"""The run of a test that is marked with `chaos`: from the marker to the experiment, its process and its verdict."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
 
 
 class MarkedRun:
-    """A run and what became of it. Before it was made it has no figures, and says so."""
+    """A run and its result. Before it was made, its figures are not available."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None

@@ -21,7 +21,7 @@ _MARKER = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options for what a marker does not say."""
+    """Options for settings that a marker leaves out."""
     group = parser.getgroup("resilience", "resilience (tests marked with chaos)")
     group.addoption("--resilience-out", metavar="DIR", help="folder of the runs. Default: chaos-runs")
     for name, metavar, what in (

@@ -1,4 +1,4 @@
-"""Reports: what a summary and its events look like on a terminal, in a browser and to a test runner.
+"""Reports: a summary and its events on a terminal, in a browser and for a test runner.
 
-Words and pictures only: every figure comes from the summary or from `analysis`.
+Text and pictures only: every figure comes from the summary or from `analysis`.
 """

@@ -1,4 +1,4 @@
-"""Time as bars: the wall clock by what it went to, a recovery by its stretches, the ranks by what they held."""
+"""Time as bars: the wall clock by cause, a recovery by its phases, the ranks by what they held."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _told(rank: int, piece: Holding, times: str) -> tuple[str, str, str]:
     if piece.attempt is not None:
         return f"attempt {piece.attempt}", "part-holds", f"rank {rank} was up in attempt {piece.attempt}, {times}"
     if piece.layers is None:
-        return "away", "part-gone", f"rank {rank} was not in the job, {times}"
+        return "absent", "part-gone", f"rank {rank} was not in the job, {times}"
     if not piece.layers:
         return "idle", "part-idle", f"rank {rank} held nothing, {times}"
     first, last = piece.layers[0], piece.layers[-1]

@@ -1,4 +1,4 @@
-"""The loss of a run beside its baseline's as a picture, and the signs that the curves of a run share."""
+"""The loss chart of a run and its baseline, and the markers that all charts of a run share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOP = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a picture of a width has room for."""
+    """The sizes that depend on a picture's width."""
 
     points: int
     height: int

@@ -1,4 +1,4 @@
-"""What the reports draw, taken from the events: speed and loss over the run, the marks of the faults, who held what."""
+"""The data of the charts, from the events: speed and loss over the run, the marks of the faults, what ranks held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which events of the log a failed gate was decided by, so that a reader of the report can look them up."""
+"""The events of the log that decided a failed gate, so that a reader of the report can look them up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Deciding:
 
 
 def deciding(gate: GateResult, summary: Summary, events: Sequence[Event]) -> list[Deciding]:
-    """What a gate that failed was decided by; empty for any other, and where the log has no such event."""
+    """What decided a failed gate; empty for any other, and where the log has no such event."""
     if gate.passed is not False or gate.value is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""The strokes that all pictures of a run are made of, as SVG. Colours are classes: `palette.css` and `figures.css`.
+"""The elements of all pictures of a run, as SVG. Colours are classes: `palette.css` and `figures.css`.
 
 Every picture is drawn for a width, in pixels at full size: the page shows the wide one on a screen or on paper and the
 narrow one on a phone, where letters of the wide one would be too small to read.
@@ -129,7 +129,7 @@ def line(points: Sequence[Point], css: str) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, css: str, title: str = "") -> str:
-    """A box; `title` is shown to who points at it."""
+    """A box; `title` is its tooltip."""
     inner = f"<title>{escape(one_line(title))}</title>" if title else ""
     size = f'width="{max(0.0, width):.2f}" height="{max(0.0, height):.1f}"'
     tag = f'<rect x="{x:.2f}" y="{y:.1f}" {size} class="{css}"'

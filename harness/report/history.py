@@ -1,7 +1,7 @@
-"""What happened when, as the reports draw it: the stretches of the wall clock and the way of each incident.
+"""The history of a run for the charts: the stretches of the wall clock and the phases of each incident.
 
-All of it is read off `timeline` and `accounting`, so that a picture and a figure cannot disagree. Times
-are seconds since the job started.
+All of it comes from `timeline` and `accounting`, so that pictures and figures agree. Times are seconds since the job
+started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARTS: Mapping[str, str] = {**RECOVERY_PHASES, "restart": "job restarted"}
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Something on the way of an incident, `seconds` after its fault."""
+    """A milestone of an incident, `seconds` after its fault."""
 
     kind: str
     words: str
@@ -34,7 +34,7 @@ class Milestone:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How an incident went: what was reached when, and the stretches (key, words, seconds) of its recovery."""
+    """The course of an incident: its milestones, and the stretches (key, words, seconds) of its recovery."""
 
     milestones: tuple[Milestone, ...]
     parts: tuple[tuple[str, str, float], ...]
@@ -135,7 +135,7 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
         return Way((), ())
     step = f"step {incident.committed_step} committed, the first begun after the fault"
     reached = [
-        ("injected", "notice given" if incident.gives_notice else "fault applied", incident.injected),
+        ("injected", "notice given" if incident.gives_notice else "fault injected", incident.injected),
         ("verified", "effect verified", incident.verified),
         (
             "detected",

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network and no script: to keep, to mail, to attach to a CI run."""
+"""The report as one HTML file that needs no network and no script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speed of a run as one picture: its incidents, enlarged, above the whole run and what its time went to."""
+"""The speed chart of a run: its incidents, enlarged, above the whole run and its time by cause."""
 
 from __future__ import annotations
 

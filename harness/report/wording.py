@@ -1,4 +1,4 @@
-"""The words that all reports share: for verdicts, phases, buckets of time and gate values."""
+"""The words that all reports share: for verdicts, phases, causes of time and gate values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """One run from experiment to report: checks, conductor, repairs, restarts.
 
-The only room that starts and stops everything else.
+The only package that starts and stops everything else.
 """

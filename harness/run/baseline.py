@@ -24,7 +24,7 @@ class Baseline:
         self.run: JobRun | None = None
 
     def on_main_step(self) -> None:
-        """It waits for the end of the job."""
+        """Does nothing: the baseline waits for the end of the job."""
 
     async def finish(self) -> None:
         """The main job is over: run it."""
@@ -34,7 +34,7 @@ class Baseline:
         await self._task
 
     async def stop(self) -> None:
-        """Stop it, wherever it is."""
+        """Stop it."""
         if self._task is None or self._task.done() or self.run is None:
             return
         self._task.cancel()

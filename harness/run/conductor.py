@@ -122,7 +122,7 @@ class Conductor:
         self._main_outcome: Outcome | None = None
 
     async def run(self) -> None:
-        """Conduct the run. What goes wrong on the way stands in the log, and in the verdict that comes of it.
+        """Conduct the run. Errors on the way are in the log, and decide the verdict.
 
         Raises:
             EnvironmentFailure: the event log could not be written.

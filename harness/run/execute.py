@@ -1,4 +1,4 @@
-"""An experiment in, a judged run out: the folder, the conductor, and the files that are computed from the log."""
+"""Runs an experiment and judges it: the folder, the conductor, and the files that are computed from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only an external job has: starts by its own launcher, and ranks whose state nobody here knows beforehand.
+"""Analysis of external jobs: starts by their own launcher, and ranks whose state is not known beforehand.
 
 Functions of records. No jobs of our own runtime, no files.
 """

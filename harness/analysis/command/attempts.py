@@ -35,7 +35,7 @@ class Attempt:
 
     @property
     def began_anew(self) -> bool:
-        """Whether it is a later start of the ranks that began the whole training from step 1 again."""
+        """Whether it is a restart that began the whole training from step 1 again."""
         return self.number > 1 and self.first_step == 1 and self.is_count_known is not False
 
 

@@ -1,4 +1,4 @@
-"""Whether the ranks of an external job still hold what they held in common, by the checksums that they tell.
+"""Whether the replicas of an external job still agree, by the checksums that the ranks report.
 
 Which ranks hold the same is not known of a script that was not changed. It is found out: what was equal, bit by bit, in
 every look before the first fault is expected to stay so.

@@ -1,4 +1,4 @@
-"""The backend of an external job on this machine: a command, with agents in it that say who its ranks are."""
+"""The backend of an external job on this machine: a command whose agents identify its ranks."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class CommandBackend:
         self.jobs: list[LocalCommand] = []
 
     async def open(self) -> None:
-        """There is nothing to get ready: the command brings its own processes."""
+        """Nothing to prepare: the command starts its own processes."""
 
     async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> LocalCommand:
-        """Everything but the start."""
+        """Prepare a job without starting it."""
         assert isinstance(job, CommandConfig)
         # By its name all that the command starts is known, whoever watches over the run.
         run_id = os.environ[RUN_VARIABLE]

@@ -1,4 +1,4 @@
-"""How a command ended, and why it may be that no step of it was seen."""
+"""How a command ended, and why no step of it may have been seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a launcher blames: what torchrun writes into its log when one of its workers fails.
+"""Reads from torchrun's log which worker failed.
 
 torch 2.11-2.13, `torch/distributed/elastic/multiprocessing/api.py`: one line for the first worker that failed, at the
 time at which it was detected, whether or not it starts them again.

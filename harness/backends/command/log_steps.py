@@ -44,7 +44,7 @@ class LogSteps:
             listener.closed(self._session)
 
     def feed(self, line: str) -> None:
-        """Take in one line of the log."""
+        """Process one line of the log."""
         match = self._pattern.search(line)
         if match is None:
             return

@@ -1,4 +1,4 @@
-"""Networks of their own for the ranks of a command, and what is made sure of before anything is done to their links."""
+"""Separate networks for the ranks of a command, and the checks before their links are changed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CommandNetworks:
         return HeldNetworks(ProcessId.of(process.pid), Networks.from_json(text.decode()))
 
     def let_go(self) -> None:
-        """The command may begin."""
+        """Let the command begin."""
         with suppress(BrokenPipeError):
             os.write(self._go_writer, b".")
         self.close()

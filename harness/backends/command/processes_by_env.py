@@ -1,4 +1,4 @@
-"""Processes that are known by a mark in their environment, whoever started them; read from /proc. Linux only."""
+"""Finds processes by a variable in their environment, from /proc. Linux only."""
 
 from __future__ import annotations
 

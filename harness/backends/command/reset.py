@@ -1,4 +1,4 @@
-"""What puts an external job back to its beginning: a command of the user's own, before each start of the job's."""
+"""Puts an external job back to its beginning: runs the user's reset command before each start of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody else's job under way, wherever it runs: who its ranks are, when it is over, and how it is ended.
+"""A running external job: its ranks, its end, and how it is stopped.
 
 Every process that the command starts carries CHAOS_RUN in its environment: by that mark, its pid and its start time it
 is known to be this run's.
@@ -372,7 +372,7 @@ class CommandRun(EndingJob, ABC):
         """All that it started is dead: wait until that is known."""
 
     def leftovers(self) -> tuple[OwnedProcess, ...]:
-        """What of the command is still running, by its mark."""
+        """The processes of the command that still run, by their environment."""
         known = {owned.process: owned for owned in self._ranks.values()}
         return tuple(known.get(process, OwnedProcess("launcher", process)) for process in self._own_processes())
 

@@ -1,4 +1,4 @@
-"""How somebody else's command is started: what it is told by its environment, on this machine and in a container."""
+"""Starts an external command: its environment, on this machine and in a container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def with_site(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent_environment(address: str, token: str, job: str = MAIN_JOB) -> dict[str, str]:
-    """Where agents report, and as which job."""
+    """The variables that tell agents where to report, and for which job."""
     return {AGENT: address, "CHAOS_TOKEN": token, JOB_VARIABLE: job}
 
 

@@ -1,4 +1,4 @@
-"""Somebody else's job in containers: the command is started once on each node, told by variables which node it is."""
+"""External jobs in containers: the command is started once on each node; variables tell it which node it is."""
 
 from __future__ import annotations
 

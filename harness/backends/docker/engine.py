@@ -1,4 +1,4 @@
-"""Asking the Docker engine beside the event loop, and what to say where it refuses."""
+"""Calls to the Docker engine on other threads, and messages for its refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineCalls:
         self._asked: set[asyncio.Task[Any]] = set()
 
     async def call(self, ask: Callable[[], ResultT]) -> ResultT:
-        """Have the engine asked on another thread.
+        """Call the engine on another thread.
 
         Raises:
             EnvironmentFailure: it refuses, or does not answer.

@@ -1,4 +1,4 @@
-"""What may have been in the way of a command that failed in a container: what it has on its user's machine only."""
+"""Hints for a command that failed in a container: what exists only on the user's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sources an image of the project was built from, by a digest over all of them; the same is asked of those here.
+"""A digest of the sources that an image of the project was built from, to compare with the installed ones.
 
 `python -m harness.backends.docker.image` prints the digest of the sources it stands among; given one, it
 fails unless they are the same.

@@ -1,4 +1,4 @@
-"""Whether nodes come to the limit of their memory: the kernel ends a process of theirs, and tells nobody but itself."""
+"""Watches whether nodes reach their memory limit: the kernel then ends a process without telling anyone."""
 
 from __future__ import annotations
 

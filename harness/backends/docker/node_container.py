@@ -1,4 +1,4 @@
-"""One container of a run: started, given orders over the control server, seen to end."""
+"""One container of a run: its start, its orders over the control server, and its end."""
 
 from __future__ import annotations
 

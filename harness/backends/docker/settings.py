@@ -1,4 +1,4 @@
-"""What a run's containers are given: addresses, limits, devices, and what they see of this machine. Values only."""
+"""The settings of a run's containers: addresses, limits, devices and mounts. Values only."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Check:
 
 
 def check(results: Results, forecasts: Forecasts, convergence: Convergence, undilated: Undilated) -> Check:
-    """Hold what is known against what the paper claims."""
+    """Compare our results with the paper's claims."""
     rows = tuple(row_of(cell, forecasts.of(cell), results) for cell in cells())
     memory = memory_of("7b")
     return Check(

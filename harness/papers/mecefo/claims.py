@@ -1,4 +1,4 @@
-"""What the paper claims, each figure with its source: the abstract, or a summary of the full text, which we had not.
+"""The paper's claims, each figure with its source: the abstract, or a summary of the full text.
 
 The techniques are in its section 3, convergence in section 4, as two readers' notes have it.
 """

@@ -1,4 +1,4 @@
-"""What an emulated run came to, read from its event log alone."""
+"""The results of an emulated run, from its event log alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims that are no drop of tokens/s: memory, perplexity, resilience, failure-free speed; and what stays open."""
+"""Claims other than drops of tokens/s: memory, perplexity, resilience, failure-free speed; and open questions."""
 
 from __future__ import annotations
 

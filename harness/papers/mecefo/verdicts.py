@@ -1,4 +1,4 @@
-"""Whether a claim holds here, in one word and one sentence; and the gates, which decide the exit code."""
+"""Whether a claim holds here, as a verdict and one sentence; and the gates, which decide the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Survival of the state in memory: closed form, drawn by chance through the product's code, and lived through."""
+"""Survival of the state in memory: closed form, random draws through the product's code, and real processes."""
 
 from __future__ import annotations
 

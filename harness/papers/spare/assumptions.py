@@ -1,4 +1,4 @@
-"""What the simulation takes for granted, by name; the defaults are the paper's, as far as its figures tell."""
+"""The named assumptions of the simulation; the defaults are the paper's, as far as its figures show."""
 
 from __future__ import annotations
 

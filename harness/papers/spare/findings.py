@@ -1,4 +1,4 @@
-"""The paper's claims, each with what we find and the verdict; and what stays open."""
+"""The paper's claims, each with our finding and the verdict; and open questions."""
 
 from __future__ import annotations
 
