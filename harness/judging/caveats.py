@@ -285,7 +285,8 @@ def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     found = [] if timeline is None else [due for due in timeline.not_due if not due[1].startswith("the job ended")]
     shown = [f"Incident {number} was planned and not injected: {reason}." for number, reason in found[:_MAX_NOT_FIRED]]
     if len(found) > len(shown):
-        shown.append(f"The same holds for {count(len(found) - len(shown), 'more incident')}.")
+        others = len(found) - len(shown)
+        shown.append(f"The same holds for {others} more {'incident' if others == 1 else 'incidents'}.")
     return shown
 
 

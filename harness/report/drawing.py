@@ -27,21 +27,30 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where in a picture of `width` the curve is drawn; `top` and `bottom` are its edges."""
+    """Where in a picture of `width` the curve is drawn; `top` and `bottom` are its edges.
+
+    Frames side by side take a part each of the width, `begin` to `end`, as ratios of it.
+    """
 
     width: int
     top: float
     bottom: float
+    begin: float = 0.0
+    end: float = 1.0
 
     @property
     def left(self) -> float:
-        """Its left edge: beside it stand the labels."""
-        return 62.0 if self.width >= WIDE else 50.0
+        """Its left edge: beside the leftmost frame are the labels."""
+        return self._place(self.begin)
 
     @property
     def right(self) -> float:
         """Its right edge."""
-        return self.width - 10.0
+        return self._place(self.end)
+
+    def _place(self, ratio: float) -> float:
+        left = 62.0 if self.width >= WIDE else 50.0
+        return left + ratio * (self.width - 10.0 - left)
 
     def across(self, low: float, high: float) -> Scale:
         """From values in [low, high] to places from the left to the right edge."""
@@ -108,12 +117,14 @@ def axis_up(frame: Frame, y: Scale, values: Sequence[float], suffix: str = "") -
     for value in values:
         at = y(value)
         yield f'<line x1="{frame.left:.0f}" x2="{frame.right:.0f}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>'
-        yield text(frame.left - 6, at + 4, f"{number_text(value)}{suffix}", "end")
+        if frame.begin == 0.0:
+            yield text(frame.left - 6, at + 4, f"{number_text(value)}{suffix}", "end")
 
 
 def axis_across(frame: Frame, x: Scale, low: float, high: float, words: str, unit: float = 1.0) -> Iterable[str]:
     """The labels under the frame from `low` to `high`, which are told as multiples of `unit`."""
-    for value in ticks(low / unit, high / unit, 6 if frame.width >= WIDE else 4):
+    most = (6 if frame.width >= WIDE else 4) * (frame.end - frame.begin)
+    for value in ticks(low / unit, high / unit, max(2, round(most))):
         at = x(value * unit)
         yield (
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{frame.bottom:.1f}" y2="{frame.bottom + 4:.1f}" class="axis"/>'

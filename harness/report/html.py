@@ -90,7 +90,7 @@ def render(
         run_figures=tables.figures_of_the_run(summary),
         incident_figures=tables.figures_of_the_incidents(summary),
         chronicle=told,
-        chronicle_head=f"{count(len(told) + left_out, 'key event')}",
+        chronicle_head=count(len(told) + left_out, "event"),
         num_left_out=left_out,
         repeat=wording.repeat_command(summary, folder),
         folder=folder,

@@ -23,6 +23,10 @@ _MARGIN_STEPS = 12
 _MARGIN_SHARE = 0.3
 _MAX_ZOOMED_SHARE = 0.7
 """Incidents that fill more of the run than this are not enlarged: the whole run shows as much."""
+_MAX_WINDOWS = {False: 2, True: 3}
+"""By whether the picture is wide: so many incidents far apart are enlarged side by side."""
+_LEAST_PART = 0.22
+"""The least part of the width that one of several enlarged parts has."""
 _MAX_STEPS_DRAWN = 150
 """So many steps are drawn one by one; of more the mean over equal stretches of time."""
 
@@ -34,6 +38,10 @@ class _Window:
     since: float
     until: float
 
+    @property
+    def seconds(self) -> float:
+        return self.until - self.since
+
     def holds(self, seconds: float) -> bool:
         return self.since <= seconds <= self.until
 
@@ -41,9 +49,10 @@ class _Window:
 def speed_over_time(curves: Curves, history: History, width: int, baseline: float | None = None) -> Markup:
     """Work per second while the job trained; empty when no step was committed.
 
-    Where the incidents are a small part of the run, the upper panel shows them enlarged, with the range within which
-    the speed varies without a fault; the lower one shows the whole run. Beneath is where the time went. `baseline` is
-    the speed of a fault-free baseline that ran at the same pace, with the machine to itself: others do not compare.
+    Where the incidents are a small part of the run, the upper panel shows them enlarged, those far apart side by side,
+    with the range within which the speed varies without a fault; the lower one shows the whole run. Beneath is where
+    the time went. `baseline` is the speed of a fault-free baseline that ran at the same pace, with the machine to
+    itself: others do not compare.
     """
     if not mean_rates(curves.main, 1):
         return Markup("")
@@ -51,22 +60,24 @@ def speed_over_time(curves: Curves, history: History, width: int, baseline: floa
     whole = _trained(curves, history)
     begin, end = whole.since, whole.until
     clock = Clock.of(end)
-    zoomed = _zoomed(curves, history, whole)
+    zoomed = _zoomed(curves, history, whole, _MAX_WINDOWS[width >= drawing.WIDE])
     marks = _marks(curves, history)
-    top_frame = Frame(width, TOP, TOP + sizes.height)
-    body = [
-        drawing.text(6.0, 12.0, f"{curves.unit} per second", css="strong"),
-        *_panel(curves, history, top_frame, zoomed or whole, marks, sizes, baseline, is_zoomed=zoomed is not None),
-    ]
-    frame = top_frame
-    if zoomed is not None:
-        x = top_frame.across(zoomed.since, zoomed.until)
-        body += drawing.axis_across(top_frame, x, zoomed.since, zoomed.until, "", clock.seconds)
+    top_frame = frame = Frame(width, TOP, TOP + sizes.height)
+    body = [drawing.text(6.0, 12.0, f"{curves.unit} per second", css="strong")]
+    if zoomed:
+        highest = max(_highest(curves, history, window, sizes, baseline, is_zoomed=True) for window in zoomed)
+        for window, part in zip(zoomed, _side_by_side(zoomed, top_frame), strict=True):
+            body += _panel(curves, history, part, window, marks, sizes, baseline, highest, is_zoomed=True)
+            x = part.across(window.since, window.until)
+            body += drawing.axis_across(part, x, window.since, window.until, "", clock.seconds)
         frame = Frame(width, top_frame.bottom + 46, top_frame.bottom + 46 + _OVERVIEW)
         body.append(drawing.text(6.0, frame.top - 10, "the whole run", css="strong"))
-        body += _panel(curves, history, frame, whole, (), sizes, baseline, is_zoomed=False)
+    highest = _highest(curves, history, whole, sizes, baseline, is_zoomed=False)
+    shown = () if zoomed else marks
+    body += _panel(curves, history, frame, whole, shown, sizes, baseline, highest, is_zoomed=False)
+    for window in zoomed:
         x = frame.across(begin, end)
-        body.append(drawing.rect(x(zoomed.since), frame.top, x(zoomed.until) - x(zoomed.since), _OVERVIEW, "zoom"))
+        body.append(drawing.rect(x(window.since), frame.top, x(window.until) - x(window.since), _OVERVIEW, "zoom"))
     x = frame.across(begin, end)
     ribbon, ribbon_legend = _ribbon(history, frame, x, whole)
     below = Frame(width, frame.bottom, frame.bottom + (_RIBBON + 8 if ribbon else 0))
@@ -79,7 +90,7 @@ def speed_over_time(curves: Curves, history: History, width: int, baseline: floa
         items.append(("curve-before", "median before the first fault" if history.affected else "median"))
     if baseline:
         items.append(("curve-twin", "fault-free baseline (median)"))
-    if zoomed is not None:
+    if zoomed:
         if history.noise_ratio is not None:
             items.append(("band-noise", f"baseline noise, \N{PLUS-MINUS SIGN}{percent(history.noise_ratio)}"))
         items.append(("zoom", "enlarged above"))
@@ -116,17 +127,40 @@ def _trained(curves: Curves, history: History) -> _Window:
     return _Window(max(0.0, min([first, *marks])), max([last, *marks, *stalled]))
 
 
-def _zoomed(curves: Curves, history: History, whole: _Window) -> _Window | None:
-    """The incidents with what came just before and after them; None where that is most of the run."""
-    if not history.affected:
-        return None
+def _zoomed(curves: Curves, history: History, whole: _Window, most: int) -> list[_Window]:
+    """The incidents with what came just before and after them, in at most so many windows.
+
+    Empty where that is most of the run.
+    """
     usual = median(point.committed_seconds - point.since_seconds for point in curves.main)
-    since = min(affected.since_seconds for affected in history.affected)
-    until = max((*(affected.until_seconds for affected in history.affected), *_recoveries(history).values()))
-    margin = max(_MARGIN_SHARE * (until - since), _MARGIN_STEPS * usual)
-    # Nothing is to be seen before the first step.
-    window = _Window(max(curves.main[0].since_seconds, since - margin, 0.0), min(whole.until, until + margin))
-    return window if 0 < window.until - window.since <= _MAX_ZOOMED_SHARE * (whole.until - whole.since) else None
+    recovered = _recoveries(history)
+    windows: list[_Window] = []
+    for affected in sorted(history.affected, key=lambda affected: affected.since_seconds):
+        since = affected.since_seconds
+        until = max(affected.until_seconds, recovered.get(affected.incident, since))
+        margin = max(_MARGIN_SHARE * (until - since), _MARGIN_STEPS * usual)
+        # Nothing is to be seen before the first step.
+        window = _Window(max(curves.main[0].since_seconds, since - margin, 0.0), min(whole.until, until + margin))
+        if windows and window.since - windows[-1].until < min(window.seconds, windows[-1].seconds):
+            windows[-1] = _Window(windows[-1].since, max(windows[-1].until, window.until))
+        else:
+            windows.append(window)
+    if len(windows) > most:
+        windows = [_Window(windows[0].since, max(window.until for window in windows))]
+    return windows if 0 < sum(window.seconds for window in windows) <= _MAX_ZOOMED_SHARE * whole.seconds else []
+
+
+def _side_by_side(windows: Sequence[_Window], frame: Frame) -> list[Frame]:
+    """A frame for each window, as wide as it is long, but none of them too narrow."""
+    total = sum(window.seconds for window in windows)
+    parts = [max(_LEAST_PART, window.seconds / total) for window in windows]
+    gap = 18.0 / (frame.right - frame.left)
+    ratio = (1.0 - gap * (len(parts) - 1)) / sum(parts)
+    frames, begin = [], 0.0
+    for part in parts:
+        frames.append(Frame(frame.width, frame.top, frame.bottom, begin, min(1.0, begin + part * ratio)))
+        begin += part * ratio + gap
+    return frames
 
 
 def _recoveries(history: History) -> dict[int, float]:
@@ -145,6 +179,20 @@ def _marks(curves: Curves, history: History) -> list[Mark]:
     return sorted([*curves.marks, *recovered], key=lambda mark: mark.seconds)
 
 
+def _highest(
+    curves: Curves, history: History, window: _Window, sizes: Sizes, baseline: float | None, *, is_zoomed: bool
+) -> float:
+    """The upper end of a scale for the speed in `window`."""
+    rates = [rate for _, rate in _drawn(curves, history, window, sizes)]
+    usual = (history.before or 0.0) * (1 + ((history.noise_ratio if is_zoomed else None) or 0.0))
+    return max(*rates, usual, baseline or 0.0) * 1.08 or 1.0
+
+
+def _drawn(curves: Curves, history: History, window: _Window, sizes: Sizes) -> list[Point]:
+    rates = (*_rates(curves.main, window, sizes), *_standstill(curves, history))
+    return [rate for rate in rates if window.holds(rate[0])]
+
+
 def _panel(
     curves: Curves,
     history: History,
@@ -153,17 +201,15 @@ def _panel(
     marks: Sequence[Mark],
     sizes: Sizes,
     baseline: float | None,
+    top: float,
     *,
     is_zoomed: bool,
 ) -> Iterable[str]:
-    """The speed in `window`, with bands and signs; one that is not on top says the essential only."""
+    """The speed in `window` on a scale from 0 to `top`, with bands and signs; the overview shows less."""
     x = frame.across(window.since, window.until)
-    rates = [
-        rate for rate in (*_rates(curves.main, window, sizes), *_standstill(curves, history)) if window.holds(rate[0])
-    ]
+    rates = _drawn(curves, history, window, sizes)
     noise = history.noise_ratio if is_zoomed and history.before else None
     before = history.before or 0.0
-    top = max(*(rate for _, rate in rates), before * (1 + (noise or 0.0)), baseline or 0.0) * 1.08 or 1.0
     y = frame.upwards(0.0, top)
     yield from _bands(history, frame, x, window)
     if noise is not None:

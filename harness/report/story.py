@@ -108,7 +108,7 @@ def chronicle(events: Iterable[Event], also: Collection[int] = ()) -> tuple[list
     for number, event in ordered:
         sentence = narrator.tell(event)
         if sentence is None and number in also:
-            sentence = f"{event.kind.replace('_', ' ')}, reported by {one_line(event.source)}"
+            sentence = f"{event.kind.replace('_', ' ')}, reported by {_reporter(event)}"
         if sentence is not None:
             step = step_under_way(event)
             at = f"{event.monotonic_seconds - begin:.2f} s"
@@ -118,6 +118,10 @@ def chronicle(events: Iterable[Event], also: Collection[int] = ()) -> tuple[list
     middle = rows[_CHRONICLE_HEAD:-_CHRONICLE_TAIL]
     kept = [row for row in middle if row.number in also]
     return [*rows[:_CHRONICLE_HEAD], *kept, *rows[-_CHRONICLE_TAIL:]], len(middle) - len(kept)
+
+
+def _reporter(event: Event) -> str:
+    return one_line(event.source) if event.rank is None else f"rank {event.rank}"
 
 
 def _steps(summary: Summary) -> Iterator[str]:

@@ -286,7 +286,7 @@ def test_a_log_without_a_beginning_knows_no_seed():
 
 def test_one_event_is_one_event():
     events = synthetic.run(steps=1, faults=[], twin=False)[:3]
-    assert "1 key event " in page(EMPTY, events).text
+    assert "1 event " in page(EMPTY, events).text
 
 
 def test_a_job_that_stood_still_is_drawn_as_standing_still():

@@ -41,6 +41,20 @@ def test_a_short_incident_of_a_long_run_is_enlarged(width):
     assert "enlarged above" in drawn
 
 
+def test_incidents_far_apart_are_enlarged_side_by_side():
+    apart = synthetic.run(steps=400, faults=[Fault(step=60, repair_steps=5), Fault(step=340, node=2, repair_steps=5)])
+    drawn = picture(apart)
+    *enlarged, early, late = places(drawn, "band-active")
+    assert len(enlarged) == 2 and enlarged[0][1] < enlarged[1][0]
+    assert all(
+        shown[1] - shown[0] > 4 * (whole[1] - whole[0]) for shown, whole in zip(enlarged, (early, late), strict=True)
+    )
+    first, second = places(drawn, "zoom")
+    assert first[0] < early[0] < early[1] < first[1] < second[0] < late[0] < late[1] < second[1]
+    many = [Fault(step=60 * number, repair_steps=5) for number in range(1, 6)]
+    assert len(places(picture(synthetic.run(steps=400, faults=many)), "zoom")) <= 1
+
+
 def test_a_run_that_is_all_incident_is_drawn_once():
     events = synthetic.run(steps=40, faults=[Fault(step=5, repair_steps=30)])
     drawn = picture(events)
