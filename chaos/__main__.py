@@ -9,6 +9,10 @@ import sys
 def main() -> None:
     """Entry point of the `chaos` command."""
     try:
+        from chaos.host.python_module import import_own_packages
+
+        # Before anything else: of our names, other packages may come earlier on the path.
+        import_own_packages()
         from chaos.cli import main as run
 
         run()

@@ -3,7 +3,7 @@
     python -m chaos.host.duty_cycle FACTOR PERIOD_SECONDS JITTER SEED PID:START_TICKS...
 
 Its standard input is a pipe from the injector, so that it ends with it, however the injector ends; SIGCONT is the last
-thing that it does. One line on standard output says that it has begun, another one when it ended (CLOCK_MONOTONIC
+thing that it does. Its output begins when it has begun; one line says when it ended (CLOCK_MONOTONIC
 seconds).
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from chaos.host.process_table import STOPPED
+from chaos.host.python_module import begin_output
 from mecefo_runtime.system.process import ProcessId
 
 _LOOK_SECONDS = 0.0003
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     duty = DutyCycle(processes, factor, period_seconds, jitter, int(arguments[3]))
-    print("cycling", flush=True)
+    begin_output()
     try:
         while duty.cycle():
             pass

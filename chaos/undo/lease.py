@@ -7,13 +7,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
+from chaos.host import python_module
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.undo.run_registry import OpenRun
 from chaos.undo.watchdog import ALIVE, CLEAN, MAX_MESSAGE_BYTES, READY
@@ -68,7 +68,7 @@ class Lease:
             try:
                 with self._log.open("ab") as log:
                     process = subprocess.Popen(
-                        [sys.executable, "-m", "chaos.undo.watchdog", *arguments],
+                        python_module.command("chaos.undo.watchdog", *arguments),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         stderr=log,

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from chaos.host.python_module import begin_output
 from harness.network.plan import NETWORKS_VARIABLE, Networks
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.membership.coordinator import run_coordinator
@@ -224,6 +225,7 @@ def main() -> None:
     set_name("chaos-forks")
     load(sys.argv[2] or None, sys.argv[3:])
     # Children write to their logs; nothing but replies may reach the reply pipe.
+    begin_output()
     replies = os.dup(1)
     os.dup2(2, 1)
     held = os.environ.pop(NETWORKS_VARIABLE, None)

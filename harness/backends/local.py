@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
+from chaos.host import python_module
 from chaos.host.links.nccl_transport import LOG_NAME
 from harness.backends.base import AnyConfig
 from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
@@ -92,14 +92,11 @@ class LocalBackend:
         first: tuple[str, ...] = ()
         if (cluster := self._networked) is not None:
             numbers = (os.getpid(), cluster.nodes, cluster.num_ranks)
-            first = ("-m", "harness.network", *map(str, numbers), sys.executable)
+            first = tuple(python_module.command("harness.network", *map(str, numbers)))
         with (self._logs / FORK_SERVER_LOG).open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                sys.executable,
-                *(*first, "-m", "harness.backends.forkserver"),
-                str(os.getpid()),
-                self._data,
-                *self._modules,
+                *first,
+                *python_module.command("harness.backends.forkserver", str(os.getpid()), self._data, *self._modules),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -190,6 +187,7 @@ class LocalBackend:
 
     async def _read_replies(self, server: asyncio.subprocess.Process) -> None:
         assert server.stdout is not None
+        await python_module.has_begun(server.stdout)
         while line := await server.stdout.readline():
             reply = json.loads(line)
             match reply["reply"]:

@@ -64,7 +64,7 @@ def judge(code: int, said: str, violation: str, driver_is_here: bool) -> tuple[F
         if last.startswith("ModuleNotFoundError: No module named 'torch'"):
             return (TORCH.missing("not installed", _INSTALL),)
         return (TORCH.wrong(f"cannot be imported: {last}", _INSTALL),)
-    found: Mapping[str, Any] = json.loads(said)
+    found: Mapping[str, Any] = json.loads(said.splitlines()[-1])
     return _judge_torch(found), _judge_devices(found, driver_is_here)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import End
+from chaos.host import python_module
 from chaos.host.links.firewall import (
     FirewallRecord,
     HolderRecord,
@@ -148,9 +148,9 @@ class NamespaceLinks(LinkQueries):
         return read_time(printed.decode(), began)
 
     async def _start_shaper(self, record: FirewallRecord) -> None:
-        words = ["-m", "harness.network.shaper", str(os.getpid()), str(record.queue), json.dumps(record.shape)]
+        words = (str(os.getpid()), str(record.queue), json.dumps(record.shape))
         process = await asyncio.create_subprocess_exec(
-            *inside(record, [sys.executable, *words]),
+            *inside(record, python_module.command("harness.network.shaper", *words)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -161,7 +161,7 @@ class NamespaceLinks(LinkQueries):
         assert process.stdout is not None and process.stderr is not None
         try:
             async with asyncio.timeout(TOOL_TIMEOUT_SECONDS):
-                if await process.stdout.readline():
+                if await python_module.has_begun(process.stdout):
                     return
                 said = (await process.stderr.read()).decode().strip().splitlines()
         except TimeoutError:
@@ -198,7 +198,7 @@ class NamespaceLinks(LinkQueries):
     async def _start_prober(self) -> _Helper:
         pid = self._held.holder.pid
         anywhere = self._held.networks.coordinator.descriptor
-        words = [sys.executable, "-m", "harness.network.prober", str(os.getpid()), str(pid)]
+        words = python_module.command("harness.network.prober", str(os.getpid()), str(pid))
         return _Helper(
             await asyncio.create_subprocess_exec(
                 *enter(pid, anywhere, words),
@@ -211,6 +211,7 @@ class NamespaceLinks(LinkQueries):
 
     async def _read_answers(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
+        await python_module.has_begun(process.stdout)
         while line := await process.stdout.readline():
             answer = json.loads(line)
             told = self._asked.get(int(answer["id"]))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from chaos.host.python_module import begin_output
 from harness.network.sock_diag import connections_with, end_connections_with
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import die_with_parent
@@ -135,6 +136,7 @@ class Prober:
 async def _serve(holder_pid: int) -> None:
     loop, prober = asyncio.get_running_loop(), Prober(holder_pid)
     reader = asyncio.StreamReader()
+    begin_output()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     tasks: set[asyncio.Task[None]] = set()
 

@@ -19,6 +19,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from chaos.host.python_module import begin_output
 from mecefo_runtime.system.process import die_with_parent
 
 _NETFILTER = 12
@@ -168,10 +169,10 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 
 def main() -> None:
-    """Say `ready` when packets can come."""
+    """Begin its output when packets can come."""
     die_with_parent(int(sys.argv[1]))
     shaper = Shaper(int(sys.argv[2]), Settings(**json.loads(sys.argv[3])))
-    print("ready", flush=True)
+    begin_output()
     shaper.serve()
 
 

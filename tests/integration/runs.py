@@ -73,6 +73,9 @@ SLOW_UNTIL_BACK = f"""
     Stepper.run = run_slowly_until_back
 """
 
+# As the installed `chaos`: the current folder is not on its path.
+INSTALLED = "import sys; sys.path.remove(''); from chaos.cli import main; main()"
+
 _MARK = "TEST_RUN_MARK"
 
 
@@ -119,7 +122,7 @@ class ChaosRun:
         self._stdout_path, self._stderr_path = folder / "stdout", folder / "stderr"
         with self._stdout_path.open("wb") as to_file, self._stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(self.out)]
+                [sys.executable, "-c", INSTALLED, *arguments, "--out", str(self.out)]
                 + (["--", *command] if command else []),
                 stdin=subprocess.DEVNULL,
                 stdout=to_file if stdout is None else stdout,

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault
 from chaos.faults.process.pause import resume
 from chaos.faults.watch import SeenStep, from_commit_to_commit
+from chaos.host import python_module
 from chaos.host.process_table import STOPPED
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsText
@@ -116,18 +116,12 @@ class SlowRank(ProcessFault[SlowParameters]):
         whom = [f"{owned.process.pid}:{owned.process.start_ticks}" for owned in act.processes]
         try:
             self._cycle = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                CYCLE_MODULE,
-                *map(str, numbers),
-                *whom,
+                *python_module.command(CYCLE_MODULE, *map(str, numbers), *whom),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                # Where `chaos` was imported from, whatever folder the user is in.
-                cwd=Path(__file__).parents[3],
             )
             assert self._cycle.stdout is not None
-            began = await asyncio.wait_for(self._cycle.stdout.readline(), START_SECONDS)
+            began = await asyncio.wait_for(python_module.has_begun(self._cycle.stdout), START_SECONDS)
         except (OSError, TimeoutError) as error:
             raise EnvironmentFailure(f"the process that stops and resumes the rank does not start: {error}") from error
         if not began:
@@ -225,7 +219,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             self._cycle.stdin.close()
             try:
                 said = await asyncio.wait_for(self._cycle.stdout.read(), STOP_SECONDS)
-                ended_seconds = float(said) if said else None
+                ended_seconds = float(said.split()[0]) if said else None
                 await asyncio.wait_for(self._cycle.wait(), STOP_SECONDS)
             except TimeoutError:
                 with suppress(ProcessLookupError):

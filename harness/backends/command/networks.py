@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 from chaos.errors import EnvironmentFailure, InjectionError, TargetNotFound
 from chaos.faults.base import End, OwnedProcess
+from chaos.host import python_module
 from harness.network.links import NamespaceLinks
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.job.layout import Cluster
@@ -50,7 +50,7 @@ class CommandNetworks:
     def prefix(self) -> list[str]:
         """The words before the command."""
         numbers = (os.getpid(), self._cluster.nodes, self._cluster.num_ranks, *self.descriptors)
-        return [sys.executable, "-m", "harness.network.command", *map(str, numbers)]
+        return python_module.command("harness.network.command", *map(str, numbers))
 
     async def wait_for(self, process: asyncio.subprocess.Process, log: Path) -> HeldNetworks:
         """Wait until the networks are made; `log` has what `process` says.

@@ -271,11 +271,11 @@ class DockerBackend:
         report = name if number == 1 else f"{name}.{number}"
         log = self._logs / f"container-{name}.log"
         if name.startswith(HOLDER_PREFIX):
-            arguments = ["-m", "harness.backends.docker.holder", report]
+            arguments = ["-P", "-m", "harness.backends.docker.holder", report]
         else:
             has_our_ranks = self._spec.has_ranks(name) and not self._spec.is_for_command
             loaded = [self._spec.data or "", *self._modules] if has_our_ranks else []
-            arguments = ["-m", "harness.backends.docker.container", report, *loaded]
+            arguments = ["-P", "-m", "harness.backends.docker.container", report, *loaded]
         # With its output in the run's folder: what it says before it reports must not go with it.
         command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
         container = await self._calls.retry(partial(self._launch, name, report, log, command))

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
+from chaos.host import python_module
 from harness.backends.docker.container import ADDRESS_VARIABLE, report_to_control_server
 from harness.network.sock_diag import connections_with, end_connections_with
 from mecefo_runtime.system.process import set_name
@@ -117,15 +118,15 @@ class Holder(asyncio.DatagramProtocol):
                 return max(0, num_sent - _num_unacknowledged(sender)) / (time.monotonic() - began)
 
     async def _shape(self, queue: int, shape: Mapping[str, Any]) -> dict[str, Any]:
-        words = ["-m", "harness.network.shaper", str(os.getpid()), str(queue), json.dumps(shape)]
+        words = python_module.command("harness.network.shaper", str(os.getpid()), str(queue), json.dumps(shape))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
         )
         self._shapers.append(process)
         assert process.stdout is not None
         try:
             async with asyncio.timeout(_SHAPER_TIMEOUT_SECONDS):
-                is_ready = bool(await process.stdout.readline())
+                is_ready = await python_module.has_begun(process.stdout)
         except TimeoutError:
             is_ready = False
         return {} if is_ready else {"error": "the process that delays packets did not start; see the container's log"}

@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from chaos.errors import EnvironmentFailure
+from chaos.host import python_module
 from harness.papers.reft.schemes import NUM_NODES, Scheme
 from mecefo_runtime.job.config import JobConfig, ModelConfig, SnapshotConfig
 from mecefo_runtime.job.layout import Cluster, Layout, configured_layout
@@ -64,7 +64,7 @@ class ForkServer:
         logs.mkdir(parents=True, exist_ok=True)
         with (logs / "forkserver.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.backends.forkserver", str(os.getpid()), ""],
+                python_module.command("harness.backends.forkserver", str(os.getpid()), ""),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -72,6 +72,7 @@ class ForkServer:
                 bufsize=0,
                 start_new_session=True,
             )
+        self._has_begun = False
         self._answer("ready")
 
     def __enter__(self) -> Self:
@@ -124,6 +125,9 @@ class ForkServer:
         line = self._process.stdout.readline()
         if not line:
             raise EnvironmentFailure(f"the fork server is gone; {self._logs} says why")
+        if not self._has_begun:
+            self._has_begun = python_module.is_begin(line)
+            return
         reply: Mapping[str, Any] = json.loads(line)
         if reply["reply"] == "exited":
             self._gone.add(_process_of(reply))

@@ -5,7 +5,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from chaos.errors import HealError
 from chaos.faults.process.straggler import SlowParameters, SlowRank, _share
+from chaos.host import python_module
 from chaos.host.duty_cycle import DutyCycle
 from chaos.host.process_table import is_stopped
 from chaos.in_process.slow import Paced, SlowPace
@@ -25,14 +25,14 @@ from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.training.inspection import Inspection
 from tests.chaos.one_node import older, sleepers
-from tests.chaos.one_rank import REPOSITORY, STEP_SECONDS, TIMEOUT_SECONDS, OneRank
+from tests.chaos.one_rank import STEP_SECONDS, TIMEOUT_SECONDS, OneRank
 
 pytestmark = pytest.mark.unit
 
 # So many steps before it that there is something to compare with.
 LATER = Trigger(step=22)
 # Begins, and stops nobody.
-IDLE = "import sys; print('cycling', flush=True); sys.stdin.read()"
+IDLE = "import sys; sys.stdout.write('\\x1e\\n'); sys.stdout.flush(); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_cycle_that_stops_nobody_is_not_verified(tmp_path, replace_cycle):
 
 
 def test_a_lighter_cycle_than_asked_for_is_not_verified(tmp_path, replace_cycle):
-    replace_cycle(lambda command: (*command[:3], "1.25", *command[4:]))
+    replace_cycle(lambda command: (*command[:4], "1.25", *command[5:]))
     run = slow(tmp_path, lifetime="1s", factor=2.0).play()
     assert "not for 50%" in run.reason()
 
@@ -167,9 +167,9 @@ class Cycle:
 
     def __enter__(self):
         whom = f"{self._process.pid}:{self._process.start_ticks}"
-        command = [sys.executable, "-m", "chaos.host.duty_cycle", "2.0", "0.05", "0.2", "0", whom]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
-        assert self.child.stdout.readline() == b"cycling\n"
+        command = python_module.command("chaos.host.duty_cycle", "2.0", "0.05", "0.2", "0", whom)
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert python_module.is_begin(self.child.stdout.readline())
         return self
 
     def __exit__(self, *_):
