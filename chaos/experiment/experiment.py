@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -16,6 +14,7 @@ from chaos.experiment.fields import ProfileText, Said, Text
 from chaos.experiment.gate_spec import GateText
 from chaos.experiment.job import Containers, Job
 from chaos.experiment.limits import Limits
+from chaos.spec.identity import hash_of
 from chaos.spec.yaml_lines import Dumper
 from mecefo_runtime.job.layout import Cluster
 
@@ -58,8 +57,7 @@ class Experiment(Said):
 
 def experiment_hash(experiment: Experiment) -> str:
     """The identity of an experiment: the same for all files that say the same. 16 hexadecimal digits."""
-    canonical = json.dumps(experiment.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return hash_of(experiment.model_dump(mode="json"))
 
 
 def to_yaml(experiment: Experiment) -> str:

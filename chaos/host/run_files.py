@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EVENTS_FILE = "events.jsonl"
+EXPERIMENT_FILE = "experiment.yaml"
 SUMMARY_FILE = "summary.json"
 # One log for each rank of our own runtime, one for all that a command prints.
 LOGS_FOLDER = "logs"

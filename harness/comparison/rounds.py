@@ -126,7 +126,7 @@ class Rounds:
         self._ratings = self._ratings or summary.ratings
         _, events = judge(folder)
         place = str(Path("..") / ".." / folder.relative_to(self._out))
-        runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(events)))
+        runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(folder)))
         self._machine = machine_of(events)
         link = self.folder / f"{one.label}-{number}"
         # A convenience only: not every file system has links.

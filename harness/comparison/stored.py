@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.stored import judge
-from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
 from harness.store.log import legible
 from harness.store.runs import SET_FILE, find_run
@@ -40,7 +38,7 @@ def find_samples(out: Path, reference: str) -> list[Sample]:
     with legible(folder):
         summary, events = judge(folder)
         experiment = _mapping(_of_start(events).get("experiment"))
-        return [sample_of(summary, experiment, machine_of(events), folder, verdict_but_gates(events))]
+        return [sample_of(summary, experiment, machine_of(events), folder, verdict_but_gates(folder))]
 
 
 def machine_of(events: Sequence[Event]) -> dict[str, Any]:
@@ -55,13 +53,9 @@ def machine_words(events: Sequence[Event]) -> str:
     return ", ".join(f"{key} {value}" for key, value in machine_of(events).items() if key != "dilation")
 
 
-def verdict_but_gates(events: Sequence[Event]) -> str:
-    """The verdict of a run if the gates that were asked for are left aside."""
-    bare = [
-        replace(event, fields={**event.fields, "gates": []}) if event.kind == "run_started" else event
-        for event in events
-    ]
-    return summarize(bare).verdict
+def verdict_but_gates(folder: Path) -> str:
+    """The verdict of a stored run if the gates that were asked for are left aside."""
+    return judge(folder, gates=())[0].verdict
 
 
 def _read(path: Path) -> list[Sample]:

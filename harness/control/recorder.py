@@ -13,10 +13,16 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._num_events = 0
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise EnvironmentFailure(f"cannot write the event log {path}: {error.strerror}") from error
+
+    @property
+    def num_events(self) -> int:
+        """How many it has written."""
+        return self._num_events
 
     def write(self, event: Event) -> None:
         """Append one event.
@@ -32,6 +38,7 @@ class Recorder:
             raise EnvironmentFailure(self._violation(error.strerror)) from error
         if written != len(line):
             raise EnvironmentFailure(self._violation("the disk is full"))
+        self._num_events += 1
 
     def close(self) -> None:
         """Close the file."""

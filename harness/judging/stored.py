@@ -1,21 +1,62 @@
-"""Judges a stored run from its log alone."""
+"""Judges a stored run by its log, which the files beside it must not contradict."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from chaos.host.run_files import EVENTS_FILE
+from chaos.errors import UsageError
+from chaos.host.run_files import EVENTS_FILE, EXPERIMENT_FILE, SUMMARY_FILE
+from chaos.spec.yaml_lines import read
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
+from harness.store.agreement import RUN_STARTED, contradictions_of_files, no_beginning
 from harness.store.log import read_events
 from mecefo_runtime.system.events import Event
 
 
-def judge(folder: Path) -> tuple[Summary, list[Event]]:
+def judge(folder: Path, gates: Sequence[str] | None = None) -> tuple[Summary, list[Event]]:
     """The summary of a run, and its events, from the log alone.
+
+    With `gates` these are judged in place of those that were asked for.
 
     Raises:
         harness.store.log.LogError: there is no log to read.
     """
-    events, num_unreadable = read_events(folder / EVENTS_FILE)
-    return summarize(events, num_unreadable=num_unreadable), events
+    log = read_events(folder / EVENTS_FILE)
+    summary = summarize(
+        log.events,
+        unreadable=log.unreadable,
+        ends_in_a_line=log.ends_in_a_line,
+        doubts=list(_doubts(folder, log.events)),
+        gates=gates,
+    )
+    return summary, log.events
+
+
+def _doubts(folder: Path, events: Sequence[Event]) -> Iterator[str]:
+    """What is wrong with the order of `events`, and with the files beside them."""
+    start = next((event for event in events if event.kind == RUN_STARTED), None)
+    if start is not None:
+        yield from no_beginning(events[0])
+        experiment, summary = _experiment_of(folder / EXPERIMENT_FILE), _summary_of(folder / SUMMARY_FILE)
+        yield from contradictions_of_files(start.fields, experiment, summary)
+
+
+def _experiment_of(path: Path) -> Mapping[str, Any] | None:
+    """The experiment in a file; None where there is none that can be read, which contradicts nothing."""
+    try:
+        return read(path).values
+    except UsageError:
+        return None
+
+
+def _summary_of(path: Path) -> Mapping[str, Any] | None:
+    """The same of a summary."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, Mapping) else None

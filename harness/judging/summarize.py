@@ -14,8 +14,8 @@ from harness.analysis.regroups import StateRestore
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, median_step_seconds, median_work_per_second
 from harness.analysis.timeline import Timeline
-from harness.analysis.words import count
 from harness.judging.caveats import caveats
+from harness.judging.doubts import doubts_of, left_open, without_failures
 from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import Recorded
 from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
@@ -52,49 +52,53 @@ _FIGURES_NEED = frozenset(
 """Kinds of events without one of which every figure may be wrong."""
 
 
-def summarize(events: Sequence[Event], *, num_unreadable: int = 0) -> Summary:
+def summarize(
+    events: Sequence[Event],
+    *,
+    unreadable: Sequence[int] = (),
+    ends_in_a_line: bool = False,
+    doubts: Sequence[str] = (),
+    gates: Sequence[str] | None = None,
+) -> Summary:
     """The summary of a run, from its events alone; the same events give the same summary.
 
     A part of the analysis that breaks down leaves its figures None and makes the verdict inconclusive at best.
 
     Args:
         events: the log, whole or cut off, in any order.
-        num_unreadable: lines of the log that were no events (see `harness.store.log.read_events`).
+        unreadable: the numbers of lines that were no events (see `harness.store.log.Log`).
+        ends_in_a_line: whether half a line followed.
+        doubts: what else was found to be wrong with the log (see `harness.judging.doubts`).
+        gates: what is judged in place of the gates that were asked for.
     """
-    problems: list[str] = []
-    if num_unreadable:
-        # One of them may have told of a loss, or of something that was not undone.
-        problems.append(f"{count(num_unreadable, 'line')} of the log cannot be read, so its content is unknown")
+    problems = ["the log ends within a line"] if ends_in_a_line else []
     state = state_of(events)
-    num_runs = sum(1 for _ in state.of(RunStarted))
-    if num_runs > 1:
-        problems.append(f"the log holds the events of {num_runs} runs, which cannot be told apart")
-    if state.num_unread:
-        problems.append(
-            f"{count(state.num_unread, 'event')} of the log cannot be understood, so their content is unknown"
-        )
+    doubts = [*doubts, *doubts_of(events, state, unreadable)]
     is_told = not state.unread.keys() & _FIGURES_NEED
     times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
     figures = _figures(state, times, problems)
     figures = replace(
-        figures, caveats=tuple(_attempt("caveats", lambda: caveats(figures, times, num_unreadable), problems) or ())
+        figures, caveats=tuple(_attempt("caveats", lambda: caveats(figures, times, len(unreadable)), problems) or ())
     )
-    gates = evaluate_all(
-        _asked_gates(state),
+    asked = _asked_gates(state) if gates is None else gates
+    results = evaluate_all(
+        asked,
         figures,
         builtin_gates(figures.runtime, figures.strategy, went_back=_went_back(figures)),
         None if times is None else Recorded(state),
         state.first_of(Aborted),
     )
-    verdict = _attempt("verdict", lambda: judge(state, times, figures, gates, problems), problems)
+    if doubts:
+        results, figures = left_open(results, state.first_of(Aborted)), without_failures(figures)
+    verdict = _attempt("verdict", lambda: judge(state, times, figures, results, problems, doubts), problems)
     if verdict is None:
-        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], tuple(problems))
+        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], (*doubts, *problems))
     return replace(
         figures,
         verdict=verdict.verdict,
         exit_code=verdict.exit_code,
         reasons=verdict.reasons,
-        gates=tuple(gates),
+        gates=tuple(results),
     )
 
 

@@ -56,24 +56,28 @@ def judge(
     summary: Summary,
     gates: Sequence[GateResult],
     problems: Sequence[str] = (),
+    doubts: Sequence[str] = (),
 ) -> Verdict:
     """Judge a run by its log; the worst reason wins.
 
     `timeline` is None when it could not be made out; `problems` are the checks that broke down: either makes the
-    verdict inconclusive at best.
+    verdict inconclusive at best. With `doubts` about the log it is no failure either that may be one of missing lines.
     """
-    found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in problems]
+    found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in (*doubts, *problems)]
     found += _left_behind(state)
     losses = summary.unplanned_losses
-    found += _ending(state, timeline, losses)
-    found += _gate_reasons(gates, losses)
+    found += _ending(state, timeline, losses, is_doubtful=bool(doubts))
+    found += _gate_reasons(gates, losses) if not doubts else ()
     found += _end_by_a_gate(state, gates)
     if timeline is not None:
-        found += _incident_reasons(timeline, losses, _is_without_faults(state))
+        found += _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state)))
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
         found += _data_reasons(timeline, summary)
-        found += _divergence(state, summary) if timeline.replicas is None else _differing_replicas(timeline)
+        if timeline.replicas is None:
+            found += _divergence(state, summary)
+        else:
+            found += _unless(doubts, _differing_replicas(timeline))
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
         hold = f"all {len(gates)} gates passed" if len(gates) > 1 else "the gate passed"
@@ -85,6 +89,12 @@ def judge(
     verdict = found[0][0]
     sentences = dict.fromkeys((*_from_scratch(summary), *(sentence for _, sentence in found)))
     return Verdict(verdict, EXIT_CODES[verdict], tuple(sentences))
+
+
+def _unless(doubts: Sequence[str], reasons: Iterable[tuple[Outcome, str]]) -> Iterable[tuple[Outcome, str]]:
+    """`reasons` that follow from what the log does not tell; with `doubts` about it they prove no failure."""
+    for outcome, sentence in reasons:
+        yield ("inconclusive" if doubts else outcome), sentence
 
 
 def _from_scratch(summary: Summary) -> Iterable[str]:
@@ -125,7 +135,7 @@ def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
 
 
 def _ending(
-    state: RunState, timeline: Timeline | None, losses: Sequence[UnplannedLossSummary]
+    state: RunState, timeline: Timeline | None, losses: Sequence[UnplannedLossSummary], *, is_doubtful: bool
 ) -> Iterable[tuple[Outcome, str]]:
     ends, halted, interrupted = list(state.of(RunEnded)), state.first_of(Halted), state.first_of(Interrupted)
     reason = ends[-1].reason if ends else None
@@ -143,6 +153,8 @@ def _ending(
             yield "inconclusive", f"the job did not survive: {said}. {others[-1]}"
         elif died_of:
             yield "fail", f"the job did not survive: {said}"
+        elif is_doubtful:
+            yield "inconclusive", f"the job failed, and no injected fault is known: {said}"
         else:
             yield "error", f"the job failed before any fault was injected: {said}"
     elif reason == "failed":

@@ -259,7 +259,9 @@ class Conductor:
             undo_pending=list(farewell.undo_pending),
             left=list(farewell.left),
         )
-        self._emitter.emit("run_ended", reason=reason, message=message)
+        # This one too: a log with fewer has lost some.
+        num_events = self._recorder.num_events + 1
+        self._emitter.emit("run_ended", reason=reason, message=message, num_events=num_events)
         self._recorder.close()
 
     # ---- what happens ----

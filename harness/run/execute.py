@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.experiment import Experiment, to_yaml
-from chaos.host.run_files import SUMMARY_FILE
+from chaos.host.run_files import EXPERIMENT_FILE, SUMMARY_FILE
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
 from harness.analysis.state import RunState
@@ -31,7 +31,6 @@ from mecefo_runtime.system.devices import DeviceError, require_device
 
 REPORT_FILE = "report.html"
 JUNIT_FILE = "junit.xml"
-EXPERIMENT_FILE = "experiment.yaml"
 CHECKPOINTS_FOLDER = "checkpoints"
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from chaos.errors import EnvironmentFailure, shown
 from mecefo_runtime.system.events import Event
@@ -25,33 +26,45 @@ class LogError(EnvironmentFailure):
         return cls(f"{path}: no events in it ({num_unreadable} unreadable lines); the run ended before it began")
 
 
-def read_events(path: Path) -> tuple[list[Event], int]:
-    """The events of a log, in the order of the file, and the number of lines that are no events.
+class Log(NamedTuple):
+    """The events of a log in the order of the file, and the numbers (from 1) of lines that are none.
 
-    A run that was cut off leaves half a last line, a full disk may leave holes: such lines are counted, not fatal.
+    A run that was cut off `ends_in_a_line`: half a last line, which is not among the `unreadable`.
+    """
+
+    events: list[Event]
+    unreadable: tuple[int, ...] = ()
+    ends_in_a_line: bool = False
+
+
+def read_events(path: Path) -> Log:
+    """The events of a log; lines that are none are told, not fatal.
 
     Raises:
         LogError: there is no file, it cannot be read, or no line of it is an event.
     """
     events: list[Event] = []
-    num_unreadable = 0
+    unreadable: list[int] = []
+    is_half = False
     try:
         with path.open("rb") as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 event = parse_line(line)
-                if event is None:
-                    num_unreadable += 1
-                else:
+                if event is not None:
                     events.append(event)
+                elif line.endswith(b"\n"):
+                    unreadable.append(number)
+                else:
+                    is_half = True
     except FileNotFoundError as error:
         raise LogError(f"{path}: no such event log") from error
     except OSError as error:
         raise LogError.cannot_read(path, error) from error
     if not events:
-        raise LogError.no_events(path, num_unreadable)
-    return events, num_unreadable
+        raise LogError.no_events(path, len(unreadable) + is_half)
+    return Log(events, tuple(unreadable), is_half)
 
 
 def parse_line(line: bytes) -> Event | None:

@@ -24,6 +24,7 @@ import psutil
 
 from chaos.errors import EnvironmentFailure, UsageError
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
+from harness.store.agreement import contradictions_of_files, contradictions_of_start, no_beginning, wrong_number
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 SET_FILE = "set.json"
@@ -32,6 +33,7 @@ RUNNING = "running"
 CUT_OFF = "cut off"
 ENDED = "not judged"
 UNREADABLE = "unreadable"
+INCONCLUSIVE = "inconclusive"
 
 _STAMP_FORMAT = "%Y%m%dT%H%M%SZ"
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)(?:-(\d+))?")
@@ -52,8 +54,9 @@ class RunNotFound(UsageError):
 class RunEntry:
     """One stored run, as a list of runs shows it.
 
-    `verdict` is the summary's, or one of `running`, `cut off` (the tool died before it ended the run), `not judged` (it
-    ended, but has no readable summary) and `unreadable`. `steps` counts committed steps, None if unknown.
+    `verdict` is the summary's (`inconclusive` where the log is no longer the one that was judged), or one of `running`,
+    `cut off` (the tool died before it ended the run), `not judged` (it ended, but has no readable summary) and
+    `unreadable`. `steps` counts committed steps, None if unknown.
     """
 
     name: str
@@ -274,7 +277,9 @@ def _explain(path: Path, error: OSError | ValueError, *, writing: bool = True) -
 def _entry(folder: Path) -> RunEntry:
     summary = _read_summary(folder / SUMMARY_FILE)
     log = _read_log(folder / EVENTS_FILE)
-    if summary is not None:
+    if summary is not None and any(_doubts(log, summary)):
+        verdict, steps, fault = INCONCLUSIVE, log.steps, log.fault
+    elif summary is not None:
         verdict, steps = str(summary["verdict"]), _whole(summary.get("steps_committed"))
         fault = _count_kinds(summary.get("incidents"), "fault") or log.fault
     else:
@@ -295,6 +300,19 @@ class _Log:
     started: datetime | None = None
     steps: int | None = None
     fault: str = ""
+    first: Event | None = None
+    last: Event | None = None
+    num_lines: int = 0
+
+
+def _doubts(log: _Log, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Why the stored verdict is not the log's, as far as the two ends of the log tell."""
+    if log.first is None:
+        return
+    yield from no_beginning(log.first)
+    yield from contradictions_of_start(log.first.fields)
+    yield from contradictions_of_files(log.first.fields, None, summary)
+    yield from wrong_number(log.num_lines, log.last)
 
 
 def _read_log(path: Path) -> _Log:
@@ -303,22 +321,23 @@ def _read_log(path: Path) -> _Log:
             first = _event(file.readline(_TAIL_BYTES))
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             tail = [event for event in map(_event, file.read(_TAIL_BYTES).splitlines()) if event is not None]
+            file.seek(0)
+            num_lines = sum(not line.isspace() for line in file)
     except OSError:
         return _Log()
     if first is None:
         return _Log()
     steps = [e.step for e in tail if e.kind == "step_committed" and e.job == MAIN_JOB and isinstance(e.step, int)]
-    if any(event.kind == "run_ended" for event in tail):
-        state = ENDED
-    else:
-        state = RUNNING if _is_alive(first.pid, first.time_seconds) else CUT_OFF
+    last = next((event for event in reversed(tail) if event.kind == "run_ended"), None)
+    state = RUNNING if _is_alive(first.pid, first.time_seconds) else CUT_OFF
     try:
         started = datetime.fromtimestamp(first.time_seconds, UTC)
         experiment = first.fields.get("experiment")
     except (ValueError, OverflowError, OSError, AttributeError):
         return _Log(state=UNREADABLE)
     faults = experiment.get("faults") if isinstance(experiment, Mapping) else None
-    return _Log(state, started, max(steps, default=None), _count_kinds(faults, "kind"))
+    state = state if last is None else ENDED
+    return _Log(state, started, max(steps, default=None), _count_kinds(faults, "kind"), first, last, num_lines)
 
 
 def _event(line: bytes) -> Event | None:

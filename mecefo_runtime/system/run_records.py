@@ -256,9 +256,10 @@ class Residue(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Record):
-    """The run is over."""
+    """The run is over; its log has `num_events` lines, this one among them."""
 
     KIND: ClassVar[str] = "run_ended"
 
     reason: str | None = None
     message: str | None = None
+    num_events: int | None = None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chaos.spec.identity import hash_of
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
@@ -211,7 +212,7 @@ class _Story:
             "run_started",
             "conductor",
             experiment=experiment,
-            experiment_hash="0123456789abcdef",
+            experiment_hash=hash_of(experiment),
             seed=7,
             gates=list(gates),
             dilation_ratio=self.dilation_ratio,

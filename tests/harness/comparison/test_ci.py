@@ -10,7 +10,6 @@ import xmlschema
 
 from harness.comparison.ci import github_of, junit_of
 from harness.comparison.sample import Run
-from harness.comparison.stored import verdict_but_gates
 from harness.comparison.verdicts import judge_repetition
 from harness.judging.summarize import summarize
 from harness.report.junit import render_all
@@ -28,7 +27,7 @@ def repeated(*logs, **changes):
     """(set, verdict, summaries) of a repetition, of these logs."""
     summaries = [summarize(events) for events in logs]
     runs = [
-        replace(Run.of(one, f"../../synthetic/{n}", n), verdict_but_gates=verdict_but_gates(events))
+        replace(Run.of(one, f"../../synthetic/{n}", n), verdict_but_gates=summarize(events, gates=()).verdict)
         for n, (one, events) in enumerate(zip(summaries, logs, strict=True), 1)
     ]
     found = replace(run_set(replace(sample(0.0), runs=runs), kind="repetition"), num_rounds=len(runs), **changes)

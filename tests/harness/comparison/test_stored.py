@@ -9,7 +9,7 @@ import pytest
 from chaos.errors import EnvironmentFailure, UsageError
 from harness.comparison.stored import find_samples, verdict_but_gates
 from harness.run.execute import write_reports
-from harness.store.runs import SET_FILE, list_runs, new_run_folder, new_set_folder
+from harness.store.runs import SET_FILE, find_run, list_runs, new_run_folder, new_set_folder
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run_set, sample
 
@@ -94,8 +94,21 @@ def test_an_unknown_name_is_told_with_the_nearest(tmp_path):
         find_samples(tmp_path, "sinthetic")
 
 
-def test_the_verdict_without_the_gates_that_were_asked_for():
-    events = synthetic.run(gates=["throughput_drop <= 0.1%"])
-    assert verdict_but_gates(events) == "pass"
-    unseen = [synthetic.Fault(verified=False)]
-    assert verdict_but_gates(synthetic.run(gates=["throughput_drop <= 0.1%"], faults=unseen)) == "inconclusive"
+def test_the_verdict_without_the_gates_that_were_asked_for(tmp_path):
+    hard = ["throughput_drop <= 0.1%"]
+    assert stored_run(tmp_path, gates=hard)[1]["verdict"] == "fail"
+    assert verdict_but_gates(find_run(tmp_path, "latest")) == "pass"
+    stored_run(tmp_path, gates=hard, faults=[synthetic.Fault(verified=False)])
+    assert verdict_but_gates(find_run(tmp_path, "latest")) == "inconclusive"
+
+
+def test_a_log_that_lost_lines_is_no_run_to_compare_with(tmp_path):
+    folder, _ = stored_run(tmp_path)
+    log = folder / "events.jsonl"
+    head, *rest = log.read_bytes().splitlines(keepends=True)
+    (good,) = find_samples(tmp_path, "latest")
+    assert [run.is_usable for run in good.runs] == [True]
+    for lines in (rest, [head, *rest[:40], b"no event\n", *rest[41:]]):
+        log.write_bytes(b"".join(lines))
+        (found,) = find_samples(tmp_path, "latest")
+        assert [(run.verdict, run.verdict_but_gates) for run in found.runs] == [("inconclusive", "inconclusive")]

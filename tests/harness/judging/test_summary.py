@@ -61,8 +61,13 @@ def test_a_log_of_two_runs_proves_nothing():
 
 
 def test_the_figures_of_a_run():
-    summary = summarized(run(gates=["throughput_drop <= 30%"]))
-    assert (summary["name"], summary["seed"], summary["experiment_hash"]) == ("synthetic", 7, "0123456789abcdef")
+    events = run(gates=["throughput_drop <= 30%"])
+    summary = summarized(events)
+    assert (summary["name"], summary["seed"], summary["experiment_hash"]) == (
+        "synthetic",
+        7,
+        events[0].fields["experiment_hash"],
+    )
     assert (summary["status"], summary["strategy"], summary["layout_changes"]) == ("completed", "ndb", 2)
     assert (summary["steps_planned"], summary["steps_committed"], summary["steps_lost"]) == (60, 60, 0)
     assert summary["step_seconds"] == pytest.approx(0.1)
@@ -130,7 +135,7 @@ def test_what_was_never_seen_is_not_said_to_have_a_repair():
 def test_unreadable_lines_and_a_job_without_peers_are_caveats():
     experiment = {"name": "alone", "job": {"data_parallel": 1}}
     events = [shifted(e, experiment=experiment) if e.kind == "run_started" else e for e in run()]
-    found = " ".join(summarized(events, num_unreadable=2)["caveats"])
+    found = " ".join(summarized(events, unreadable=[7, 9])["caveats"])
     assert "2 lines of the log were unreadable" in found
     assert "Data parallel is 1" in found
 
@@ -185,6 +190,6 @@ def test_the_share_of_waiting_in_the_pipeline_is_said():
 def test_lines_that_cannot_be_read_may_have_said_anything():
     events = run()
     assert summarized(events)["verdict"] == "pass"
-    summary = summarized(events, num_unreadable=2)
+    summary = summarized(events, unreadable=[7, 9])
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
     assert any("2 lines of the log cannot be read" in reason for reason in summary["reasons"])

@@ -15,7 +15,8 @@ from tests.harness.synthetic import Fault
 
 pytestmark = pytest.mark.unit
 
-EVENTS = synthetic.run(steps=200, faults=[Fault(step=40, repair_steps=5), Fault(step=120, node=2, repair_steps=20)])
+FAULTS = [Fault(step=40, repair_steps=5), Fault(step=120, node=2, repair_steps=20)]
+EVENTS = synthetic.run(steps=200, faults=FAULTS)
 
 
 def decided(gate, events=EVENTS):
@@ -75,12 +76,9 @@ def test_a_gate_that_passed_has_none():
 
 
 def test_the_page_links_a_failed_gate_to_its_events():
-    events = [
-        synthetic.shifted(e, gates=["recovery_seconds < 1ms", "training_loss max < 0.1", "goodput > 1%"])
-        if e.kind == "run_started"
-        else e
-        for e in EVENTS
-    ]
+    events = synthetic.run(
+        steps=200, faults=FAULTS, gates=["recovery_seconds < 1ms", "training_loss max < 0.1", "goodput > 1%"]
+    )
     summary = summarize(events)
     assert summary.verdict == "fail"
     html = render(summary, events)

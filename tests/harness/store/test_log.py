@@ -15,18 +15,18 @@ def write(path: Path, lines: list[str]) -> Path:
 
 def test_reads_every_event(tmp_path: Path):
     events = run(steps=5, faults=(), twin=False)
-    read, num_unreadable = read_events(write(tmp_path / "events.jsonl", [event.to_json() for event in events]))
-    assert [event.kind for event in read] == [event.kind for event in events]
-    assert num_unreadable == 0
+    log = read_events(write(tmp_path / "events.jsonl", [event.to_json() for event in events]))
+    assert [event.kind for event in log.events] == [event.kind for event in events]
+    assert (log.unreadable, log.ends_in_a_line) == ((), False)
 
 
-def test_a_cut_off_last_line_is_counted_and_left_out(tmp_path: Path):
+def test_a_cut_off_last_line_is_told_and_left_out(tmp_path: Path):
     lines = [event.to_json() for event in run(steps=5, faults=(), twin=False)]
     path = tmp_path / "events.jsonl"
     path.write_text("\n".join(lines)[:-20])
-    read, num_unreadable = read_events(path)
-    assert len(read) == len(lines) - 1
-    assert num_unreadable == 1
+    log = read_events(path)
+    assert len(log.events) == len(lines) - 1
+    assert (log.unreadable, log.ends_in_a_line) == ((), True)
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_a_cut_off_last_line_is_counted_and_left_out(tmp_path: Path):
         run(steps=1, faults=())[0].to_json().replace('"step":null', '"step":"7"'),
     ],
 )
-def test_a_line_that_is_no_event_is_counted(tmp_path: Path, line: str):
+def test_a_line_that_is_no_event_is_told(tmp_path: Path, line: str):
     good = run(steps=1, faults=())[0].to_json()
     assert line != good
-    read, num_unreadable = read_events(write(tmp_path / "events.jsonl", [good, line, good]))
-    assert (len(read), num_unreadable) == (2, 1)
+    log = read_events(write(tmp_path / "events.jsonl", [good, "", line, good]))
+    assert (len(log.events), log.unreadable, log.ends_in_a_line) == (2, (3,), False)
 
 
-def test_bytes_that_are_no_text_are_counted(tmp_path: Path):
+def test_bytes_that_are_no_text_are_told(tmp_path: Path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"\xff\xfe\x00\n" + run(steps=1, faults=())[0].to_json().encode() + b"\n")
-    assert read_events(path)[1] == 1
+    assert read_events(path).unreadable == (1,)
 
 
 def test_a_missing_log_says_so(tmp_path: Path):

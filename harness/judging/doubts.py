@@ -1,0 +1,86 @@
+"""Why the log of a run may not tell all of it, or not what the run wrote, and what is left open then.
+
+What a missing line could have made of a run is inconclusive: figures, and failures of which the opposite was perhaps
+told. What a line says that is there stays: a job that died of a fault, a loss that is not finite, what was left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.state import RunState
+from harness.analysis.words import count, name_numbers
+from harness.judging.summary import GateResult, Summary
+from harness.store.agreement import RUN_STARTED, contradictions_of_start, wrong_number
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.job_records import JobStarted
+from mecefo_runtime.system.run_records import Aborted, IncidentsPlanned, RunEnded, RunStarted
+
+_NAMED_LINES = 5
+_OPEN_BECAUSE = "the log is incomplete or contradicts itself, so its figures are not certain"
+
+
+def doubts_of(events: Sequence[Event], state: RunState, unreadable: Sequence[int]) -> Iterator[str]:
+    """Each a sentence; none of a log that is whole up to its last event, in whatever order its `events` are."""
+    if unreadable:
+        named = name_numbers("line", unreadable[:_NAMED_LINES])
+        which = named if len(unreadable) <= _NAMED_LINES else f"{named}, and others"
+        # One of them may have told of a loss, or of something that was not undone.
+        yield f"{count(len(unreadable), 'line')} of the log cannot be read ({which}), so its content is unknown"
+    if state.num_unread:
+        yield f"{count(state.num_unread, 'event')} of the log cannot be understood, so their content is unknown"
+    starts = [event for event in events if event.kind == RUN_STARTED]
+    if not starts:
+        yield f"the log has no {RUN_STARTED}: its head is missing, and with it the gates that were asked for"
+    if (num_runs := sum(1 for _ in state.of(RunStarted))) > 1:
+        yield f"the log holds the events of {num_runs} runs, which cannot be told apart"
+    for start in starts[:1]:
+        yield from contradictions_of_start(start.fields)
+    is_under_way = state.first_of(JobStarted) is not None or state.first_of(RunEnded) is not None
+    if starts and is_under_way and state.first_of(IncidentsPlanned) is None:
+        yield "the log has no incidents_planned, so it is unknown which faults were to be injected"
+    ends = [event for event in events if event.kind == RunEnded.KIND]
+    miscounted = list(wrong_number(len(events) + len(unreadable), ends[-1] if ends else None))
+    yield from miscounted
+    if not unreadable and not miscounted:
+        yield from _gaps(state)
+
+
+def _gaps(state: RunState) -> Iterator[str]:
+    """Steps without a record amid those of one membership, which takes every step: the record is missing."""
+    for job, whose in ((MAIN_JOB, "log"), (TWIN_JOB, "log of the fault-free baseline")):
+        started = state.first_of(JobStarted, job)
+        if started is None or started.runtime == COMMAND_RUNTIME:
+            # A script may leave out steps, or number them as it likes.
+            continue
+        steps = sorted(state.last_steps(job, state.num_steps(job)[0]), key=lambda one: one.step)
+        missing = [
+            number
+            for one, after in pairwise(steps)
+            if one.epoch == after.epoch
+            for number in range(one.step + 1, after.step)
+        ]
+        if missing:
+            which = name_numbers("step", missing[:_NAMED_LINES])
+            more = f" and {len(missing) - _NAMED_LINES} more" if len(missing) > _NAMED_LINES else ""
+            yield f"the {whose} has no step_committed of {which}{more}, though the same ranks took later steps"
+
+
+def left_open(gates: Sequence[GateResult], aborted: Aborted | None) -> list[GateResult]:
+    """The answers to the gates of a log that is in doubt; what the run itself saw fail has failed."""
+    seen_to_fail = None if aborted is None else aborted.gate
+    return [
+        gate
+        if gate.passed is None or (gate.passed is False and gate.expression == seen_to_fail)
+        else replace(gate, passed=None, reason=_OPEN_BECAUSE)
+        for gate in gates
+    ]
+
+
+def without_failures(summary: Summary) -> Summary:
+    """The same, but that nothing is said not to have recovered: the step after it is perhaps what is missing."""
+    incidents = (replace(one, recovered=one.recovered or None) for one in summary.incidents)
+    return replace(summary, incidents=tuple(incidents))
